@@ -303,6 +303,14 @@ def make_store(
     return made
 
 
+def unfinished(path: Path | str, features: Features, parts: int = 1) -> None:
+    """A store that a writer left after its first parts."""
+    writer = begin(path, features)
+    for number in range(parts):
+        put_part(writer, number, make_part(features, number))
+    writer.close()
+
+
 def copied(source: Path, target: Path) -> Path:
     """Copy a store of files or of one file."""
     return Path((shutil.copytree if source.is_dir() else shutil.copy)(source, target))

@@ -17,7 +17,16 @@ from teachonce.feature_store.cli import main
 from teachonce.store import open_store
 from teachonce.store.tools.copy import convert
 from tests.end_to_end.support import refused as refused_by
-from tests.store.making import IDENTITY, LABELS, begin, features_of, make_part, make_store, put_part
+from tests.store.making import (
+    IDENTITY,
+    LABELS,
+    begin,
+    features_of,
+    make_part,
+    make_store,
+    put_part,
+    unfinished,
+)
 
 Made = Callable[..., Any]
 
@@ -89,7 +98,7 @@ def test_info_tells_the_corpus_to_people(tmp_path: Path) -> None:
 
 def test_info_of_an_unfinished_store(tmp_path: Path) -> None:
     features = features_of(tier=None)
-    put_part(begin(tmp_path / "a.h5", features), 0, make_part(features, 0))
+    unfinished(tmp_path / "a.h5", features)
     line = refused("info", tmp_path / "a.h5")
     assert "is not finished (1 part)" in line and line.endswith("with --allow-partial")
     line = refused("export", tmp_path / "a.h5", tmp_path / "a", "--to", "parquet")

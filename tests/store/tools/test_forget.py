@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teachonce.feature_store import arguments
-from teachonce.store import StoreError, UserError, open_store
+from teachonce.store import Features, PartWriter, StoreError, UserError, open_store
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.identity import count_numbers, format_runs, parse_runs
 from teachonce.store.format.layout import part_arrays
@@ -31,6 +33,7 @@ from teachonce.store.tools.documents import document_texts
 from teachonce.store.tools.forget import FORGETTING, forget
 from teachonce.store.tools.verify import verify
 from teachonce.support import files
+from teachonce.support.arrays import Array
 from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
 from tests.store.making import (
@@ -38,11 +41,13 @@ from tests.store.making import (
     SMALL,
     TOKENIZER,
     begin,
-    copied,
+    calibration_of,
     features_of,
     make_part,
     make_store,
     put_part,
+    stores_in,
+    unfinished,
 )
 from tests.store.tools import forgetting
 from tests.store.tools.forgetting import facts, holding, wants
@@ -58,14 +63,16 @@ QUICK = 3
 Copy = Callable[..., Path]
 
 
-@pytest.fixture
-def small(
-    tmp_path: Path, request: pytest.FixtureRequest, small_store: Callable[[str], Path]
-) -> Path:
-    """A store of three parts, alone in its folder, in the format of the parameter."""
-    path = tmp_path / "alone" / f"a.{request.param}"
-    path.parent.mkdir()
-    return copied(small_store(request.param), path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Make smaller stores than other tests read: each test here reads all of one several times."""
+    return stores_in(tmp_path_factory.mktemp("smaller"), parts=2)
+
+
+ZARR = pytest.mark.parametrize("store", ("zarr",), indirect=True)
+EITHER = pytest.mark.parametrize(
+    "store", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
+)
 
 
 def kept_of(path: Path, gone: tuple[int, ...] = GONE) -> list[dict[str, object]]:
@@ -135,7 +142,7 @@ def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
 def test_selected_sequences(keep: list[bool], kind: tuple[str, str]) -> None:
     """Taking some and then some of these is taking these; the arrays fit the counts."""
     features = features_of("small", kind[1])
-    arrays = _arrays(features, 5)
+    arrays = arrays_of(features)
     counts, some = selected(arrays, features, np.array(keep))
     shapes = {
         name: (spec.shape, spec.dtype) for name, spec in part_arrays(features, counts).items()
@@ -152,30 +159,17 @@ def test_selected_sequences(keep: list[bool], kind: tuple[str, str]) -> None:
         assert all(np.array_equal(once[name], twice[name]) for name in arrays)
 
 
-def _arrays(features: Any, seed: int, known: dict[Any, dict[str, Any]] = {}) -> dict[str, Any]:  # noqa: B006
+@cache
+def arrays_of(features: Features) -> dict[str, Array]:
     """The arrays of a part as they are stored."""
-    if features not in known:
-        taken: dict[str, Any] = {}
-
-        class Taking:
-            published: set[int] = set()
-
-            def __init__(self) -> None:
-                self.features = features
-
-            def part(self, number: int, lengths: Any) -> Any:
-                from teachonce.store.write.part import PartWriter
-                from tests.store.making import calibration_of
-
-                return PartWriter(features, calibration_of(features), lengths)
-
-            def publish(self, part: Any) -> None:
-                taken.update(part.take()[1])
-
-        writer: Any = Taking()
-        put_part(writer, 0, make_part(features, seed))
-        known[features] = taken
-    return known[features]
+    taken: dict[str, Array] = {}
+    writer: Any = SimpleNamespace(
+        features=features,
+        part=lambda number, lengths: PartWriter(features, calibration_of(features), lengths),
+        publish=lambda part: taken.update(part.take()[1]),
+    )
+    put_part(writer, 0, make_part(features, 5))
+    return taken
 
 
 def test_runs() -> None:
@@ -185,13 +179,11 @@ def test_runs() -> None:
     assert parse_runs(f"{5000 * '9'},1-{5000 * '9'},7") == [(7, 7)]
 
 
-@pytest.mark.parametrize(
-    "small", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
-)
-def test_killed_at_every_rename(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@EITHER
+def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each step the store is the old one, the new one, or one that no reader opens; the command
     typed again ends with the new one."""
-    path = small
+    path = store
     kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
     states, stops = set[str](), 0
     for step in range(40):
@@ -214,16 +206,18 @@ def test_killed_at_every_rename(small: Path, monkeypatch: pytest.MonkeyPatch) ->
     check_forgotten(path, kept, text)
 
 
-@pytest.mark.slow
+@EITHER
 @pytest.mark.parametrize(
-    "small", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
+    "delays",
+    [
+        pytest.param((0.0, 0.02), marks=pytest.mark.slow),
+        pytest.param(tuple(number * 0.004 for number in range(40)), marks=pytest.mark.apart),
+    ],
+    ids=["twice", "often"],
 )
-def test_killed(small: Path) -> None:
-    _kill(small, (0.0, 0.02))
-
-
-def _kill(path: Path, delays: tuple[float, ...]) -> None:
+def test_killed(store: Path, delays: tuple[float, ...]) -> None:
     """Kill a process that forgets after so many seconds of its work; then let one end."""
+    path = store
     kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
     script = (
         "import sys; from pathlib import Path; from tests.store.tools import forgetting;"
@@ -252,39 +246,29 @@ def _kill(path: Path, delays: tuple[float, ...]) -> None:
     check_forgotten(path, kept, text)
 
 
-@pytest.mark.apart
-@pytest.mark.parametrize(
-    "small", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
-)
-def test_killed_often(small: Path) -> None:
-    _kill(small, tuple(number * 0.004 for number in range(40)))
-
-
-@pytest.mark.parametrize("small", ("zarr",), indirect=True)
-def test_another_wish_after_a_kill(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was begun is finished first; then the other documents are forgotten, too."""
-    path = small
-    with monkeypatch.context() as patch:
+@pytest.fixture
+def half(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store whose document 1 was being forgotten when the process was killed."""
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(files, "rename", dies_at(5, done=True))
-        with pytest.raises(Killed):
-            forgetting.run(path, 1)
+        forgetting.run(store, 1)
+    return store
+
+
+@ZARR
+def test_another_wish_after_a_kill(half: Path) -> None:
+    """What was begun is finished first; then the other documents are forgotten, too."""
     with pytest.raises(StoreError, match="is not finished"):
-        open_store(path)
-    forgetting.run(path, 4)
-    with open_store(path) as store:
+        open_store(half)
+    forgetting.run(half, 4)
+    with open_store(half) as store:
         assert {record.document for record in store} == {0, 2, 3, 5}
         assert store.identity["corpus"]["forgotten"] == "1,4"
 
 
-@pytest.mark.parametrize("small", ("zarr",), indirect=True)
-def test_nothing_else_goes_on_with_a_half_forgotten_store(
-    small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = small
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "rename", dies_at(5, done=True))
-        with pytest.raises(Killed):
-            forgetting.run(path, 1)
+@ZARR
+def test_nothing_else_goes_on_with_a_half_forgotten_store(half: Path, tmp_path: Path) -> None:
+    path = half
     with pytest.raises(UserError, match=r"other arguments: identity.corpus.forgotten"):
         begin(path, SMALL)
     assert "is not finished" in refused("convert", path, tmp_path / "b.zarr")
@@ -294,25 +278,21 @@ def test_nothing_else_goes_on_with_a_half_forgotten_store(
     assert verify(path).problems == []
 
 
-@pytest.mark.parametrize("small", ("zarr",), indirect=True)
-def test_a_forged_journal_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "rename", dies_at(5, done=True))
-        with pytest.raises(Killed):
-            forgetting.run(small, 1)
-    journal = json.loads((small / "zarr.json").read_text())["attributes"][FORGETTING]
+@ZARR
+def test_a_forged_journal_is_refused(half: Path) -> None:
+    journal = json.loads((half / "zarr.json").read_text())["attributes"][FORGETTING]
     for key, value in (("documents", math.inf), ("gone", [math.inf])):
-        edit_root(small, **{FORGETTING: journal | {key: value}})
+        edit_root(half, **{FORGETTING: journal | {key: value}})
         with pytest.raises(StoreError, match=f"its attribute {FORGETTING} is not valid; restore"):
-            forgetting.run(small, 1)
+            forgetting.run(half, 1)
 
 
-@pytest.mark.parametrize("small", ("zarr",), indirect=True)
-def test_the_list_of_the_command(small: Path, tmp_path: Path) -> None:
+@ZARR
+def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
     """Numbers and hashes of texts; what is not there changes nothing, unless that is allowed."""
-    path, file = small, tmp_path / "list"
-    with open_store(path) as store:
-        texts = dict(document_texts(store))  # numbers come again in each part
+    path, file = store, tmp_path / "list"
+    with open_store(path) as opened:
+        texts = dict(document_texts(opened))  # numbers come again in each part
     before = kept_of(path, ())
     file.write_text(f"77\n\n{hashlib.sha256(b'no such').hexdigest()}\n1\n")
     line = refused("forget", path, "--documents", file)
@@ -368,10 +348,10 @@ def test_time_for_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [4 * 9 * len("the story of 東京".encode())]
 
 
-@pytest.mark.parametrize("small", ("zarr",), indirect=True)
-def test_refused_where_the_text_would_stay(small: Path, tmp_path: Path) -> None:
+@ZARR
+def test_refused_where_the_text_would_stay(store: Path, tmp_path: Path) -> None:
     """Beside a folder with what repair has moved aside; and for a damaged store."""
-    path = small
+    path = store
     damaged = path / "parts/1/text/utf8/c/0"
     damaged.write_bytes(damaged.read_bytes()[:-9] + b"123456789")
     before = damaged.read_bytes()
@@ -382,8 +362,7 @@ def test_refused_where_the_text_would_stay(small: Path, tmp_path: Path) -> None:
     make_store(path, SMALL)
     with pytest.raises(UserError, match=r"a.zarr.aside-1: holds what `feature-store repair`"):
         forgetting.run(path, *GONE)
-    writer = begin(tmp_path / "begun.zarr", features_of())
-    writer.close()
+    unfinished(tmp_path / "begun.zarr", SMALL, 0)
     with pytest.raises(StoreError, match="is not finished"):
         forgetting.run(tmp_path / "begun.zarr", *GONE)
 
@@ -408,16 +387,16 @@ def test_parts_that_another_store_shares(copy: Copy, tmp_path: Path) -> None:
     path, other = copy("zarr"), tmp_path / "other.zarr"
     with open_store(path) as store:
         writer = begin(other, store.features)
-        for number in range(3):
-            keep = np.arange(12) > 3 if number == 2 else None
+        for number in range(2):
+            keep = np.arange(12) > 3 if number == 1 else None
             take_part(writer, number, store, number, keep)
         writer.seal()
     name = "text/utf8/c/0"
-    shared = [os.stat(other / f"parts/{number}/{name}").st_nlink for number in range(3)]
-    assert shared == [2, 2, 1]
+    shared = [os.stat(other / f"parts/{number}/{name}").st_nlink for number in range(2)]
+    assert shared == [2, 1]
     before, text = kept_of(path, ()), a_text(other, (2,))
-    assert kept_of(other, ()) == before[:24] + before[28:]
+    assert kept_of(other, ()) == before[:12] + before[16:]
     done = forget(other, "", lambda store: wants(2))
-    assert done.shared == 2 and done.sequences == 6
+    assert done.shared == 1 and done.sequences == 4
     assert verify(other).problems == verify(path).problems == []
     assert not holding(other, text) and kept_of(path, ()) == before

@@ -154,18 +154,22 @@ def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "config", "told"),
     [
         (
             {"weights_hash": "ab" * 31 + "cd"},
+            {},
             "teacher.weights_hash is '…ababababababab' and '…ababababababcd'",
         ),  # where they differ
-        ({"precision": "bf16"}, "arguments.precision is 'fp32' and 'bf16'"),
-        ({"mask_prob": 0.4}, "arguments.mask_prob is '0.15' and '0.4'"),
+        ({"precision": "bf16"}, {}, "arguments.precision is 'fp32' and 'bf16'"),
+        ({"mask_prob": 0.4}, {}, "arguments.mask_prob is '0.15' and '0.4'"),
+        ({}, {"eps": 0.1}, "config.eps is '1e-05' and '0.1'"),
     ],
 )
-def test_merge_names_what_differs(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    one, two = store_of(tmp_path / "1.h5", {}), store_of(tmp_path / "2.h5", changes)
+def test_merge_names_what_differs(
+    tmp_path: Path, changes: dict[str, Any], config: dict[str, float], told: str
+) -> None:
+    one, two = store_of(tmp_path / "1.h5", {}), store_of(tmp_path / "2.h5", changes, **config)
     line = refused("merge", one, two, tmp_path / "all.h5")
     assert f"1.h5 and {two} cannot be merged: {told}; dump one of them again" in line
     assert "limit" not in line and "corpus" not in line
@@ -183,11 +187,6 @@ def test_captures_of_teachers_with_other_names_are_not_merged(tmp_path: Path) ->
     line = refused("merge", one, two, tmp_path / "all.h5")
     assert f"0.h5 and {two} cannot be merged: teacher.id is 'tiny' and 'large'; dump" in line
     assert run("merge", one, again, tmp_path / "all.h5").exit_code == 0
-
-
-def test_merge_compares_the_teachers_configuration(tmp_path: Path) -> None:
-    one, two = store_of(tmp_path / "1.h5", {}), store_of(tmp_path / "2.h5", {}, eps=0.1)
-    assert "config.eps is '1e-05' and '0.1'" in refused("merge", one, two, tmp_path / "all.h5")
 
 
 def test_how_a_dump_was_run_does_not_matter(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from huggingface_hub import DatasetCard, HfApi, snapshot_download
 
 from teachonce.feature_store.cli import main as feature_store
@@ -16,32 +15,17 @@ from teachonce.store import UserError, open_store
 from teachonce.store.tools.push import push
 from teachonce.store.tools.store_card import hub_datasets, store_card
 from teachonce.store.tools.verify import verify
-from tests.end_to_end.support import says
+from tests.end_to_end.support import ok, says
 from tests.hub_contents import NOBODY, READER, WRITER, Hub, wrong_in_card
 from tests.hub_server import asked_by_this_process, serving
 from tests.store.making import features_of, make_store
+from tests.store.tools.test_commands import refused, run
 
 Made = Callable[..., Any]
 NAME = "datasets/user/what"
 
 
-def pushed(*words: object) -> str:
-    """Return what `feature-store push` prints, which must succeed."""
-    result = CliRunner().invoke(feature_store, ["push", *map(str, words)])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def refused(*words: object) -> str:
-    """Return the one line of error of `feature-store push`."""
-    result = CliRunner().invoke(feature_store, ["push", *map(str, words)])
-    assert result.exit_code == 1, result.output
-    (line,) = (line for line in result.stderr.splitlines() if line.startswith("Error: "))
-    assert result.stderr.endswith(f"{line}\n") and "Traceback" not in result.stderr
-    return line
-
-
-@pytest.fixture(params=["xet", "lfs"])
+@pytest.fixture(params=["lfs"])
 def hub(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hub]:
@@ -50,18 +34,12 @@ def hub(
         yield hub
 
 
-@pytest.fixture
-def lfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving() as hub:
-        asked_by_this_process(hub, monkeypatch, tmp_path / "home")
-        yield hub
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("hub", ["xet", "lfs"], indirect=True)
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path) -> None:
     (store / "parts" / "notes.txt").write_text("unknown")
-    told = pushed(store, "user/what", "--private")
+    told = ok(feature_store, "push", store, "user/what", "--private")
     assert f"{hub.address}/datasets/user/what/commit/" in told
     repository = hub.repositories[NAME]
     assert repository.private
@@ -73,27 +51,28 @@ def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path)
     assert sealed == [len(repository.commits) - 1], "the root comes last"
     # Typed again it sends nothing, and the card stays as its reader has changed it.
     before = len(repository.commits)
-    again = CliRunner().invoke(feature_store, ["push", str(store), "user/what", "--json"])
+    again = run("push", store, "user/what", "--json")
     assert json.loads(again.stdout).keys() == {"repository", "commit"}
     assert "README.md of user/what stays as it is" in again.stderr
     assert len(repository.commits) == before
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
-def test_a_stopped_push_is_no_store_and_goes_on(lfs: Hub, store: Path) -> None:
-    lfs.fails = {"PUT /content/": 403}
-    line = refused(store, "user/what")
-    says(line, "user/what: the hub answered 403", "hf auth login")
-    lfs.fails = {}
-    sent = len(lfs.contents)
+def test_a_stopped_push_is_no_store_and_goes_on(hub: Hub, store: Path) -> None:
+    hub.fails = {"PUT /content/": 403}
+    done = run("push", store, "user/what")  # and bars of its progress
+    assert done.exit_code == 1 and "Traceback" not in done.stderr
+    says(done.stderr.splitlines()[-1], "Error: user/what: the hub answered 403", "hf auth login")
+    hub.fails = {}
+    sent = len(hub.contents)
     push(store, "user/what")
-    files = lfs.repositories[NAME].files()
-    assert "a.zarr/zarr.json" in files and len(lfs.contents) > sent
+    files = hub.repositories[NAME].files()
+    assert "a.zarr/zarr.json" in files and len(hub.contents) > sent
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_what_has_not_arrived_whole_is_not_sealed(
-    lfs: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send_half(api: HfApi, *, ignore_patterns: list[str], **how: Any) -> Any:
         return upload_folder(api, ignore_patterns=[*ignore_patterns, "parts/*"], **how)
@@ -102,28 +81,28 @@ def test_what_has_not_arrived_whole_is_not_sealed(
     monkeypatch.setattr(HfApi, "upload_folder", send_half)
     with pytest.raises(UserError, match=r"a.zarr/parts/\S+ arrived incomplete"):
         push(store, "user/what")
-    assert "a.zarr/zarr.json" not in lfs.repositories[NAME].files()
+    assert "a.zarr/zarr.json" not in hub.repositories[NAME].files()
 
 
 @pytest.mark.parametrize("store", ["zarr", "h5"], indirect=True)
-def test_another_store_of_the_name_is_left_alone(lfs: Hub, store: Path, tmp_path: Path) -> None:
+def test_another_store_of_the_name_is_left_alone(hub: Hub, store: Path, tmp_path: Path) -> None:
     push(store, "user/what")
-    before = dict(lfs.repositories[NAME].files())
+    before = dict(hub.repositories[NAME].files())
     other = tmp_path / "other" / store.name
     other.parent.mkdir()
     make_store(other, features_of(tier=None, views=1))
     with pytest.raises(UserError, match=f"has another store {store.name} already"):
         push(other, "user/what")
-    assert lfs.repositories[NAME].files() == before
+    assert hub.repositories[NAME].files() == before
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
-def test_a_damaged_store_is_not_pushed(lfs: Hub, store: Path) -> None:
+def test_a_damaged_store_is_not_pushed(hub: Hub, store: Path) -> None:
     shard = max(store.rglob("c/0*/**/*"), key=lambda file: file.stat().st_size * file.is_file())
     shard.write_bytes(shard.read_bytes()[:-9])
     with pytest.raises(UserError, match="damaged"):
         push(store, "user/what")
-    assert not lfs.repositories[NAME].files()
+    assert not hub.repositories[NAME].files()
 
 
 def test_the_card_tells_what_the_store_is(made: Made) -> None:
@@ -154,7 +133,7 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
     ],
 )
 def test_who_may_not_push_is_told_in_a_line(
-    lfs: Hub,
+    hub: Hub,
     made: Made,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,27 +141,27 @@ def test_who_may_not_push_is_told_in_a_line(
     token: str | None,
     words: tuple[str, ...],
 ) -> None:
-    asked_by_this_process(lfs, monkeypatch, tmp_path / "home", token)
-    line = refused(made("zarr")[0], name)
+    asked_by_this_process(hub, monkeypatch, tmp_path / "home", token)
+    line = refused("push", made("zarr")[0], name)
     says(line, name, *words)
     assert token is None or token not in line
 
 
 def test_a_hub_that_is_not_there_is_told_in_a_line(
-    lfs: Hub, made: Made, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    says(refused(made("zarr")[0], "user/what"), "HF_HUB_OFFLINE", "unset it")
+    says(refused("push", made("zarr")[0], "user/what"), "HF_HUB_OFFLINE", "unset it")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    line = refused(made("zarr")[0], "user/what")
+    line = refused("push", made("zarr")[0], "user/what")
     says(line, "user/what: the hub cannot be reached", "check the network")
 
 
-def test_a_branch_is_made_for_the_copy(lfs: Hub, made: Made) -> None:
+def test_a_branch_is_made_for_the_copy(hub: Hub, made: Made) -> None:
     path = made("h5")[0]
-    pushed(path, "user/what", "--revision", "next", "--message", "as it is")
-    repository = lfs.repositories[NAME]
+    ok(feature_store, "push", path, "user/what", "--revision", "next", "--message", "as it is")
+    repository = hub.repositories[NAME]
     assert not repository.files() and path.name in repository.files("next")
     assert repository.messages[-1] == "as it is"
 

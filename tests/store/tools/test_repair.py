@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from teachonce.feature_store.cli import main
 from teachonce.store import StoreError, StoreWriter, UserError, open_store
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support import files
 from teachonce.support.lease import lease_path
-from tests.integrity.damage import flip
+from tests.integrity.damage import flip, flip_in
 from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
-from tests.store.making import SMALL, begin, make_part, put_part
+from tests.store.making import SMALL, begin, make_part, put_part, unfinished
+from tests.store.tools.test_commands import run
 
 EXT = ("zarr", "h5")
 PARTS = 3
@@ -48,19 +48,7 @@ def made_again(path: Path) -> set[int]:
     return missing
 
 
-def flip_in(path: Path, part: int, array: str) -> None:
-    """One bit of the data of an array."""
-    if path.is_dir():
-        (file,) = (path / f"parts/{part}/{array}/c").rglob("0*")
-        flip(
-            next(f for f in (path / f"parts/{part}/{array}/c").rglob("*") if f.is_file()),
-            9,
-            1,
-        )
-        return
-    with h5py.File(path) as file:
-        place = file[f"parts/{part}/{array}"].id.get_chunk_info(0).byte_offset
-    flip(path, place + 9, 1)
+Spoil = Callable[[Path], object]
 
 
 def drop_part(path: Path, part: int) -> None:
@@ -72,35 +60,15 @@ def drop_part(path: Path, part: int) -> None:
 
 
 def flip_ids(path: Path, part: int) -> None:
-    flip_in(path, part, "token/id")
+    flip_in(path, f"parts/{part}/token/id")
 
 
-DAMAGE: dict[str, tuple[Callable[[Path, int], None], set[int]]] = {
-    "a flipped bit": (flip_ids, {1}),
-    "two parts": (flip_ids, {0, 2}),
-    "a part is gone": (drop_part, {2}),
-    "all parts are gone": (drop_part, {0, 1, 2}),
-}
+def in_parts(spoil: Callable[[Path, int], None], *parts: int) -> tuple[Spoil, set[int]]:
+    def spoil_each(store: Path) -> None:
+        for part in parts:
+            spoil(store, part)
 
-
-@pytest.mark.parametrize("store", EXT, indirect=True)
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_parts_are_made_again(store: Path, damage: str) -> None:
-    before, (spoil, lost) = contents(store), DAMAGE[damage]
-    for part in lost:
-        spoil(store, part)
-    left, report = repair(store)
-    assert left == PARTS - len(lost) and report.damaged_parts() == lost
-    assert StoreWriter.peek(store) is not None
-    assert made_again(store) == lost
-    assert contents(store) == before
-
-
-@pytest.mark.parametrize("store", EXT, indirect=True)
-def test_a_sound_store_is_left_alone(store: Path) -> None:
-    before = contents(store)
-    left, report = repair(store)
-    assert left == PARTS and report.problems == [] and contents(store) == before
+    return spoil_each, set(parts)
 
 
 BIAS = "teacher/weights/pooler.bias"
@@ -114,13 +82,60 @@ def spoil_bias(store: Path) -> None:
             file[BIAS][1] = 7
 
 
-@pytest.mark.parametrize("store", EXT, indirect=True)
-def test_damage_outside_the_parts_is_made_again(store: Path) -> None:
-    before = contents(store)
-    spoil_bias(store)
+def flips(name: str) -> Spoil:
+    return lambda store: flip(store / name, 9, 1)
+
+
+def add_key(store: Path) -> None:
+    root = store / "zarr.json"
+    root.write_bytes(root.read_bytes().replace(b"{", b'{"more": 1,', 1))
+
+
+def add_bytes(store: Path) -> None:
+    with store.open("ab") as file:
+        file.write(b"more")
+
+
+def flip_groups(store: Path) -> None:
+    with h5py.File(store) as file:
+        places = [h5py.h5o.get_info(file[f"parts/{part}/token"].id).addr for part in (0, 2)]
+    for place in places:
+        flip(store, place + 8, 1)
+
+
+IN_BOTH: dict[str, tuple[Spoil, set[int]]] = {
+    "nothing": (lambda store: None, set()),
+    "a flipped bit": in_parts(flip_ids, 1),
+    "two parts": in_parts(flip_ids, 0, 2),
+    "a part is gone": in_parts(drop_part, 2),
+    "all parts are gone": in_parts(drop_part, 0, 1, 2),
+    "outside the parts": (spoil_bias, set()),
+}
+GROUPS = ("parts/zarr.json", "calibration/hidden/zarr.json", "teacher/zarr.json")
+IN_ZARR: dict[str, tuple[Spoil, set[int]]] = {
+    "another key of the root": (add_key, set()),
+    **{name: (flips(name), set()) for name in GROUPS},
+}
+IN_HDF5: dict[str, tuple[Spoil, set[int]]] = {
+    "bytes between the objects": (add_bytes, set()),
+    "groups of two parts": (flip_groups, {0, 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("store", "damage"),
+    [*product(EXT, IN_BOTH), *product(["zarr"], IN_ZARR), *product(["h5"], IN_HDF5)],
+    indirect=["store"],
+)
+def test_what_is_damaged_alone_is_made_again(store: Path, damage: str) -> None:
+    before, (spoil, lost) = contents(store), (IN_BOTH | IN_ZARR | IN_HDF5)[damage]
+    spoil(store)
     left, report = repair(store)
-    assert left == PARTS and report.damaged_parts() == set() and report.lost_outside() == {BIAS}
-    assert made_again(store) == set()
+    assert left == PARTS - len(lost) and report.damaged_parts() == lost
+    assert damage != "nothing" or report.problems == []
+    assert (report.lost_outside() == {BIAS}) == (damage == "outside the parts")
+    assert not lost or StoreWriter.peek(store) is not None
+    assert made_again(store) == lost
     assert contents(store) == before
 
 
@@ -134,15 +149,6 @@ def test_what_is_made_again_must_be_what_it_was(store: Path) -> None:
             begin(store, SMALL, weights=weights)
         assert contents(store) == before
     assert made_again(store) == set() and verify(store).problems == []
-
-
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
-def test_what_sealing_writes_anew_is_no_obstacle(store: Path) -> None:
-    before = contents(store)
-    (store / "zarr.json").write_bytes(before["a.zarr/zarr.json"].replace(b"{", b'{"more": 1,', 1))
-    repair(store)
-    assert made_again(store) == set()
-    assert contents(store) == before
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
@@ -161,25 +167,12 @@ def test_a_part_too_many_is_moved_aside_where_it_would_count(store: Path) -> Non
     assert contents(store) == before  # an unfinished store would take it for its own
 
 
-@pytest.mark.parametrize("store", ["h5"], indirect=True)
-def test_bytes_between_the_objects_of_hdf5(store: Path) -> None:
-    before = contents(store)
-    with store.open("ab") as file:
-        file.write(b"more")
-    repair(store)
-    assert made_again(store) == set()
-    assert contents(store) == before
-
-
 @pytest.mark.parametrize("ext", EXT)
 def test_a_damaged_part_of_an_unfinished_store(tmp_path: Path, ext: str) -> None:
     path = tmp_path / f"a.{ext}"
-    writer = begin(path, SMALL)
-    for number in range(PARTS):
-        put_part(writer, number, make_part(SMALL, number))
-    writer.close()
+    unfinished(path, SMALL, PARTS)
     if ext == "zarr":
-        flip_in(path, 1, "token/id")
+        flip_ids(path, 1)
     else:
         with h5py.File(tmp_path / "a.h5.parts/1.h5", "r+") as file:
             file["parts/1/token/id"][2] = 3
@@ -191,7 +184,7 @@ def test_a_damaged_part_of_an_unfinished_store(tmp_path: Path, ext: str) -> None
 def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is never sealed with what is damaged, and another call goes on."""
     before = contents(store)
-    flip_in(store, 1, "token/id")
+    flip_ids(store, 1)
     for step in range(20):
         with monkeypatch.context() as patch:
             patch.setattr(files, "rename", dies_at(step // 2 + 1, done=bool(step % 2)))
@@ -204,7 +197,7 @@ def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert damaged or made_again(store) == {1}
         if not damaged:
             assert contents(store) == before
-            flip_in(store, 1, "token/id")
+            flip_ids(store, 1)
     else:
         raise AssertionError("never done")
     assert made_again(store) == {1}
@@ -229,7 +222,7 @@ def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_a_repair_that_lost_its_lease_stops(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its last rename: who has it now may be writing the very same names."""
-    flip_in(store, 1, "token/id")
+    flip_ids(store, 1)
     root = (store / "zarr.json" if store.is_dir() else store).read_bytes()
     real, lease = files.rename, lease_path(store)
 
@@ -248,21 +241,21 @@ def test_a_repair_that_lost_its_lease_stops(store: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_the_commands_name_each_other(store: Path) -> None:
-    def run(*words: object) -> str:
-        return CliRunner().invoke(main, [str(word) for word in words]).output
+    def said_by(*words: object) -> str:
+        return run(*words).output
 
-    assert "sound" in run("repair", store) and len(open_store(store)) == 36
-    flip_in(store, 0, "token/begin")
-    assert f"`feature-store repair {store}`" in run("verify", store)
+    assert "sound" in said_by("repair", store) and len(open_store(store)) == 36
+    flip_in(store, "parts/0/token/begin")
+    assert f"`feature-store repair {store}`" in said_by("verify", store)
     with pytest.raises(UserError, match="exists already .* `feature-store repair /"):
         begin(store, SMALL)
-    said = run("repair", store)
+    said = said_by("repair", store)
     assert "part 0: array token/begin" in said and "2 sound parts left" in said
-    said = run("verify", store)
+    said = said_by("verify", store)
     assert "is not finished (2 parts there, 1 dropped or lost)" in said and "type it again" in said
-    said = run("repair", store.parent / "none.zarr")
+    said = said_by("repair", store.parent / "none.zarr")
     assert "none.zarr: no such file or folder; " in said and "check the name, or type" in said
-    assert "local path" in run("repair", "memory://a.zarr")
+    assert "local path" in said_by("repair", "memory://a.zarr")
 
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
@@ -270,14 +263,9 @@ def test_the_commands_name_each_other(store: Path) -> None:
 def test_a_damaged_manifest_is_made_anew(store: Path, also: bool) -> None:
     """Each part holds its own entry; and the root those of what lies outside the parts."""
     before = contents(store)
-    if store.is_dir():
-        flip(store / "manifest/c/0", 100, 1)
-    else:
-        with h5py.File(store) as file:
-            place = file["manifest"].id.get_chunk_info(0).byte_offset
-        flip(store, place + 100, 1)
+    flip_in(store, "manifest", 100)
     if also:
-        flip_in(store, 1, "token/id")
+        flip_ids(store, 1)
     with pytest.raises(StoreError, match="manifest"):
         open_store(store)
     left, report = repair(store)
@@ -311,37 +299,10 @@ def test_a_version_that_is_true_is_that_of_the_manifest(store: Path) -> None:
     assert json.loads((store / "zarr.json").read_text()) == before
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
-@pytest.mark.parametrize(
-    "file", ["parts/zarr.json", "calibration/hidden/zarr.json", "teacher/zarr.json"]
-)
-def test_groups_of_zarr_are_written_anew(store: Path, file: str) -> None:
-    before = contents(store)
-    flip(store / file, 9, 1)
-    assert repair(store)[0] == PARTS
-    assert made_again(store) == set()
-    assert contents(store) == before
-
-
-@pytest.mark.parametrize("store", ["h5"], indirect=True)
-def test_damaged_groups_of_a_part_of_hdf5(store: Path) -> None:
-    before = contents(store)
-    with h5py.File(store) as file:
-        places = [h5py.h5o.get_info(file[f"parts/{part}/token"].id).addr for part in (0, 2)]
-    for place in places:
-        flip(store, place + 8, 1)
-    left, report = repair(store)
-    assert left == 1 and report.damaged_parts() == {0, 2}
-    assert made_again(store) == {0, 2}
-    assert contents(store) == before
-
-
 @pytest.mark.parametrize("ext", EXT)
 def test_an_unfinished_store_that_cannot_be_read_keeps_its_parts(tmp_path: Path, ext: str) -> None:
     path = tmp_path / f"a.{ext}"
-    writer = begin(path, SMALL)
-    put_part(writer, 0, make_part(SMALL, 0))
-    writer.close()
+    unfinished(path, SMALL)
     before = contents(path)
     root = path if ext == "h5" else path / "zarr.json"
     root.write_bytes(root.read_bytes()[:40])
@@ -363,6 +324,6 @@ def test_stores_without_entries_at_the_root(store: Path) -> None:
             del file.attrs["arrays"]
         append_digest(store)
     assert verify(store).problems == [] and len(open_store(store)) == 36
-    flip_in(store, 1, "token/id")
+    flip_ids(store, 1)
     assert repair(store)[0] == PARTS - 1
     assert made_again(store) == {1} and verify(store).problems == []

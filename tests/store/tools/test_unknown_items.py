@@ -11,16 +11,15 @@ from pathlib import Path
 import fsspec
 import h5py
 import pytest
-from click.testing import CliRunner
 
-from teachonce.feature_store.cli import main
 from teachonce.store import StoreWriter, open_store
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
-from tests.store.making import SMALL, begin, make_part, put_part
+from tests.store.making import SMALL, unfinished
+from tests.store.tools.test_commands import run
 from tests.store.tools.test_repair import EXT, PARTS, contents, flip_ids, made_again, spoil_bias
 
 LONG = 5000 * "9"  # more digits than Python reads as a number
@@ -52,11 +51,6 @@ def add_objects(store: Path) -> list[str]:
 ADD: dict[str, Callable[[Path], list[str]]] = {".zarr": add_files, ".h5": add_objects}
 
 
-def run(*words: object) -> tuple[int, str]:
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    return done.exit_code, done.output
-
-
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_a_store_with_unknown_items_is_sound(store: Path) -> None:
     with closing(open_store(store)) as sound:
@@ -64,8 +58,9 @@ def test_a_store_with_unknown_items_is_sound(store: Path) -> None:
     unknown = ADD[store.suffix](store)
     before = contents(store)
     for command in ("verify", "repair"):
-        code, said = run(command, store)
-        assert code == 0 and f"sound, with {len(unknown)} unknown items" in said
+        done = run(command, store)
+        said = done.output
+        assert done.exit_code == 0 and f"sound, with {len(unknown)} unknown items" in said
         assert [line for line in said.splitlines() if line.startswith("extra")] == unknown
     assert contents(store) == before
     assert [record.text for record in open_store(store)] == texts
@@ -117,9 +112,7 @@ def test_unknown_items_stay_where_something_is_damaged(
 @pytest.mark.parametrize("ext", EXT)
 def test_unknown_items_among_the_parts_of_an_unfinished_store(tmp_path: Path, ext: str) -> None:
     path = tmp_path / f"a.{ext}"
-    writer = begin(path, SMALL)
-    put_part(writer, 0, make_part(SMALL, 0))
-    writer.close()
+    unfinished(path, SMALL)
     folder = path / "parts" if ext == "zarr" else Path(f"{path}.parts")
     for name in (".DS_Store", "._0.h5", "x.h5"):
         (folder / name).write_text("strange")
@@ -142,7 +135,7 @@ def test_a_repair_is_undone_by_what_it_says(store: Path, made: bool) -> None:
     flip_ids(store, 1)
     spoil_bias(store)
     before = contents(store)
-    _, said = run("repair", store)
+    said = run("repair", store).output
     if made:
         assert made_again(store) == {1} and verify(store).problems == []
     undo = said.strip().rpartition("undo the repair with: ")[2]
@@ -184,7 +177,7 @@ def lose_groups(store: Path) -> None:
 def test_what_the_rest_tells_is_mended_at_once(store: Path, lose: Callable[[Path], None]) -> None:
     before = contents(store)
     lose(store)
-    code, said = run("repair", store)
-    assert code == 0 and "repaired: everything damaged could be derived" in said
+    done = run("repair", store)
+    assert done.exit_code == 0 and "repaired: everything damaged could be derived" in done.output
     assert verify(store).problems == verify(store).unknown == []
     assert contents(store) == before
