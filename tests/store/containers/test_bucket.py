@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +18,20 @@ from teachonce.store import StoreError, StoreWriter, Unreachable, UserError, ope
 from teachonce.store.containers import bucket_lease, network
 from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease
-from teachonce.store.format.features import Features
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.lease import Taken, parse_lease
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.options import StageOneDump
-from tests.rough_network import BUCKET, S3, Weather, running_s3
-from tests.store.making import features_of, make_store
+from tests.rough_network import BUCKET, S3, Weather
+from tests.store.containers.far_stores import STATES_ALONE
+from tests.store.dying import Killed
+from tests.store.making import make_store
 from tests.store.write import killed
 
 URL = f"s3://{BUCKET}/dumps/a.zarr"
 ROOT = Path(__file__).parents[3]
 LEASE = "dumps/.a.zarr.lease"
-
-
-@pytest.fixture(scope="module")
-def features() -> Features:
-    return dataclasses.replace(features_of("default", None, 1), hidden=("mean",), attention=())
-
-
-@pytest.fixture(scope="module")
-def local(features: Features, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("local") / "a.zarr"
-    make_store(path, features, parts=2)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3]:
-    pytest.importorskip("obstore")
-    pytest.importorskip("moto.server")
-    with running_s3() as s3:
-        yield s3
 
 
 @pytest.fixture
@@ -77,21 +57,15 @@ def assert_same(s3: S3, local: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_in_a_bucket_is_that_on_a_disk(
-    s3: S3, local: Path, features: Features, tmp_path: Path
-) -> None:
+def test_a_store_in_a_bucket_is_that_on_a_disk(s3: S3, small: Path, tmp_path: Path) -> None:
     s3.weather = Weather(dict.fromkeys(("500", "503", "reset", "torn"), 0.03))
-    make_store(URL, features, parts=2)
+    make_store(URL, STATES_ALONE, parts=2)
     assert all(s3.weather.met[fault] for fault in ("reset", "503"))
     s3.weather = Weather()
-    assert_same(s3, local, tmp_path)
+    assert_same(s3, small, tmp_path)
     assert verify(URL).problems == []
     with pytest.raises(UserError, match="exists already and is finished"):
-        make_store(URL, features, parts=2)
-
-
-class Killed(BaseException):
-    pass
+        make_store(URL, STATES_ALONE, parts=2)
 
 
 @pytest.mark.slow
@@ -105,7 +79,7 @@ class Killed(BaseException):
     ],
 )
 def test_a_torn_upload_is_nothing_and_is_removed(
-    s3: S3, local: Path, features: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    s3: S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     fatal: str,
 ) -> None:  # fmt: skip
     """Killed before the first object of such a name, the writer leaves all that it had sent."""
@@ -119,7 +93,7 @@ def test_a_torn_upload_is_nothing_and_is_removed(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Bucket, "_put", put)
         patch.setattr("teachonce.store.write.writer.StoreWriter._clear", lambda self: None)
-        make_store(URL, features, parts=2)
+        make_store(URL, STATES_ALONE, parts=2)
     there = {"teacher/files": 0, "parts/0/": 0, "parts/1/zarr.json": 1, "manifest": 2}[fatal]
     if fatal == "teacher/files":
         with pytest.raises(StoreError, match="no Zarr store"):
@@ -131,8 +105,8 @@ def test_a_torn_upload_is_nothing_and_is_removed(
     stray = "dumps/a.zarr/parts/1/token/stray"  # of other arguments, or of another release
     if fatal != "manifest":
         s3.write(stray, b"torn")
-    make_store(URL, features, parts=2)
-    assert_same(s3, local, tmp_path)
+    make_store(URL, STATES_ALONE, parts=2)
+    assert_same(s3, small, tmp_path)
 
 
 def test_one_writer_at_a_time(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,13 +157,13 @@ def test_the_dead_are_replaced(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.apart
 @pytest.mark.parametrize("conditions", ["ignored", "refused"])
 def test_a_whole_store_on_a_server_without_conditions(
-    s3: S3, local: Path, features: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    s3: S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     conditions: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(bucket_lease, "SETTLE", 0.01)
     s3.weather = Weather(conditions=conditions)
-    make_store(URL, features, parts=2)
-    assert_same(s3, local, tmp_path)
+    make_store(URL, STATES_ALONE, parts=2)
+    assert_same(s3, small, tmp_path)
 
 
 @pytest.mark.parametrize("conditions", ["ignored", "refused"])
@@ -231,7 +205,7 @@ def test_what_a_bucket_refuses_is_told_before_the_work(s3: S3, fault: str) -> No
 
 
 @pytest.mark.apart
-def test_killed_writers_lose_nothing(s3: S3, local: Path, tmp_path: Path) -> None:
+def test_killed_writers_lose_nothing(s3: S3, small: Path, tmp_path: Path) -> None:
     """Real kills, at random moments; each writer after them goes on at once."""
     whole = tmp_path / "whole" / "a.zarr"
     whole.parent.mkdir()
@@ -255,15 +229,15 @@ def test_killed_writers_lose_nothing(s3: S3, local: Path, tmp_path: Path) -> Non
 @pytest.mark.apart
 @pytest.mark.parametrize("fault", ("expired", "full", "403", "redirect"))
 def test_what_a_bucket_refuses_in_the_middle(
-    s3: S3, local: Path, features: Features, tmp_path: Path, fault: str
+    s3: S3, small: Path, tmp_path: Path, fault: str
 ) -> None:
     s3.weather = Weather({fault: 1.0}, writes("parts/1/"))
     with pytest.raises(Unreachable, match=f"parts/1/.*{REFUSED[fault]}"):
-        make_store(URL, features, parts=2)
+        make_store(URL, STATES_ALONE, parts=2)
     s3.weather = Weather()
     assert StoreWriter.published_counts(URL)[0] == 1
-    make_store(URL, features, parts=2)
-    assert_same(s3, local, tmp_path)
+    make_store(URL, STATES_ALONE, parts=2)
+    assert_same(s3, small, tmp_path)
 
 
 def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:

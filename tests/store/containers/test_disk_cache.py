@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from teachonce.store import FeatureStore, UserError, open_store
+from teachonce.store import UserError, open_store
 from teachonce.store.containers import network
 from teachonce.store.containers.cache_option import parse_disk_cache
 from teachonce.store.containers.disk_cache import (
@@ -33,8 +33,9 @@ from teachonce.store.containers.disk_cache import (
 )
 from teachonce.support import files
 from teachonce.support.arrays import Array
-from tests.rough_network import BUCKET, S3, Weather, running_s3
+from tests.rough_network import BUCKET, S3, Weather
 from tests.store.containers.caching import LARGEST, STORE, get, piece_of, put
+from tests.store.containers.far_stores import assert_same, streamed
 from tests.store.making import begin, features_of, make_part, put_part
 
 URL = f"s3://{BUCKET}/a.zarr"
@@ -237,23 +238,11 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def s3(stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    pytest.importorskip("obstore")
-    pytest.importorskip("moto.server")
+def s3(server: S3, stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> S3:
     monkeypatch.setattr(network, "FIRST_PAUSE", 0.01)
-    with running_s3() as server:
-        server.put(stores[0], "a.zarr")
-        yield server
-
-
-def streamed(fs: FeatureStore) -> list[Array]:
-    batches = fs.stream(seed=1, batch_tokens=400)
-    return [array.copy() for batch in batches for array in batch.stored.values()]
-
-
-def assert_same(one: list[Array], other: list[Array]) -> None:
-    assert len(one) == len(other) > 0
-    assert all((a == b).all() for a, b in zip(one, other, strict=True))
+    server.weather = Weather()
+    server.put(stores[0], "a.zarr")
+    return server
 
 
 def asked_for(s3: S3, work: Callable[[], object]) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from teachonce.store.tools.push import push
 from teachonce.store.tools.verify import verify
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
-from tests.store.making import features_of, make_store
+from tests.store.containers.far_stores import STATES_ALONE
+from tests.store.making import make_store
 
 URL = "hf://datasets/user/what/a.zarr"
 
@@ -24,8 +24,7 @@ URL = "hf://datasets/user/what/a.zarr"
 def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Path]]:
     """A hub that has a private store, and that store."""
     folder = tmp_path_factory.mktemp("pushed")
-    small = dataclasses.replace(features_of(tier=None, views=1), hidden=("mean",), attention=())
-    make_store(folder / "a.zarr", small)
+    make_store(folder / "a.zarr", STATES_ALONE)
     with serving() as hub, pytest.MonkeyPatch.context() as patch:
         asked_by_this_process(hub, patch, folder / "home")
         push(folder / "a.zarr", "user/what", private=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,62 +15,39 @@ import pytest
 from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import FeatureStore, StoreError, Unreachable, open_store
+from teachonce.store import StoreError, Unreachable, open_store
 from teachonce.store.containers import network
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.verify import verify
-from teachonce.support.arrays import Array
-from tests.rough_network import BUCKET, S3, Weather, running_s3
-from tests.store.making import features_of, make_store
+from tests.rough_network import BUCKET, S3, Weather
+from tests.store.containers.far_stores import assert_same, streamed
 
 URL = f"s3://{BUCKET}/a.zarr"
 ACCUSATIONS = ("damaged", "dump again", "restore")
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("small") / "a.zarr"
-    features = dataclasses.replace(features_of("default", None, 1), hidden=("mean",), attention=())
-    make_store(path, features, parts=2)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(small: Path) -> Iterator[S3]:
-    """A server that holds the store."""
-    pytest.importorskip("obstore")
-    pytest.importorskip("moto.server")
-    with running_s3() as s3:
-        upload(small, URL)
-        yield s3
+def holder(server: S3, small: Path) -> S3:
+    """A server that holds the store; the options alone name it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("AWS_ENDPOINT_URL")
+        upload(small, URL, server.options)
+    return server
 
 
 @pytest.fixture
-def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+def s3(holder: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     """The server in fair weather, and readers in a hurry."""
-    server.weather = Weather()
+    holder.weather = Weather()
     for name, value in (("FIRST_PAUSE", 0.01), ("PATIENCE", 20.0), ("FIRST_PATIENCE", 20.0)):
         monkeypatch.setattr(network, name, value)
-    return server
+    return holder
 
 
 @pytest.fixture
 def hurry(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PATIENCE", "FIRST_PATIENCE"):
         monkeypatch.setattr(network, name, 0.3)
-
-
-def streamed(fs: FeatureStore) -> list[Array]:
-    return [
-        array.copy()
-        for batch in fs.stream(seed=1, batch_tokens=400)
-        for array in batch.stored.values()
-    ]
-
-
-def assert_same(one: list[Array], other: list[Array]) -> None:
-    assert len(one) == len(other) > 0
-    assert all((a == b).all() for a, b in zip(one, other, strict=True))
 
 
 PASSING = (
@@ -102,6 +78,18 @@ def test_a_far_store_is_read_by_many_requests_at_once(s3: S3, small: Path) -> No
     assert s3.weather.most > 4
 
 
+def test_options_alone_name_the_server(
+    s3: S3, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    fs, local = open_store(URL, storage_options=s3.options), open_store(small)
+    assert fs.meta == local.meta and fs[17].text == local[17].text
+    assert (fs[17].views[0].hidden["mean"] == local[17].views[0].hidden["mean"]).all()
+    assert_same(streamed(fs), streamed(local))
+    with pytest.raises(StoreError, match="no Zarr store"):
+        open_store(f"s3://{BUCKET}/dumps/c.zarr", storage_options=s3.options)
+
+
 def test_a_stream_asks_for_no_metadata_of_parts(s3: S3, small: Path) -> None:
     """The manifest has the checksum of what this software writes for them."""
     fs = open_store(URL)
@@ -128,11 +116,14 @@ FOREVER = {
 }
 
 
-def silent(error: Unreachable, key: str, said: str) -> None:
-    line = str(error)
-    assert line.startswith(f"{URL}: cannot be reached: {key}: requested ") and said in line
-    assert " times in " in line and "check the network, and type the same command again" in line
+def unreachable(read: Callable[[], object], key: str) -> str:
+    """The line of a read that must fail, which names the object and accuses no store."""
+    with pytest.raises(Unreachable) as caught:
+        read()
+    line = str(caught.value)
+    assert line.startswith(f"{URL}: cannot be reached: {key}: ")
     assert "\n" not in line and not any(word in line for word in ACCUSATIONS)
+    return line
 
 
 @pytest.mark.usefixtures("hurry")
@@ -141,17 +132,15 @@ def test_what_does_not_pass_is_named(s3: S3, tmp_path: Path, fault: str) -> None
     fs = open_store(URL)
     dead = Weather({fault: 1.0})
     s3.weather = dead
-    with pytest.raises(Unreachable) as caught:
-        open_store(URL)
-    silent(caught.value, "zarr.json", FOREVER[fault])
     reads: dict[str, Callable[[], object]] = {
+        "zarr.json": lambda: open_store(URL),
         "parts/0/text/utf8/zarr.json": lambda: fs.part(0).read("text/utf8", 0, 9),
         "teacher/files/tokenizer.json/zarr.json": lambda: fs.teacher_file("tokenizer.json"),
     }
     for key, read in reads.items():
-        with pytest.raises(Unreachable) as caught:
-            read()
-        silent(caught.value, key, FOREVER[fault])
+        line = unreachable(read, key)
+        assert f"{key}: requested " in line and FOREVER[fault] in line and " times in " in line
+        assert "check the network, and type the same command again" in line
     with pytest.raises(Unreachable):
         streamed(fs)
     assert dead.met["requests"] == dead.met[fault] > 4
@@ -231,11 +220,7 @@ def test_what_repeating_cannot_change_ends_at_once(s3: S3, fault: str) -> None:
     fs, key = open_store(URL), "parts/1/token/id/c/0"
     begun = time.monotonic()
     s3.weather = Weather({fault: 1.0}, later(key))
-    with pytest.raises(Unreachable) as caught:
-        fs.part(1).read("token/id", 0, 9)
-    line = str(caught.value)
-    assert line.startswith(f"{URL}: cannot be reached: {key}: ") and cause in line
-    assert "\n" not in line and not any(word in line for word in ACCUSATIONS)
+    assert cause in unreachable(lambda: fs.part(1).read("token/id", 0, 9), key)
     assert s3.weather.met[fault] == requests and time.monotonic() - begun < 5
     refusal(["verify", URL], cause)
     with pytest.raises(Unreachable):
@@ -245,9 +230,8 @@ def test_what_repeating_cannot_change_ends_at_once(s3: S3, fault: str) -> None:
 
 def test_a_web_page_in_the_place_of_a_store(s3: S3) -> None:
     s3.weather = Weather({"page": 1.0})
-    with pytest.raises(Unreachable, match="zarr.json: the answer is a web page") as caught:
-        open_store(URL)
-    assert not any(word in str(caught.value) for word in ACCUSATIONS)
+    line = unreachable(lambda: open_store(URL), "zarr.json")
+    assert "zarr.json: the answer is a web page" in line
     assert s3.weather.met["requests"] == 1
     refusal(["verify", URL], "the answer is a web page", "a login")
 
@@ -262,9 +246,7 @@ def test_a_file_system_that_ignores_ranges_is_named(
         requests.append(path)
         return real(self, path)
 
-    for file in small.rglob("*"):
-        if file.is_file():
-            memory.pipe_file(f"/whole.zarr/{file.relative_to(small)}", file.read_bytes())
+    upload(small, "memory://whole.zarr")
     try:
         monkeypatch.setattr(type(memory), "cat_file", whole)
         fs = open_store("memory://whole.zarr", storage_options={"skip_instance_cache": True})

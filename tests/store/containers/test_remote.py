@@ -1,8 +1,7 @@
-"""Zarr stores are read where they lie: over s3:// from a real server, and from memory://."""
+"""Zarr stores are read where they lie; `test_network.py` reads them from a server of objects."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,45 +12,12 @@ from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import StoreError, Unreachable, UserError, open_store
-from teachonce.store.tools.copy import upload as upload_store
+from teachonce.store.tools.copy import upload
 from teachonce.store.tools.verify import verify
-from tests.rough_network import KEYS, S3, running_s3
+from tests.rough_network import KEYS
+from tests.store.dying import Killed
 
 Made = Callable[..., Any]
-
-
-def upload(store: Path, fs: Any, target: str) -> None:
-    """Copy a store's files to another file system."""
-    for file in store.rglob("*"):
-        if file.is_file():
-            fs.pipe_file(f"{target}/{file.relative_to(store)}", file.read_bytes())
-
-
-@pytest.mark.slow
-def test_reading_over_s3(made: Made) -> None:
-    pytest.importorskip("obstore")
-    pytest.importorskip("moto.server")
-    path, parts = made("zarr")
-    with running_s3() as s3:
-        del os.environ["AWS_ENDPOINT_URL"]  # the options alone name the server
-        read_over_s3(s3, path, parts)
-
-
-def read_over_s3(s3: S3, path: Path, parts: list[Any]) -> None:
-    upload_store(path, "s3://bucket/dumps/a.zarr", s3.options)
-    fs = open_store("s3://bucket/dumps/a.zarr", storage_options=s3.options)
-    local = open_store(path)
-    assert fs.meta == local.meta
-    assert fs[17].text == parts[1].texts[5]
-    hidden = fs[17].views[1].hidden["mean"]
-    assert (hidden == local[17].views[1].hidden["mean"]).all()
-    arguments: dict[str, Any] = {"batch_tokens": 500, "seed": 1, "features": ("logits",)}
-    batches = list(fs.stream(**arguments))
-    assert [b.index.tolist() for b in batches] == [
-        b.index.tolist() for b in local.stream(**arguments)
-    ]
-    with pytest.raises(StoreError, match="no Zarr store"):
-        open_store("s3://bucket/dumps/b.zarr", storage_options=s3.options)
 
 
 def test_without_credentials_the_remedy_is_told(
@@ -73,7 +39,7 @@ def test_without_credentials_the_remedy_is_told(
 def test_reading_and_verifying_from_memory(made: Made) -> None:
     path, parts = made("zarr")
     memory = fsspec.filesystem("memory")
-    upload(path, memory, "/held/a.zarr")
+    upload(path, "memory://held/a.zarr")
     try:
         fs = open_store("memory://held/a.zarr")
         assert [text for part in parts for text in part.texts] == list(fs.texts())
@@ -83,10 +49,6 @@ def test_reading_and_verifying_from_memory(made: Made) -> None:
         assert "part 1: array token/id cannot be read" in found
     finally:
         memory.rm("/held", recursive=True)
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.mark.slow
@@ -112,7 +74,7 @@ def test_uploaded_it_is_sealed_only_when_it_is_whole(
             sent.clear()
             with monkeypatch.context() as patch, pytest.raises(Killed):
                 patch.setattr(type(memory), "pipe_file", stop_at(number))
-                upload_store(path, target)
+                upload(path, target)
             with pytest.raises(StoreError, match="no Zarr store"):
                 open_store(target)
         said = CliRunner().invoke(feature_store, ["convert", str(path), target])
@@ -129,7 +91,7 @@ def test_uploaded_it_is_sealed_only_when_it_is_whole(
         memory.rm("/up", recursive=True)
     hdf5, _ = made("h5")
     with pytest.raises(UserError, match="only a Zarr folder"):
-        upload_store(hdf5, target)
+        upload(hdf5, target)
 
 
 def test_a_file_that_does_not_arrive_whole_is_told(
@@ -140,7 +102,7 @@ def test_a_file_that_does_not_arrive_whole_is_told(
     real = memory.pipe_file
     monkeypatch.setattr(memory, "pipe_file", lambda self, there, data: real(self, there, data[:-1]))
     with pytest.raises(StoreError, match="arrived incomplete; type the command again"):
-        upload_store(path, "memory://torn/a.zarr")
+        upload(path, "memory://torn/a.zarr")
     with pytest.raises(StoreError, match="no Zarr store"):
         open_store("memory://torn/a.zarr")
     fsspec.filesystem("memory").rm("/torn", recursive=True)

@@ -1,0 +1,27 @@
+"""A server of objects, and a small store for it; nobody may change the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rough_network import S3, running_s3
+from tests.store.containers.far_stores import STATES_ALONE
+from tests.store.making import make_store
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "a.zarr"
+    make_store(path, STATES_ALONE, parts=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto.server")
+    with running_s3() as s3:
+        yield s3
