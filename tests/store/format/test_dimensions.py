@@ -17,7 +17,7 @@ from teachonce.store.containers.zarr.metadata import array_node
 from teachonce.store.format.layout import Counts, dimension_names, part_arrays
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
-from tests.store.making import begin, features_of, make_part, make_store, put_part
+from tests.store.making import features_of, make_store, unfinished
 
 KINDS = ("topk", "ranked-topk", "sample", "head", "classification", "tagging", None)
 COUNTS = Counts(5, 41, 401, 97, (0, 11), (61, 67))
@@ -81,13 +81,9 @@ def test_a_store_that_was_begun_without_names(
     tmp_path: Path, of_before: Callable[[], None]
 ) -> None:
     path, features = tmp_path / "a.zarr", replace(features_of(), hidden=("mean",))
-    writer = begin(path, features)
-    put_part(writer, 0, make_part(features, 0))
-    writer.close()
+    unfinished(path, features)
     of_before()
-    writer = begin(path, features)
-    put_part(writer, 1, make_part(features, 1))
-    writer.seal()
+    make_store(path, features, parts=2)
     assert named(path) == {False, True}
     assert verify(path).problems == []
     make_store(tmp_path / "b.zarr", features, parts=2)
@@ -106,8 +102,6 @@ def test_an_old_store_that_is_repaired(tmp_path: Path, of_before: Callable[[], N
     shard = path / "parts/1/token/id/c/0"
     shard.write_bytes(bytes(len(shard.read_bytes())))
     assert repair(path)[0] == 2
-    writer = begin(path, features)
-    put_part(writer, 1, make_part(features, 1))
-    writer.seal()
+    make_store(path, features)
     assert verify(path).problems == [] and named(path) == {False, True}
     assert open_store(path).manifest.content() == content

@@ -19,7 +19,7 @@ from teachonce.store.format.codecs.levels import LEVELS, Level
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
-from tests.store.making import begin, features_of, make_part, make_store, put_part
+from tests.store.making import begin, features_of, make_part, make_store, put_part, unfinished
 
 EXT = ("zarr", "h5")
 FORMS = [(codec, form) for codec, forms in LEVELS.items() for form in range(len(forms))]
@@ -159,9 +159,7 @@ def test_an_unfinished_store_in_other_words_is_gone_on_with(
     features, path = features_of("small"), tmp_path / f"a.{ext}"
     with monkeypatch.context() as patch:
         written(patch, reworded)
-        writer = begin(path, features)
-        put_part(writer, 0, make_part(features, 0))
-        writer.close()
+        unfinished(path, features)
     writer = begin(path, features)
     assert writer.published == {0}
     put_part(writer, 1, make_part(features, 1))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import zarr
 
 from teachonce.store import StoreError, open_store
 from teachonce.store.tools.verify import verify
-from tests.store.making import features_of, make_store
+from tests.store.making import copied, features_of, make_store
 from tests.store.rewriting import seal_again, zarr_array
 
 Edit = Callable[[dict[str, Any], dict[str, Any]], object]
@@ -28,6 +27,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("unknown") / "a.zarr"
     make_store(path, features_of("default", "tagging"), parts=1, sequences=3)
     return path
+
+
+@pytest.fixture
+def path(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return copied(sound, tmp_path / "a.zarr")
 
 
 def edited(path: Path, edit: Edit) -> None:
@@ -75,9 +80,7 @@ IGNORED: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("what", IGNORED)
-def test_what_is_ignored(sound: Path, tmp_path: Path, what: str) -> None:
-    path = tmp_path / "a.zarr"
-    shutil.copytree(sound, path)
+def test_what_is_ignored(sound: Path, path: Path, what: str) -> None:
     edited(path, IGNORED[what])
     assert verify(path).problems == []
     assert open_store(path)[2].text == open_store(sound)[2].text
@@ -85,10 +88,8 @@ def test_what_is_ignored(sound: Path, tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("name", ("teacher/later/thing", "calibration/later/a/thing"))
 def test_arrays_outside_the_parts_are_ignored_and_checked(
-    sound: Path, tmp_path: Path, name: str
+    sound: Path, path: Path, name: str
 ) -> None:
-    path = tmp_path / "a.zarr"
-    shutil.copytree(sound, path)
     entry = add_array(path, name)
     assert verify(path).problems == []
     assert verify(path).unknown == ["extra folder " + "/".join(name.split("/")[:2])]
@@ -118,9 +119,7 @@ REFUSED: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("told", REFUSED)
-def test_what_is_refused(sound: Path, tmp_path: Path, told: str) -> None:
-    path = tmp_path / "a.zarr"
-    shutil.copytree(sound, path)
+def test_what_is_refused(path: Path, told: str) -> None:
     edited(path, REFUSED[told])
     with pytest.raises(StoreError, match=told):
         open_store(path)

@@ -26,7 +26,7 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.integrity.damage import flip
-from tests.store.making import SMALL, begin, copied, features_of, make_part, make_store, put_part
+from tests.store.making import SMALL, copied, features_of, make_store
 from tests.store.reference_reader import Store
 from tests.store.tools.test_repair import contents
 
@@ -144,9 +144,7 @@ def test_parts_that_repair_moves_aside_are_made_again(both: list[Path]) -> None:
     assert left == PARTS - 1
     assert open_store(path, allow_partial=True).meta["version"] == 1
     (path / "index/0/killed").write_bytes(b"as a killed sealing leaves it")
-    writer = begin(path, SMALL)
-    put_part(writer, 4, make_part(SMALL, 4))
-    writer.seal()
+    make_store(path, SMALL, PARTS)
     assert contents(path) == before
 
 

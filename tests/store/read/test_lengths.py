@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import zarr
@@ -23,7 +22,7 @@ from teachonce.store.format.layout import Counts, PartShapes, part_arrays
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
-from tests.integrity.damage import flip
+from tests.integrity.damage import flip_in
 from tests.store.containers.test_untrusted import edit_manifest
 from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.tools.test_repair import EXT, contents
@@ -31,6 +30,7 @@ from tests.store.tools.test_repair import EXT, contents
 Copy = Callable[..., Path]
 FORGED = ["altered file manifest/zarr.json"]  # by `edit_manifest`, whatever it edits
 Made = Callable[..., Any]
+STARTS = "parts/1/sequence/token_start"
 
 
 def stored_lengths(path: Path) -> Array:
@@ -129,9 +129,7 @@ def test_lengths_that_a_part_does_not_have(copy: Copy, lie: str) -> None:
     assert report.damaged_parts() == {1} and "different lengths" in str(report.problems)
     left, _ = repair(path)
     assert left == 2
-    writer = begin(path, features_of())
-    put_part(writer, 1, make_part(features_of(), 1))
-    writer.seal()
+    make_store(path, features_of())
     assert verify(path).problems == [] and contents(path) == before
 
 
@@ -156,12 +154,7 @@ def test_a_sequence_without_a_token_is_refused(store: Path) -> None:
 def test_damage_that_planning_no_longer_meets(store: Path) -> None:
     """What a part holds is not opened to plan an epoch; to read it, it is."""
     whole = open_store(store).batch_count(0, 0, 200)
-    if store.is_dir():
-        flip(store / "parts/1/sequence/token_start/c/0", 5, 1)
-    else:
-        with h5py.File(store) as file:
-            place = file["parts/1/sequence/token_start"].id.get_chunk_info(0).byte_offset
-        flip(store, place + 5, 1)
+    flip_in(store, STARTS, 5)
     fs = open_store(store)
     assert fs.batch_count(0, 0, 200) == whole
     with pytest.raises(StoreError, match="token_start"):
@@ -177,14 +170,8 @@ def test_a_part_that_lost_its_lengths_is_not_sealed(tmp_path: Path, ext: str) ->
     writer = begin(path, features)
     for number in range(3):
         put_part(writer, number, make_part(features, number))
-    if ext == "zarr":
-        lost = path / "parts/1"
-        flip(lost / "sequence/token_start/c/0", 5, 1)
-    else:
-        lost = Path(f"{path}.parts/1.h5")
-        with h5py.File(lost) as file:
-            place = file["parts/1/sequence/token_start"].id.get_chunk_info(0).byte_offset
-        flip(lost, place + 5, 1)
+    lost = path / "parts/1" if ext == "zarr" else Path(f"{path}.parts/1.h5")
+    flip_in(path if ext == "zarr" else lost, STARTS, 5)
     with pytest.raises(
         StoreError, match="token_start.*`feature-store repair /.* quarantines part 1"
     ) as caught:
@@ -194,9 +181,7 @@ def test_a_part_that_lost_its_lengths_is_not_sealed(tmp_path: Path, ext: str) ->
     assert open_store(path, allow_partial=True).meta["state"] == "writing"
     left, report = repair(path)
     assert left == 2 and report.damaged_parts() == {1} and not lost.exists()
-    writer = begin(path, features)
-    put_part(writer, 1, make_part(features, 1))
-    writer.seal()
+    make_store(path, features)
     one, other = (open_store(tmp_path / f"{name}.{ext}") for name in ("a", "sound"))
     assert one.manifest.to_bytes() == other.manifest.to_bytes()
 

@@ -12,7 +12,8 @@ import fsspec
 import pytest
 
 from teachonce.store import FeatureStore, open_store
-from tests.store.making import SMALL, begin, make_part, put_part
+from teachonce.store.tools.copy import upload
+from tests.store.making import SMALL, unfinished
 
 Made = Callable[..., Any]
 
@@ -44,19 +45,14 @@ def test_a_pickled_store_is_its_address(tmp_path: Path, made: Made) -> None:
     again = pickle.loads(address)
     assert again.meta == fs.meta and again[7].text == fs[7].text
 
-    writer = begin(tmp_path / "a.h5", SMALL)
-    put_part(writer, 0, make_part(SMALL, 0))
+    unfinished(tmp_path / "a.h5", SMALL)
     part = open_store(tmp_path / "a.h5", allow_partial=True)
     assert len(pickle.loads(pickle.dumps(part))) == len(part) == 12
-    writer.close()
 
-    files, memory = made("zarr")[0], fsspec.filesystem("memory")
-    for file in files.rglob("*"):
-        if file.is_file():
-            memory.pipe_file(f"/kept/a.zarr/{file.relative_to(files)}", file.read_bytes())
+    upload(made("zarr")[0], "memory://kept/a.zarr")
     far = open_store("memory://kept/a.zarr", storage_options={"skip_instance_cache": True})
     again = pickle.loads(pickle.dumps(far))
-    memory.rm("/kept", recursive=True)
+    fsspec.filesystem("memory").rm("/kept", recursive=True)
     assert again.meta == fs.meta and again.source.options == {"skip_instance_cache": True}
 
 

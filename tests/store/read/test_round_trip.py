@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Any, assert_type
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 import teachonce.store.read.part
 from teachonce.store import Record, StoreError, open_store
 from teachonce.store.format.codecs.levels import LEVELS
 from teachonce.store.read.record import View
 from teachonce.support.arrays import Array, starts
-from tests.store.making import Part, calibration_of, channel_scale
+from tests.store.making import Part, calibration_of, channel_scale, features_of, make_store
 
 EXT = ("zarr", "h5")
 COMBINATIONS = [
@@ -272,9 +272,8 @@ def test_streams_do_not_disturb_one_another(made: Callable[..., Any], ext: str) 
     assert not fs._streamer._spare
 
 
-def test_damage_ahead_stops_no_batch_before_it(made: Callable[..., Any], tmp_path: Path) -> None:
-    path = tmp_path / "a.zarr"
-    shutil.copytree(made("zarr")[0], path)
+def test_damage_ahead_stops_no_batch_before_it(copy: Callable[..., Path]) -> None:
+    path = copy("zarr")
     (path / "parts/2/token/id/c/0").unlink()
     batches, seen = open_store(path).stream(shuffle=False, pool_blocks=1, batch_tokens=10**6), []
     with pytest.raises(StoreError, match="part.*2.*token/id.* is missing"):
@@ -337,10 +336,6 @@ def test_what_lies_outside_the_parts(made: Callable[..., Any], ext: str) -> None
 
 
 def test_tokenizer_from_the_store(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models
-
-    from tests.store.making import features_of, make_store
-
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
     files = {"tokenizer.json": tokenizer.to_str().encode()}
     make_store(tmp_path / "a.h5", features_of(tier=None), parts=1, files=files)

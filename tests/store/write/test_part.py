@@ -92,6 +92,12 @@ def test_the_log_probability_of_the_token_that_follows() -> None:
     ) - len(part.texts)
 
 
+GOOD: dict[str, Any] = {
+    "texts": ["ab"], "document": [0], "document_begin": [0], "hard_cut": [False],
+    "token_ids": [2, 50, 3], "offsets": [(0, 0), (0, 2), (0, 0)], "special": [1, 0, 1],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -105,13 +111,9 @@ def test_the_log_probability_of_the_token_that_follows() -> None:
 def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None:
     features = Features(max_length=9, vocabulary=100)
     writer = PartWriter(features, {}, [3])
-    good: dict[str, Any] = {
-        "texts": ["ab"], "document": [0], "document_begin": [0], "hard_cut": [False],
-        "token_ids": [2, 50, 3], "offsets": [(0, 0), (0, 2), (0, 0)], "special": [1, 0, 1],
-    }  # fmt: skip
-    writer.set_sequences(Sequences(**good))
+    writer.set_sequences(Sequences(**GOOD))
     with pytest.raises(StoreError, match=message):
-        writer.set_sequences(Sequences(**(good | change)))
+        writer.set_sequences(Sequences(**(GOOD | change)))
 
 
 @pytest.mark.parametrize(
@@ -123,18 +125,14 @@ def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None
     ],
 )
 def test_bad_marks_of_tokens_are_refused(change: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {
-        "texts": ["ab"], "document": [0], "document_begin": [0], "hard_cut": [False],
-        "token_ids": [2, 50, 3], "offsets": [(0, 0), (0, 2), (0, 0)], "special": [1, 0, 1],
-    }  # fmt: skip
     features = Features(max_length=9, vocabulary=100, context=True, learn=True)
-    stored = PartWriter(features, {}, [3]).set_sequences(Sequences(**good))
+    stored = PartWriter(features, {}, [3]).set_sequences(Sequences(**GOOD))
     assert stored["sequence/context"].tolist() == [0] and stored["token/learn"].all()
     with pytest.raises(StoreError, match=message):
-        PartWriter(features, {}, [3]).set_sequences(Sequences(**(good | change)))
+        PartWriter(features, {}, [3]).set_sequences(Sequences(**(GOOD | change)))
     plain = PartWriter(Features(max_length=9, vocabulary=100), {}, [3])
     with pytest.raises(StoreError, match="this store has no"):
-        plain.set_sequences(Sequences(**(good | change)))
+        plain.set_sequences(Sequences(**(GOOD | change)))
     with pytest.raises(StoreError, match="learn must be true or absent"):
         Features.from_json(features.to_json() | {"learn": 1})
 
