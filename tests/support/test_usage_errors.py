@@ -16,49 +16,31 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 
 LINES: list[tuple[click.Command, str, str, str]] = [
     (
-        *(student_train, "student-train", "--stor a.zarr"),
-        "--stor: no such option; did you mean --store? `{} --help` lists all options",
+        student_train,
+        "student-train",
+        "--stor a.zarr",
+        "--stor: no such option; did you mean --store?",
     ),
-    (
-        *(student_train, "student-train", "--store"),
-        "--store requires an argument; `{} --help` lists all options",
-    ),
+    (student_train, "student-train", "--store", "--store requires an argument;"),
     (
         *(student_train, "student-train", "--store a.zarr --lr x"),
-        "--lr x: expected a number, such as 3 or 1e-3; `{} --help` lists all options",
+        "--lr x: expected a number, such as 3 or 1e-3;",
     ),
-    (teacher_dump, "teacher-dump", "", "--model is missing; `{} --help` lists all options"),
+    (teacher_dump, "teacher-dump", "", "--model is missing;"),
     (
         *(teacher_dump, "teacher-dump", "--model m --codec exakt"),
-        "--codec exakt: did you mean exact? expected one of default, exact, small;"
-        " `{} --help` lists all options",
+        "--codec exakt: did you mean exact? expected one of default, exact, small;",
     ),
     (
         *(feature_store, "feature-store convert", "a.zarr b.h5 --codec exakt"),
-        "--codec exakt: did you mean exact? expected one of exact, default, small;"
-        " `{} --help` lists all options",
+        "--codec exakt: did you mean exact? expected one of exact, default, small;",
     ),
-    (
-        *(feature_store, "feature-store info", ""),
-        "PATH is missing; `{} --help` lists all options",
-    ),
-    (
-        *(feature_store, "feature-store show", "a.zarr x"),
-        "NUMBER x: is not a valid integer; `{} --help` lists all options",
-    ),
-    (
-        *(student_sweep, "student-sweep", "--trials 0"),
-        "--trials: 0 is not in the range x>=1; `{} --help` lists all options",
-    ),
-    (student_export, "student-export", "s", "--out is missing; `{} --help` lists all options"),
-    (
-        *(student_predict, "student-predict", "s --bad"),
-        "--bad: no such option; `{} --help` lists all options",
-    ),
-    (
-        *(downstream, "downstream", "--tusk mlm"),
-        "--tusk: no such option; did you mean --task? `{} --help` lists all options",
-    ),
+    (feature_store, "feature-store info", "", "PATH is missing;"),
+    (feature_store, "feature-store show", "a.zarr x", "NUMBER x: is not a valid integer;"),
+    (student_sweep, "student-sweep", "--trials 0", "--trials: 0 is not in the range x>=1;"),
+    (student_export, "student-export", "s", "--out is missing;"),
+    (student_predict, "student-predict", "s --bad", "--bad: no such option;"),
+    (downstream, "downstream", "--tusk mlm", "--tusk: no such option; did you mean --task?"),
 ]
 
 
@@ -67,7 +49,7 @@ def test_one_line(command: click.Command, path: str, words: str, line: str) -> N
     name, *below = path.split()
     found = CliRunner().invoke(command, [*below, *words.split()], prog_name=name)
     assert (found.exit_code, found.stdout) == (2, "")
-    assert found.stderr == f"Error: {line.format(path)}\n"
+    assert found.stderr == f"Error: {line} `{path} --help` lists all options\n"
 
 
 def test_an_unknown_command_is_answered_by_the_nearest() -> None:
