@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def table(path: Path, header: str, rows: list[tuple[Any, ...]]) -> Path:
 def phrase(draws: np.random.Generator, *more: str) -> str:
     """Five words and `more`, shuffled."""
     return " ".join(draws.permutation([*draws.choice(WORDS, 5), *more]))
+
+
+def splits(
+    write: Callable[[Path, int, int], Path], folder: Path, suffix: str = "", **sizes: int
+) -> dict[str, Path]:
+    """A file of each split, by its size, with a seed of its own."""
+    seeds = enumerate(sizes.items())
+    return {name: write(folder / f"{name}{suffix}", size, seed) for seed, (name, size) in seeds}
 
 
 def classified(path: Path, size: int, seed: int, header: str = "text label") -> Path:

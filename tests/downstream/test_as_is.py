@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from transformers import (
     AutoTokenizer,
 )
 
-from teachonce.downstream.cli import main
 from teachonce.downstream.tasks.tagging import read_tagged
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.cli import main as student_train
+from tests.downstream import support
 from tests.downstream.learnable import (
     TAGS,
     classified,
@@ -30,26 +29,24 @@ from tests.downstream.learnable import (
     table,
     write_tagged,
 )
+from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
-from tests.downstream.test_cli import run
-from tests.end_to_end.support import Words, dumped, ok
-from tests.end_to_end.support import refused as refused_by
+from tests.end_to_end.support import Word, Words, dumped, ok
 from tests.teacher_dump.windows.test_label_numbers import TAGS as IOB
 
 Teacher = Callable[..., Path]
 LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet
 
 
-def scored(task: str, model: Path, test: Path, out: Path, *more: object) -> Any:
+def scored(task: str, model: Path, test: Path, out: Path, *more: Word) -> Any:
     """What scores.json says, after a run that must succeed."""
     words = ("--task", task, "--as-is", "--model", model, "--test", test, "--out", out)
-    result = run(*words, *more)
-    assert result.exit_code == 0, result.output
-    assert "as it is" in result.output and "±" not in result.output
-    return json.loads((out / "scores.json").read_text())
+    said = done(*words, *more)
+    assert "as it is" in said and "±" not in said
+    return scores_of(out)
 
 
-refused = partial(refused_by, main)
+refused = support.refused
 
 
 def renamed(path: Path, size: int, seed: int) -> Path:
@@ -75,25 +72,23 @@ def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
     task: str,
     write: Callable[..., Path],
     suffix: str,
-    more: tuple[object, ...],
+    more: Words,
     tiny_teacher: Teacher,
     tmp_path: Path,
 ) -> None:
     train, dev = (write(tmp_path / f"{size}{suffix}", size, size) for size in (40, 70))
     tuned, out = tmp_path / "tuned", tmp_path / "as-is"
-    result = run(
+    done(
         *("--task", task, "--model", tiny_teacher("roberta"), "--train", train, "--dev", dev),
         *("--out", tuned, "--save", "--seeds", 1, "--epochs", 2, "--lr", 3e-3, *more),
     )
-    assert result.exit_code == 0, result.output
-    expected = json.loads((tuned / "scores.json").read_text())
+    expected = scores_of(tuned)
     found = scored(task, tuned / "model", dev, out, *more)
     # sums of floats in another order: one label told otherwise were a hundredth
     assert found["mean"]["test"] == pytest.approx(expected["mean"]["dev"], abs=1e-6)
     assert 0 < found["mean"]["test"]["primary"] < 1
     assert set(found["deviation"]["test"].values()) == {0} and found["examples"] == {"test": 70}
-    joined = run("--task", "table", tuned, out)
-    assert joined.exit_code == 0 and f"{dev.name} (dev)" in joined.output
+    assert f"{dev.name} (dev)" in done("--task", "table", tuned, out)
 
 
 def test_a_student_of_a_classifier(tiny_teacher: Teacher, tmp_path: Path) -> None:
@@ -201,23 +196,3 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
     words = ("--task", "classify", "--as-is", "--test", texts, "--out", tmp_path / "out")
     line = refused(*words, "--model", tmp_path)
     assert "has no classification head" in line and "classifier.bias" in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--task", "pos", "--train", "a", "--dev", "b"), "does not take --train, --dev; leave"),
-        (
-            ("--task", "ner", "--seeds", 1, "--seed", 0, "--epochs", 1, "--lr", 1, "--limit", 1),
-            "ner --as-is does not take --seeds, --seed, --epochs, --lr, --limit; leave them out",
-        ),
-        (("--task", "classify", "--save", "--per-class", 2), "not take --save, --per-class"),
-        (("--task", "ner", "--pieces", "all"), "--task ner --as-is does not take --pieces"),
-        (("--task", "pair", "--model", "m"), "--task pair --as-is needs --test, --out"),
-        (("--task", "pair", "--unseen-labels", "count"), "--as-is does not take --unseen-labels"),
-        (("--task", "qa", "--model", "m"), "--task qa does not take --as-is"),
-        (("--task", "mlm", "--model", "m"), "--task mlm --as-is needs --test, --out"),
-    ],
-)
-def test_options_of_training_are_refused(arguments: Words, message: str) -> None:
-    assert message in refused("--as-is", *arguments)

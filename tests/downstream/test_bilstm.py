@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from transformers import AutoModelForSequenceClassification
 
 from teachonce.checkpoints.loading import input_limit
@@ -21,7 +20,8 @@ from teachonce.store.format.features import TaskSpec
 from teachonce.student_predict.cli import main as predict
 from teachonce.student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, entities, paired, write_tagged
-from tests.downstream.test_cli import run
+from tests.downstream.support import done, refused, scores_of
+from tests.end_to_end.support import Word, invoke
 from tests.texts import SENTENCES
 
 
@@ -38,17 +38,12 @@ def saved(tokenizer: Any, folder: Path, task: TaskSpec | None) -> Path:
     return folder
 
 
-def scores(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "scores.json").read_text())["mean"]["dev"])
-
-
-def tuned(task: str, model: Path, train: Path, dev: Path, out: Path, *more: object) -> Any:
-    result = run(
+def tuned(task: str, model: Path, train: Path, dev: Path, out: Path, *more: Word) -> Any:
+    done(
         *("--task", task, "--model", model, "--train", train, "--dev", dev, "--out", out),
         *("--seeds", 1, "--epochs", 4, "--batch-size", 4, "--lr", 0.01, *more),
     )
-    assert result.exit_code == 0, result.output
-    return scores(out)
+    return scores_of(out)["mean"]["dev"]
 
 
 @pytest.mark.slow
@@ -80,7 +75,7 @@ def check_scale(pairs: list[Pair], folder: Path, pearson: float) -> None:
     scores = CrossEncoder(str(folder), device="cpu").predict(texts)
     assert np.corrcoef(scores, gold)[0, 1] == pytest.approx(pearson, abs=1e-4)
     assert np.mean((scores - gold) ** 2) < np.var(gold)
-    answered = CliRunner().invoke(predict, [str(folder), "--pairs", *map("\t".join, texts)])
+    answered = invoke(predict, folder, "--pairs", *map("\t".join, texts))
     own = [json.loads(line)["score"] for line in answered.stdout.splitlines()]
     assert own == pytest.approx(scores.tolist(), abs=1e-4)
     assert "on the scale of the training examples" in (folder / "README.md").read_text()
@@ -102,23 +97,18 @@ def test_a_student_of_a_task_takes_another_head(
 
 def test_questions_are_refused_in_a_line(student: Path, tmp_path: Path) -> None:
     file = asked(tmp_path / "qa.json", 6, 0)
-    result = run(
-        *("--task", "qa", "--model", student, "--train", file, "--dev", file),
-        *("--out", tmp_path / "qa"),
-    )
-    assert result.exit_code == 1 and "Traceback" not in result.output
-    assert "BiLstmConfig" in result.stderr.strip().splitlines()[-1]
+    words = ("--task", "qa", "--model", student, "--train", file, "--dev", file)
+    assert "BiLstmConfig" in refused(*words, "--out", tmp_path / "qa")
 
 
 def test_its_speed_is_measured(
     student: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    result = run(
+    done(
         *("--task", "speed", "--model", student, "--teacher", tiny_teacher("bert")),
         *("--repeat", 1, "--batch-size", 2, "--max-length", 32, "--out", tmp_path / "speed"),
     )
-    assert result.exit_code == 0, result.output
-    row, _ = json.loads((tmp_path / "speed" / "scores.json").read_text())["models"]
+    row, _ = scores_of(tmp_path / "speed")["models"]
     weights = 4 * (24 * 24 + 24 * 24 + 2 * 24)  # of one direction
     assert 2 * weights < row["parameters"] and row["cpu"]["batch_ms"] > 0
     assert row["disk_bytes"] == (student / "model.safetensors").stat().st_size
@@ -128,11 +118,10 @@ def test_masked_lm_training_begins_and_goes_on(student: Path, tmp_path: Path) ->
     text = tmp_path / "text.txt"
     text.write_text("\n".join(SENTENCES * 3), encoding="utf-8")
     for model, more in (("scratch:bilstm:16,16", ("--vocab", 500)), (student, ())):
-        result = run(
+        done(
             *("--task", "mlm", "--model", model, "--train", text, *more, "--steps", 30),
             *("--batch-size", 8, "--max-length", 32, "--out", tmp_path / str(len(more))),
         )
-        assert result.exit_code == 0, result.output
         figures = json.loads((tmp_path / str(len(more)) / "metrics.json").read_text())
         assert figures["held_out_loss"] < figures["held_out_loss_before"]
 

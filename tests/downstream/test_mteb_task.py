@@ -12,9 +12,8 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from teachonce.downstream.tasks.sts import SentenceSimilarity
+from tests.downstream.support import done, refused
 from tests.downstream.tasks.test_sts import alike
-from tests.downstream.test_as_is import refused
-from tests.downstream.test_cli import run
 from tests.sentence_folders import modules, pooling
 
 Teacher = Callable[..., Path]
@@ -76,13 +75,12 @@ def test_the_main_score_of_a_local_task(
     registry = sys.modules["mteb.get_tasks"]._TASKS_REGISTRY
     monkeypatch.setitem(registry, "LocalSTS", local_task(pairs))
     out = tmp_path / "out"
-    result = run("--task", "mteb:LocalSTS", "--model", folder, "--out", out)
-    assert result.exit_code == 0, result.output
+    said = done("--task", "mteb:LocalSTS", "--model", folder, "--out", out)
     rows, model = SentenceSimilarity().read(pairs), SentenceTransformer(str(folder), device="cpu")
     sides = [model.encode([getattr(row, side) for row in rows]) for side in ("text_a", "text_b")]
     cosines = model.similarity_pairwise(*sides)
     expected = spearmanr([row.score for row in rows], cosines).statistic
-    assert "cosine_spearman" in result.output and f"{100 * expected:.2f}" in result.output
-    assert "mteb:LocalSTS" in run("--task", "table", out).output
+    assert "cosine_spearman" in said and f"{100 * expected:.2f}" in said
+    assert "mteb:LocalSTS" in done("--task", "table", out)
     words = ("--model", folder, "--out", tmp_path / "no")
     assert "mteb has no such task" in refused("--task", "mteb:Nonsense", *words)

@@ -18,11 +18,15 @@ from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.qa import QA
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
 from teachonce.support.errors import UserError
-from tests.downstream.test_cli import run
+from tests.downstream.support import refused
 
 
 def mlm(**values: Any) -> MlmSettings:
     return MlmSettings(model="m", train=[Path("a.txt")], out=Path("out"), **values)
+
+
+def over_seeds(seeds: int) -> Any:
+    return train_seeds(mlm(), seeds, {})
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,7 @@ def mlm(**values: Any) -> MlmSettings:
         (FineTuneSettings, "max_length", 7, "--max-length 7: expected at least 8"),
         (FineTuneSettings, "limit", 0, "--limit 0: expected at least 1"),
         (FineTuneSettings, "precision", "x", "--precision x: expected one of fp32, bf16"),
+        (over_seeds, "seeds", 0, "--seeds 0: expected at least 1"),
         (mlm, "resume", "no", "--resume no: expected true or false"),
         (mlm, "steps", 0, "--steps 0: expected at least 1"),
         (mlm, "mask_prob", 1.0, "--mask-prob 1: expected a share between 0 and 1"),
@@ -61,14 +66,45 @@ def test_python_refuses_what_the_command_line_refuses(
     "words", ["--epochs 0", "--lr 0", "--lr inf", "--max-length 7", "--stride -1", "--mask-prob 1"]
 )
 def test_the_command_line_refuses_a_value_before_all_else(words: str) -> None:
-    result = run("--task", "table", *words.split())
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {words}: expected ")
+    assert refused("--task", "table", *words.split()).startswith(f"Error: {words}: expected ")
 
 
-def test_a_training_over_no_seeds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--seeds 0: expected at least 1"):
-        train_seeds(mlm(), 0, {})
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("mteb", "--task mteb: expected one of mlm, pos"),
+        ("sts:X", "--task sts:X: expected one of"),
+        ("table", "needs a RUN"),
+        ("table x --seed 0", "does not take --seed"),
+        ("classify", "needs --model, --train, --out"),
+        ("qa --model m --train a.tsv --train b.tsv", "needs --out"),
+        ("retrieval --model m", "--task retrieval needs --test, --out"),
+        ("rerank --model m --test t --out o", "needs --candidates RUN or --candidates-by"),
+        ("rerank --model m --test t --out o --candidates a --candidates-by b",
+         "--candidates and --candidates-by contradict"),
+        ("classify --model m --train a --out o --limit 1 --per-class 1",
+         "--limit and --per-class contradict each other; give one"),
+        ("speed --model m --text-column x", "needs --test"),
+        ("speed --model m --test nowhere.txt", "nowhere.txt: no such file or folder"),
+        ("speed --model m --epochs 1", "does not take --epochs"),
+        ("pos --stride 3", "does not take --stride"),
+        ("pos RUN", "does not take a RUN"),
+        ("retrieval --model m --test t --out o --depth 3", "does not take --depth"),
+        ("lm --lr 1e-3", "--task lm does not take --lr; leave it out"),
+        ("mlm --label-column x", "does not take --label-column"),
+        ("pair --as-is --model m", "--task pair --as-is needs --test, --out"),
+        ("mlm --as-is --model m", "--task mlm --as-is needs --test, --out"),
+        ("qa --as-is --model m", "--task qa does not take --as-is"),
+        ("pos --as-is --train a --dev b", "does not take --train, --dev; leave"),
+        ("ner --as-is --seeds 1 --seed 0 --epochs 1 --lr 1 --limit 1",
+         "ner --as-is does not take --seeds, --seed, --epochs, --lr, --limit; leave them out"),
+        ("classify --as-is --save --per-class 2", "not take --save, --per-class"),
+        ("ner --as-is --pieces all", "--task ner --as-is does not take --pieces"),
+        ("pair --as-is --unseen-labels count", "--as-is does not take --unseen-labels"),
+    ],
+)  # fmt: skip
+def test_what_a_task_needs_and_does_not_take(words: str, told: str) -> None:
+    assert told in refused("--task", *words.split())
 
 
 def test_every_option_has_tasks_and_needs_only_what_it_takes() -> None:

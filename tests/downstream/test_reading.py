@@ -22,6 +22,12 @@ from tests.downstream.learnable import table
 from tests.teacher_dump.corpus.corpora import texts
 
 
+def squad(context: str, *questions: dict[str, Any]) -> str:
+    """One paragraph in the layout of the official files."""
+    paragraph = {"context": context, "qas": questions}
+    return json.dumps({"data": [{"paragraphs": [paragraph]}]})
+
+
 def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
     asked_for = Question("who?", "a lamp, a lamp", (GoldAnswer("lamp", 10),))
     first = Question("who?", "a lamp, a lamp", (GoldAnswer("lamp", 2),))
@@ -39,25 +45,9 @@ def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
     assert read_questions(hub, {}) == [asked_for, asked_for, first, none]
     renamed = table(tmp_path / "c.jsonl", "question context reply", [(*cells, "lamp")])
     assert read_questions(renamed, {"answer": "reply"}) == [first]
-    (tmp_path / "d.json").write_text(
-        json.dumps(
-            {
-                "data": [
-                    {
-                        "paragraphs": [
-                            {
-                                "context": cells[1],
-                                "qas": [
-                                    {"question": "who?", "answers": answers[1]},
-                                    {"question": "who?", "answers": [], "is_impossible": True},
-                                ],
-                            }
-                        ]
-                    }
-                ]
-            }
-        )
-    )
+    known = {"question": "who?", "answers": answers[1]}
+    unknown = {"question": "who?", "answers": [], "is_impossible": True}
+    (tmp_path / "d.json").write_text(squad(cells[1], known, unknown))
     assert read_questions(tmp_path / "d.json", {}) == [asked_for, none]
 
 
@@ -76,9 +66,8 @@ def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
     """As the official files are; with a byte order mark as well."""
     context = "a lamp" + " and more" * (text_files.MAX_LINE // 9)
     asked = {"question": "what?", "answers": [{"text": "lamp", "answer_start": 2}]}
-    squad = {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}
     path = tmp_path / "a.json"
-    path.write_text("\ufeff" + json.dumps(squad), encoding="utf-8")
+    path.write_text("\ufeff" + squad(context, asked), encoding="utf-8")
     assert path.stat().st_size > text_files.MAX_LINE
     assert read_questions(path, {}) == [Question("what?", context, (GoldAnswer("lamp", 2),))]
 

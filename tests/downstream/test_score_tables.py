@@ -17,8 +17,8 @@ from teachonce.downstream.process_memory import STATUS
 from teachonce.downstream.score_tables import save
 from teachonce.downstream.speed import MeasuredModel, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
-from tests.downstream.test_cli import run
-from tests.end_to_end.support import Words
+from tests.downstream.support import done, refused, run, scores_of
+from tests.end_to_end.support import Words, says
 
 Teacher = Callable[[str], Path]
 
@@ -37,29 +37,25 @@ def runs(tiny_teacher: Teacher, tmp_path: Path) -> list[Path]:
     outs = []
     for name, more in options.items():
         task, file = name.split(".")[0], tmp_path / name
-        result = run(
+        said = done(
             *("--task", task, "--model", tiny_teacher("electra"), "--train", file, "--dev", file),
             *("--out", tmp_path / task, "--epochs", 1, "--seeds", 1, *more),
         )
-        assert result.exit_code == 0, result.output
-        assert ("the model's limit" in result.output) == (task == "qa")
+        assert ("the model's limit" in said) == (task == "qa")
         outs.append(tmp_path / task)
     return outs
 
 
 def test_runs_are_joined_in_one_table(runs: list[Path], tmp_path: Path) -> None:
-    scores = json.loads((runs[0] / "scores.json").read_text())
+    scores = scores_of(runs[0])
     assert scores["settings"]["per_class"] == 2 and scores["examples"]["train"] == 6
-    assert json.loads((runs[2] / "scores.json").read_text())["settings"]["stride"] == 0
-    result = run("--task", "table", *reversed(runs), "--out", tmp_path / "all")
-    assert result.exit_code == 0, result.output
-    for heading in ("accuracy", "Matthews", "Pearson", "exact match"):
-        assert heading in result.output
-    for cell in ("classify.csv (dev)", "pair.jsonl ", "qa.json (dev)"):
-        assert cell in result.output
-    rows = json.loads((tmp_path / "all" / "scores.json").read_text())["rows"]
+    assert scores_of(runs[2])["settings"]["stride"] == 0
+    said = done("--task", "table", *reversed(runs), "--out", tmp_path / "all")
+    says(said, "accuracy", "Matthews", "Pearson", "exact match")
+    says(said, "classify.csv (dev)", "pair.jsonl ", "qa.json (dev)")
+    rows = scores_of(tmp_path / "all")["rows"]
     assert [row["task"] for row in rows] == ["classify", "pair", "qa"]
-    pair = json.loads((runs[1] / "scores.json").read_text())
+    pair = scores_of(runs[1])
     assert rows[1]["mean"]["test"] == pair["mean"]["test"] and rows[1]["seeds"] == 2
 
 
@@ -69,18 +65,17 @@ def test_several_models_as_they_are_have_a_mean_and_a_deviation(
     test = write_tagged(tmp_path / "test.tsv", 20, 0)
     labels = tuple(sorted({line.split("\t")[1] for line in test.read_text().split("\n") if line}))
     models = [tiny_teacher("bert", "tagging", each) for each in (labels, labels[::-1])]
-    given = [("--model", models[0]), ("--model", models[1]), ("--model", models[0])]
+    given: list[Words] = [("--model", models[n]) for n in (0, 1, 0)]
     scores = []
     for number, some in enumerate([given[:1], given[1:2], given]):
         out = tmp_path / str(number)
         words = ("--task", "pos", "--as-is", "--test", test, "--out", out)
-        result = run(*words, *itertools.chain(*some))
-        assert result.exit_code == 0, result.output
-        scores.append(json.loads((out / "scores.json").read_text()))
-    assert "3 models as they are" in result.output
+        said = done(*words, *itertools.chain(*some))
+        scores.append(scores_of(out))
+    assert "3 models as they are" in said
     for model in models:  # a row for each, before their mean
-        assert f"{model.name}: test" in result.output.replace("\n", "")
-    assert "mean: test" in result.output
+        assert f"{model.name}: test" in said.replace("\n", "")
+    assert "mean: test" in said
     first, second = (each["mean"]["test"]["accuracy"] for each in scores[:2])
     assert first != second
     found = [first, second, first]
@@ -105,22 +100,20 @@ def test_several_files_to_test_are_scored_apart_and_together(
     words: Words = ("--train", train, "--dev", dev, "--epochs", 2, "--lr", 5e-3)
     words = (*words, "--seeds", 2, "--save")
     ran = [
-        run("--task", "pos", "--model", tiny_teacher("bert"), *words, *tests, "--out", tuned),
-        run("--task", "pos", "--model", tuned / "model", "--as-is", *tests, "--out", whole),
-        run("--task", "pos", "--model", tuned / "model", "--as-is", *tests[2:], "--out", alone),
-        run("--task", "table", tuned, whole),
+        done("--task", "pos", "--model", tiny_teacher("bert"), *words, *tests, "--out", tuned),
+        done("--task", "pos", "--model", tuned / "model", "--as-is", *tests, "--out", whole),
+        done("--task", "pos", "--model", tuned / "model", "--as-is", *tests[2:], "--out", alone),
+        done("--task", "table", tuned, whole),
     ]
-    assert [result.exit_code for result in ran] == [0] * 4, ran
     card = (tuned / "model" / "README.md").read_text()
-    kept = json.loads((tuned / "scores.json").read_text())["seeds"][0]
+    kept = scores_of(tuned)["seeds"][0]
     assert "pipeline_tag: token-classification" in card and "fine-tuned for pos" in card
     assert f"| test {first.name} | 30 | {100 * kept[f'test {first}']['macro_f1']:.2f} |" in card
     assert "| lr | 0.005 |" in card and "seed 0, one of 2" in card and str(tmp_path) not in card
     words = ("--task", "pos", "--model", tuned, "--as-is", *tests, *tests)
-    twice = run(*words, "--out", tmp_path / "twice")
-    assert twice.exit_code == 1 and f"--test {first}: is given twice" in twice.output
+    assert f"--test {first}: is given twice" in refused(*words, "--out", tmp_path / "twice")
     names = [f"test {first}", f"test {second}", "test"]
-    found = {out: json.loads((out / "scores.json").read_text()) for out in (tuned, whole, alone)}
+    found = {out: scores_of(out) for out in (tuned, whole, alone)}
     for result in (found[tuned], found[whole]):
         assert [name for name in result["mean"] if name != "dev"] == names
         assert [result["examples"][name] for name in names] == [30, 10, 40]
@@ -129,24 +122,23 @@ def test_several_files_to_test_are_scored_apart_and_together(
             assert run_of_seed["test"]["macro_f1"] == pytest.approx(np.mean(of_files))
         means = [result["mean"][name]["macro_f1"] for name in names[:2]]
         assert result["file_deviation"]["macro_f1"] == pytest.approx(np.std(means, ddof=1))
-    assert "between files" in ran[1].output and "between files" not in ran[2].output
+    assert "between files" in ran[1] and "between files" not in ran[2]
     assert found[whole]["mean"][names[1]] == pytest.approx(found[alone]["mean"]["test"])
     seed = found[tuned]["seeds"][0]
     assert found[whole]["mean"][names[0]] == pytest.approx(seed[names[0]], abs=1e-6)
     for cell in ("de.tsv", "sk.tsv", " mean of 2 files "):
-        assert ran[3].output.count(cell) == 2
+        assert ran[3].count(cell) == 2
 
 
 def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("The old lamp.\n\nA story is never finished.\n")
-    result = run(
+    said = done(
         *("--task", "speed", "--model", tiny_teacher("bert"), "--teacher", tiny_teacher("xlmr")),
         *("--repeat", 2, "--batch-size", 2, "--test", texts, "--out", tmp_path / "speed"),
     )
-    assert result.exit_code == 0, result.output
-    assert "batches of 128 tokens, not 512" in result.output and "2 x 128" in result.output
-    found = json.loads((tmp_path / "speed" / "scores.json").read_text())
+    says(said, "batches of 128 tokens, not 512", "2 x 128")
+    found = scores_of(tmp_path / "speed")
     assert found["settings"]["texts"] == 2 and found["length"] == 128
     student, teacher = found["models"]
     file = tiny_teacher("bert") / "model.safetensors"
@@ -169,13 +161,12 @@ def test_sizes_of_other_dtypes_are_compared_as_in_one(
     teacher.save_pretrained(half)
     AutoTokenizer.from_pretrained(tiny_teacher("bert")).save_pretrained(half)
     words = ("--model", tiny_teacher("bert"), "--teacher", half, "--repeat", 1, "--batch-size", 1)
-    result = run("--task", "speed", *words, "--out", tmp_path / "speed")
-    assert result.exit_code == 0, result.output
-    student, other = json.loads((tmp_path / "speed" / "scores.json").read_text())["models"]
+    said = done("--task", "speed", *words, "--out", tmp_path / "speed")
+    student, other = scores_of(tmp_path / "speed")["models"]
     assert (student["disk_dtype"], other["disk_dtype"]) == ("fp32", "bf16")
     in_float32 = 2 * other["disk_bytes"] / student["disk_bytes"]
     assert student["ratio"]["disk_bytes"] == pytest.approx(in_float32)
-    assert " fp32 (1/" in result.output and " bf16" in result.output
+    says(said, " fp32 (1/", " bf16")
     again = run(*("--task", "speed", *words, "--json"))
     assert json.loads(again.stdout)["models"][0]["model"] == str(tiny_teacher("bert"))
     assert "run 1 of 1" in again.stderr
@@ -193,27 +184,26 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
     runs = [folder / name for name in ("speed", "pos", "mlm")]
     for run_folder, result in zip(runs[1:], (scores, mlm), strict=True):
         save(result, run_folder)
-    joined = run("--task", "table", *runs, "--out", folder / "table")
-    assert joined.exit_code == 0 and found["hardware"].split(",")[0] in joined.output
-    *scored, teacher = json.loads((folder / "table" / "scores.json").read_text())["rows"]
+    joined = done("--task", "table", *runs, "--out", folder / "table")
+    assert found["hardware"].split(",")[0] in joined
+    *scored, teacher = scores_of(folder / "table")["rows"]
     assert [row["task"] for row in scored] == ["mlm", "pos"]
     assert all(row["speed"]["cpu"] == found["models"][0]["cpu"] for row in scored)
     assert teacher["task"] == "speed" and teacher["speed"]["model"] == found["teacher"]
     millions = f"{found['models'][0]['parameters'] / 1e6:.2f} M (1/"
-    (line,) = (line for line in joined.output.splitlines() if "50.00 ± 50.00" in line)
+    (line,) = (line for line in joined.splitlines() if "50.00 ± 50.00" in line)
     assert "dev.tsv (dev)" in line and millions in line
-    (line,) = (line for line in joined.output.splitlines() if "0.50 ± 0.50" in line)
+    (line,) = (line for line in joined.splitlines() if "0.50 ± 0.50" in line)
     assert "scratch:1x1x1" in line and millions in line
-    assert "measured" not in joined.output
+    assert "measured" not in joined
     elsewhere = {**found, "hardware": "another machine"}
     save(elsewhere, folder / "elsewhere")
-    joined = run("--task", "table", *runs, folder / "elsewhere")
-    assert joined.output.count("50.00 ± 50.00") == 2 and " measured " in joined.output
-    assert "2: median of 2 runs (lower to upper quartile) on another machine" in joined.output
-    ways = [line.split("│")[-2].strip() for line in joined.output.splitlines() if " M " in line]
+    joined = done("--task", "table", *runs, folder / "elsewhere")
+    assert joined.count("50.00 ± 50.00") == 2 and " measured " in joined
+    assert "2: median of 2 runs (lower to upper quartile) on another machine" in joined
+    ways = [line.split("│")[-2].strip() for line in joined.splitlines() if " M " in line]
     assert ways == ["1", "2"] * 2 + ["1", "2"]
-    refused = run("--task", "table", folder / "table")
-    assert refused.exit_code == 1 and "is several runs in a table; give" in refused.output
+    assert "is several runs in a table; give" in refused("--task", "table", folder / "table")
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")
@@ -231,42 +221,3 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
     assert peaks[1] - peaks[0] > 255 * 128 * 64 * 4
     single = peak_memory(subject, subject.sentences, "cpu") or 0
     assert 4 * subject.parameters <= single < peaks[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--task", "classify"), "needs --model, --train, --out"),
-        (("--task", "table"), "needs a RUN"),
-        (("--task", "table", "nowhere"), "no finished run, it has no scores.json"),
-        (("--task", "table", "x", "--seed", 0), "does not take --seed"),
-        (("--task", "speed", "--model", "m", "--epochs", 1), "does not take --epochs"),
-        (("--task", "speed", "--model", "m", "--text-column", "x"), "needs --test"),
-        (
-            ("--task", "speed", "--model", "m", "--test", "nowhere.txt"),
-            "nowhere.txt: no such file or folder",
-        ),
-        (("--task", "pos", "--stride", 3), "does not take --stride"),
-        (("--task", "pos", "RUN"), "does not take a RUN"),
-        (
-            (
-                *("--task", "classify", "--model", "m", "--train", "a", "--out", "o"),
-                *("--limit", 1, "--per-class", 1),
-            ),
-            "--limit and --per-class contradict each other; give one",
-        ),
-        (
-            ("--task", "classify", "--model", "m", "--train", "a.tsv", "--out", "o"),
-            "needs --dev",
-        ),
-        (
-            *(("--task", "qa", "--model", "m", "--train", "a.tsv", "--train", "b.tsv"),),
-            "needs --out",
-        ),
-    ],
-)
-def test_mistakes_are_a_line(arguments: tuple[object, ...], message: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 1
-    assert message in result.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in result.output

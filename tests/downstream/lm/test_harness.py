@@ -17,8 +17,7 @@ from teachonce.checkpoints.first_token import prepend_token
 from teachonce.downstream.lm.scoring import load_decoder, score_lm
 from teachonce.downstream.score_tables import TEST
 from teachonce.downstream.settings import LmSettings
-from tests.downstream.test_as_is import refused
-from tests.downstream.test_cli import run
+from tests.downstream.support import done, refused, scores_of
 from tests.making.decoders import save_decoder
 from tests.texts import ENGLISH
 
@@ -101,8 +100,7 @@ def test_a_choice_is_the_most_probable_answer(decoder: Path, tasks: Path, tmp_pa
     pytest.importorskip("lm_eval")
     out = tmp_path / "out"
     words = ("--task", "lm-eval:choices", "--model", decoder, "--test", tasks)
-    result = run(*words, "--out", out)
-    assert result.exit_code == 0, result.output
+    said = done(*words, "--out", out)
     tokenizer, network = load_decoder(str(decoder))
 
     def log_probability(question: str, choice: str) -> float:
@@ -115,10 +113,10 @@ def test_a_choice_is_the_most_probable_answer(decoder: Path, tasks: Path, tmp_pa
 
     best = [np.argmax([log_probability(each, choice) for choice in CHOICES]) for each in QUESTIONS]
     accuracy = np.mean([number % 3 == chosen for number, chosen in enumerate(best)])
-    scores = json.loads((out / "scores.json").read_text())
+    scores = scores_of(out)
     assert scores["mean"]["test"]["acc"] == pytest.approx(accuracy)
-    assert scores["examples"] == {"test": len(QUESTIONS)} and f"{accuracy:.4f}" in result.output
-    assert "lm-eval:choices" in run("--task", "table", out).output
+    assert scores["examples"] == {"test": len(QUESTIONS)} and f"{accuracy:.4f}" in said
+    assert "lm-eval:choices" in done("--task", "table", out)
     said = refused("--task", "lm-eval:choice", "--model", decoder, "--test", tasks, "--out", "x")
     assert "did you mean choices?" in said
     assert scores["measures"] == {"acc": "acc", "brier_score ↓": "brier_score"}
@@ -127,12 +125,11 @@ def test_a_choice_is_the_most_probable_answer(decoder: Path, tasks: Path, tmp_pa
 def test_bits_a_byte_are_those_of_task_lm(decoder: Path, tasks: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     words = ("--task", "lm-eval:novels", "--model", decoder, "--test", tasks)
-    result = run(*words, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
+    done(*words, "--out", tmp_path / "out")
     text = tmp_path / "novels.txt"
     text.write_text("\n".join(ENGLISH[:4]) + "\n")
     own = score_lm(str(decoder), {TEST: text}, LmSettings(), lambda line: None)
-    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    scores = scores_of(tmp_path / "out")
     assert scores["measures"] == {"bits/byte": "bits_per_byte"}
     expected = own["mean"][TEST]["bits_per_byte"]
     assert scores["mean"]["test"]["bits_per_byte"] == pytest.approx(expected, rel=1e-4)

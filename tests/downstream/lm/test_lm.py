@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,8 +24,7 @@ from teachonce.downstream.lm.windows import sliding_windows
 from teachonce.downstream.score_tables import TEST
 from teachonce.downstream.settings import LmSettings
 from teachonce.training.byte_level import SPECIALS, train_byte_level
-from tests.downstream.test_as_is import refused
-from tests.downstream.test_cli import run
+from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Words, dumped, write_corpus
 from tests.store.making import features_of, make_store
 from tests.texts import ENGLISH, RUSSIAN
@@ -86,28 +84,31 @@ def test_bits_are_those_of_transformers(near_sighted: Path, text: Path, tmp_path
     nats, tokens, size = in_one_pass(
         near_sighted, text.read_text().splitlines(), SPECIALS["bos_token"]
     )
-    result = run("--task", "lm", "--model", near_sighted, "--test", text, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "4 documents" in result.output and "<|begin_of_text|> in front" in result.output
-    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    said = done("--task", "lm", "--model", near_sighted, "--test", text, "--out", tmp_path / "out")
+    assert "4 documents" in said and "<|begin_of_text|> in front" in said
+    scores = scores_of(tmp_path / "out")
     found = scores["mean"]["test"]
     assert found["bits_per_byte"] == pytest.approx(nats / size / math.log(2), rel=1e-5)
     assert found["loss"] == pytest.approx(nats / tokens, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-    assert f"{found['bits_per_byte']:.3f}" in result.output
+    assert f"{found['bits_per_byte']:.3f}" in said
     assert scores["examples"] == {"test": 4}
-    assert "lm" in run("--task", "table", tmp_path / "out").output
+    assert "lm" in done("--task", "table", tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def whole(near_sighted: Path, text: Path) -> dict[str, float]:
+    return _score(near_sighted, text, LmSettings())
 
 
 @settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_bits_do_not_depend_on_where_windows_are_cut(
-    near_sighted: Path, text: Path, data: st.DataObject
+    near_sighted: Path, text: Path, whole: dict[str, float], data: st.DataObject
 ) -> None:
     """For any window that shares as many tokens as the model looks back."""
     size = data.draw(st.integers(REACH + 1, 200), "window")
     shared = data.draw(st.integers(REACH, size - 1), "shared")
-    whole = _score(near_sighted, text, LmSettings())
     found = _score(near_sighted, text, LmSettings(max_length=max(8, size), stride=shared))
     assert found == pytest.approx(whole, rel=1e-5)
 
@@ -143,7 +144,6 @@ def test_a_model_without_a_start_token(tiny_teacher: Teacher, tmp_path: Path) ->
         (("--max-length", 4096), "--max-length 4096: the model takes at most 2048 tokens"),
         (("--max-length", 16, "--stride", 16), "--stride 16: consecutive windows share 1 to 15"),
         (("--stride", 0), "--stride 0: consecutive windows share 1 to 1,023"),
-        (("--lr", 1e-3), "--task lm does not take --lr; leave it out"),
     ],
 )
 def test_bad_settings_are_refused(
@@ -179,10 +179,9 @@ def test_a_teacher_agrees_with_its_own_store(
     words = ("--task", "lm", "--test", corpus, "--store", made)
     found = {}
     for name, model in (("own", near_sighted), ("other", tiny_teacher("gpt2"))):
-        result = run(*words, "--model", model, "--out", tmp_path / name)
-        assert result.exit_code == 0, result.output
-        assert "agreement with the store" in result.output
-        found[name] = json.loads((tmp_path / name / "scores.json").read_text())["mean"]["test"]
+        said = done(*words, "--model", model, "--out", tmp_path / name)
+        assert "agreement with the store" in said
+        found[name] = scores_of(tmp_path / name)["mean"]["test"]
     assert found["own"]["agreement"] > 0.999
     assert abs(found["own"]["kl"]) < found["other"]["kl"] / 10
     assert found["other"]["agreement"] < 0.1

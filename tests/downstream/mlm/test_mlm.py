@@ -54,21 +54,24 @@ def settings(text: Path, out: Path, model: str, **more: Any) -> MlmSettings:
     return MlmSettings(model=model, train=[text], out=out, **{**common, **more})
 
 
+def held_out_trainer(folder: Path, count: int, out: Path) -> tuple[Any, MaskedBatches]:
+    """A trainer of a model that is not trained, and its held-out blocks, in batches of four."""
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = blocks(tokenizer, SENTENCES, 32, "text")[:count]
+    held_out = MaskedBatches(BatchMasking(tokenizer, 0.3, 0), rows, 4)
+    arguments = TrainingArguments(output_dir=str(out), use_cpu=True, report_to="none")
+    return MlmTrainer(model=model, args=arguments, fixed_dev=held_out), held_out
+
+
 @pytest.mark.parametrize("kind", TEACHER_KINDS)
 def test_loss_at_masked_positions_is_the_loss_of_transformers(
     kind: str, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
-    folder = tiny_teacher(kind)
-    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = blocks(tokenizer, SENTENCES, 32, "text")[:4]
-    batch = BatchMasking(tokenizer, 0.3, 0)([{"input_ids": row.tolist()} for row in rows])
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
-    masking = BatchMasking(tokenizer, 0.3, 0)
-    trainer = MlmTrainer(model=model, args=arguments, fixed_dev=MaskedBatches(masking, rows, 4))
+    trainer, held_out = held_out_trainer(tiny_teacher(kind), 4, tmp_path)
     with torch.inference_mode():
-        ours = trainer.compute_loss(model, batch)
-        theirs = model(**batch).loss
+        ours = trainer.compute_loss(trainer.model, held_out[0])
+        theirs = trainer.model(**held_out[0]).loss
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -76,7 +79,8 @@ def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
     text: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    figures = train_mlm(settings(text, out, str(tiny_teacher("bert")), steps=40, lr=3e-3))
+    few = {"steps": 40, "evaluate_every": 20, "lr": 3e-3}
+    figures = train_mlm(settings(text, out, str(tiny_teacher("bert")), **few))
     assert figures["held_out_loss"] < figures["held_out_loss_before"] - 0.3
     assert json.loads((out / "metrics.json").read_text())["steps"] == 40
     _, report = AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
@@ -220,18 +224,13 @@ def test_wrong_vocabulary_sizes_are_refused(size: str) -> None:
 
 def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teacher, tmp_path: Path) -> None:
     """A last batch of one block counts as one block, not as a whole batch."""
-    folder = tiny_teacher("bert")
-    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = blocks(tokenizer, SENTENCES, 32, "text")[:5]
-    held_out = MaskedBatches(BatchMasking(tokenizer, 0.3, 0), rows, 4)
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
-    found = MlmTrainer(model=model, args=arguments, fixed_dev=held_out).evaluate()["eval_loss"]
+    trainer, held_out = held_out_trainer(tiny_teacher("bert"), 5, tmp_path)
+    found = trainer.evaluate()["eval_loss"]
     total, count = 0.0, 0
     with torch.inference_mode():
         for batch in (held_out[0], held_out[1]):
             tokens = int(batch["labels"].ne(-100).sum())
-            total, count = total + float(model(**batch).loss) * tokens, count + tokens
+            total, count = total + float(trainer.model(**batch).loss) * tokens, count + tokens
     assert found == pytest.approx(total / count, rel=1e-5)
 
 

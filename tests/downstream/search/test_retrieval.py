@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,8 @@ from teachonce.checkpoints.embedders import Embedder, PairScorer
 from teachonce.downstream.search.collections import read_collection
 from teachonce.downstream.search.rankings import without_itself
 from tests.downstream.search.collections import collection, judge, write
-from tests.downstream.test_as_is import refused
-from tests.downstream.test_cli import run
+from tests.downstream.support import done, refused, scores_of
+from tests.end_to_end.support import Word
 from tests.sentence_folders import dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
@@ -36,11 +35,9 @@ def folder(tiny_teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> P
     return modules(*parts, base=tiny_teacher("bert"), folder=made, prompts=PROMPTS)
 
 
-def scored(out: Path, *words: object) -> dict[str, Any]:
-    result = run(*words, "--out", out)
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads((out / "scores.json").read_text())
-    return found
+def scored(out: Path, *words: Word) -> Any:
+    done(*words, "--out", out)
+    return scores_of(out)
 
 
 def evaluated(folder: Path, small: Path) -> dict[str, float]:
@@ -82,7 +79,7 @@ def test_retrieval_is_what_the_library_finds(folder: Path, small: Path, tmp_path
     binary = scored(tmp_path / "b", *words[:-1], equal)["mean"]["test"]
     assert binary["ndcg_10"] == pytest.approx(expected["cosine_ndcg@10"])
     assert binary["ndcg_10"] != pytest.approx(found["ndcg_10"])
-    table = run("--task", "table", tmp_path / "out").output
+    table = done("--task", "table", tmp_path / "out")
     assert "nDCG@10" in table and f"{100 * found['mrr_10']:.2f}" in table
 
 
@@ -131,10 +128,8 @@ def test_an_answer_that_is_not_in_the_corpus_is_told(folder: Path, tmp_path: Pat
     words = ("--task", "retrieval", "--model", folder, "--test", small)
     with (small / "qrels.tsv").open("a") as file:
         file.write("q0\tlost\t1\nq0\tgone\t0\n")
-    result = run(*words, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
     told = "small: 1 relevant documents are not in the corpus, such as 'lost'"
-    assert told in result.output.replace("\n", " ")
+    assert told in done(*words, "--out", tmp_path / "out").replace("\n", " ")
 
 
 def reranker(base: Path, folder: Path) -> Path:
@@ -177,24 +172,6 @@ def test_rerank_by_pairs_and_by_vectors(
     again = scored(tmp_path / "run", *words, "--model", cross)["mean"]["test"]
     assert again["mrr_10"] == pytest.approx(best / len(read.queries))
     assert by_pairs != by_vectors and set(by_vectors) == {"primary", *first[1:]} | set(first)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--task mteb", "--task mteb: expected one of mlm, pos"),
-        ("--task sts:X", "--task sts:X: expected one of"),
-        ("--task retrieval --model m", "--task retrieval needs --test, --out"),
-        ("--task rerank --model m --test t --out o", "needs --candidates RUN or --candidates-by"),
-        (
-            "--task rerank --model m --test t --out o --candidates a --candidates-by b",
-            "--candidates and --candidates-by contradict",
-        ),
-        ("--task retrieval --model m --test t --out o --depth 3", "does not take --depth"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(words: str, message: str) -> None:
-    assert message in refused(*words.split())
 
 
 def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: Path) -> None:
@@ -246,7 +223,7 @@ def test_texts_that_are_cut_are_counted(
     scorer.scores([(texts[0], texts[0]), (texts[0], texts[1])])
     assert scorer.cuts.note() == "1 of 2 texts cut to 16 tokens"
     words = ("--task", "retrieval", "--model", folder, "--test", small)
-    assert "tokens" not in run(*words, "--out", tmp_path / "a").output
-    cut = run(*words, "--max-length", 8, "--out", tmp_path / "b").output
+    assert "tokens" not in done(*words, "--out", tmp_path / "a")
+    cut = done(*words, "--max-length", 8, "--out", tmp_path / "b")
     read = len(read_collection(small).queries) + len(dict(read_collection(small).documents()))
     assert re.search(rf"{re.escape(str(folder))}: \d+ of {read} texts cut to 8 tokens", cut)

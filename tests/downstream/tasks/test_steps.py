@@ -18,7 +18,7 @@ from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.support.errors import UserError
-from tests.downstream.learnable import classified, paired, write_tagged
+from tests.downstream.learnable import classified, paired, splits, write_tagged
 
 Teacher = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
@@ -116,10 +116,7 @@ def test_it_learns_with_other_optimizers(
     optimizer: str, lr: float | None, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
     """Adadelta's own rate is 1."""
-    files = {
-        name: write_tagged(tmp_path / name, size, size)
-        for name, size in {"train": 120, "dev": 30}.items()
-    }
+    files = splits(write_tagged, tmp_path, train=120, dev=30)
     settings = FineTuneSettings(epochs=5, batch_size=4, optimizer=optimizer, lr=lr, seeds=1)
     found = fine_tune(PartsOfSpeech(), str(tiny_teacher("bert")), files, settings, lambda _: None)
     assert found["seeds"][0]["lr"] == (lr or 1) and found["mean"]["dev"]["accuracy"] > 0.9

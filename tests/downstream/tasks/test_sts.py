@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,12 +17,11 @@ from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
 from teachonce.downstream.tasks.pair import Pair
 from teachonce.downstream.tasks.sts import BiEncoder, SentenceSimilarity
-from teachonce.downstream.tasks.task_interface import Task
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError
-from tests.downstream.learnable import phrase, table
+from tests.downstream.learnable import phrase, splits, table
+from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
-from tests.downstream.test_cli import run
 
 Teacher = Callable[..., Path]
 LEARNING = FineTuneSettings(epochs=4, batch_size=8, lr=3e-3, seeds=1)
@@ -101,10 +99,7 @@ def test_it_learns_and_a_kept_model_scores_as_it_did(
     tmp_path: Path,
 ) -> None:
     model = student(kind, tiny_teacher, make_tokenizer, tmp_path / "model")
-    files = {
-        name: alike(tmp_path / f"{name}.tsv", size, seed)
-        for seed, (name, size) in enumerate({"train": 96, "dev": 32, "test": 40}.items())
-    }
+    files = splits(alike, tmp_path, ".tsv", train=96, dev=32, test=40)
     task, keep, quiet = SentenceSimilarity(), tmp_path / "kept", lambda _: None
     before = score_as_is(task, str(model), {"test": files["test"]}, say=quiet)["mean"]["test"]
     tuned = fine_tune(task, str(model), files, LEARNING, quiet, keep)["mean"]["test"]
@@ -145,35 +140,18 @@ def test_the_command_tunes_and_scores(tiny_teacher: Teacher, tmp_path: Path) -> 
     train = alike(tmp_path / "train.jsonl", 24, 0, "one two score")
     columns = ("--text-a-column", "one", "--text-b-column", "two")
     out, model = tmp_path / "out", tiny_teacher("bert")
-    result = run(
+    assert "Spearman" in done(
         *("--task", "sts", "--model", model, "--train", train, "--dev", train, "--out", out),
         *("--seeds", 1, "--epochs", 1, "--accumulate", 2, "--batch-size", 4, "--save", *columns),
     )
-    assert result.exit_code == 0, result.output
-    assert "Spearman" in result.output
-    found = json.loads((out / "scores.json").read_text())
+    found = scores_of(out)
     assert found["task"] == "sts" and found["settings"]["accumulate"] == 2
-    result = run(
+    done(
         *("--task", "sts", "--as-is", "--model", out / "model", "--model", model),
         *("--test", train, "--out", tmp_path / "as-is", *columns),
     )
-    assert result.exit_code == 0, result.output
-    kept = json.loads((tmp_path / "as-is" / "scores.json").read_text())["seeds"][0]["test"]
+    kept = scores_of(tmp_path / "as-is")["seeds"][0]["test"]
     assert kept == pytest.approx(found["mean"]["dev"], abs=1e-3)
-
-
-MISTAKES: list[tuple[Task, str, str]] = [
-    (SentenceSimilarity(), "text_a\tb\tscore\na\tb\t1\n", r"no column 'text_b'.*--text-b-column"),
-    (SentenceSimilarity(), "text_a\ttext_b\tscore\na\tb\tx\n", r"line 2: expected a number"),
-]
-
-
-@pytest.mark.parametrize(("task", "content", "message"), MISTAKES)
-def test_mistakes_are_told(task: Task, content: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "a.tsv"
-    file.write_text(content)
-    with pytest.raises(UserError, match=message):
-        task.read(file)
 
 
 def test_equal_scores_and_a_model_that_cannot_pad_are_refused(

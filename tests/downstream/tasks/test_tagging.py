@@ -28,7 +28,7 @@ from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
-from tests.downstream.learnable import write_tagged
+from tests.downstream.learnable import splits, write_tagged
 from tests.making.models import TOKENIZER_KINDS
 from tests.texts import SENTENCES
 
@@ -144,27 +144,21 @@ def test_scores_by_hand() -> None:
     assert score["macro_f1"] == pytest.approx((1 / 2 + 2 / 3) / 2)
 
 
-def test_entities_count_whole() -> None:
-    sentences = [Sentence(tuple("abcd"), ("B-PER", "I-PER", "O", "B-PER"))]
-    rows = [{"first": [0, 1, 2, 3], "example": 0}]
-    logits = np.eye(3)[[[0, 2, 2, 0]]]  # the first entity is cut short, the second is right
-    task = Entities()
+@pytest.mark.parametrize(
+    ("tags", "found", "scores"),
+    [
+        # the first entity is cut short, the second is right; they are of a single kind
+        ("B-PER I-PER O B-PER", "B-PER O O B-PER", (1 / 2, 1 / 2, 3 / 4)),
+        # PER: precision 3/4, recall 1, F1 6/7; LOC: 0; all: precision and recall 3/4
+        ("B-PER B-PER B-PER B-LOC", "B-PER B-PER B-PER B-PER", (3 / 4, (6 / 7 + 0) / 2, 3 / 4)),
+    ],
+)
+def test_entities_count_whole(tags: str, found: str, scores: tuple[float, ...]) -> None:
+    task, sentences = Entities(), [Sentence(tuple("abcd"), tuple(tags.split()))]
     task.prepare({"train": sentences})
-    score = task.score(sentences, rows, logits)
-    assert score["accuracy"] == pytest.approx(3 / 4)
-    assert score["entity_f1"] == pytest.approx(1 / 2)
-    assert score["macro_f1"] == pytest.approx(1 / 2)  # of a single kind
-
-
-def test_macro_f1_of_entities_is_the_mean_over_their_kinds() -> None:
-    sentences = [Sentence(tuple("abcd"), ("B-PER", "B-PER", "B-PER", "B-LOC"))]
-    task = Entities()
-    task.prepare({"train": sentences})  # LOC, PER
-    logits = np.eye(2)[[[1, 1, 1, 1]]]
+    logits = np.eye(len(task.labels))[[[task.labels.index(each) for each in found.split()]]]
     score = task.score(sentences, [{"first": [0, 1, 2, 3], "example": 0}], logits)
-    # PER: precision 3/4, recall 1, F1 6/7; LOC: 0; all: precision and recall 3/4
-    assert score["macro_f1"] == pytest.approx((6 / 7 + 0) / 2)
-    assert score["entity_f1"] == pytest.approx(3 / 4)
+    assert [score[name] for name in ("entity_f1", "macro_f1", "accuracy")] == pytest.approx(scores)
 
 
 def test_tags_that_training_lacks_are_refused_or_counted(tmp_path: Path) -> None:
@@ -212,10 +206,7 @@ def test_fine_tuning_learns_and_reports_every_seed(
 ) -> None:
     """The test file is the shortest: each split is scored against its own words."""
     sizes = {"train": 60, "dev": 50, "test": 40}
-    files = {
-        name: write_tagged(tmp_path / name, size, seed)
-        for seed, (name, size) in enumerate(sizes.items())
-    }
+    files = splits(write_tagged, tmp_path, "", **sizes)
     settings = FineTuneSettings(epochs=6, batch_size=4, lr=5e-3, seeds=2)
     model = str(tiny_teacher("bert"))
     result = fine_tune(PartsOfSpeech(), model, files, settings, say=lambda _: None)
@@ -240,22 +231,6 @@ def test_tagged_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "tags.tsv"
     path.write_bytes(b"a\tX\r\nb c\tY\r\n\r\n\n\nd\tX")
     assert read_tagged(path) == [Sentence(("a", "b c"), ("X", "Y")), Sentence(("d",), ("X",))]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a\tX\nb\n", "line 2"),
-        (b"a\tX\tY\n", "line 1"),
-        (b"\n\n", "no sentence"),
-        (b"\xfe\tX\n", "not UTF-8"),
-    ],
-)
-def test_wrong_tagged_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "tags.tsv"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_tagged(path)
 
 
 def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Callable[[str], Any]) -> None:

@@ -26,11 +26,12 @@ from teachonce.downstream.tasks.qa import (
     exact_match,
     word_f1,
 )
+from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.downstream.tasks.task_interface import IGNORED, Task
 from teachonce.store import TaskSpec
 from teachonce.student_export.loaded_student import load_student
 from teachonce.support.errors import UserError
-from tests.downstream.learnable import asked, classified, compared, paired, table
+from tests.downstream.learnable import asked, classified, compared, paired, splits, table
 from tests.downstream.test_bilstm import saved
 from tests.making.models import TOKENIZER_KINDS
 from tests.texts import SENTENCES
@@ -45,10 +46,7 @@ def tuned(task: Task, model: Path, files: dict[str, Path], settings: Any = LEARN
 
 @pytest.mark.slow
 def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    files = {
-        name: classified(tmp_path / f"{name}.tsv", size, seed)
-        for seed, (name, size) in enumerate({"train": 120, "dev": 31, "test": 30}.items())
-    }
+    files = splits(classified, tmp_path, ".tsv", train=120, dev=31, test=30)
     result = tuned(Classify(), tiny_teacher("bert"), files)
     test = result["mean"]["test"]
     assert test["accuracy"] > 0.9 and test["primary"] == test["macro_f1"] > 0.9
@@ -64,10 +62,7 @@ def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> N
 def test_bfloat16_learns_as_well(
     tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    files = {
-        name: classified(tmp_path / f"{name}.tsv", size, seed)
-        for seed, (name, size) in enumerate({"train": 120, "dev": 31}.items())
-    }
+    files = splits(classified, tmp_path, ".tsv", train=120, dev=31)
     bilstm = saved(make_tokenizer("wordpiece"), tmp_path / "bilstm", None)
     for number, model in enumerate((tiny_teacher("bert"), bilstm)):
         weights = []
@@ -90,10 +85,7 @@ def test_pairs_are_classified_by_both_texts(
     """One of the texts alone is worth an accuracy of a half. The models have no token types."""
     bilstm = kind == "bilstm"
     train, epochs = (120, 6) if bilstm else (200, 8)
-    files = {
-        name: compared(tmp_path / f"{name}.tsv", size, seed)
-        for seed, (name, size) in enumerate({"train": train, "dev": 32, "test": 32}.items())
-    }
+    files = splits(compared, tmp_path, ".tsv", train=train, dev=32, test=32)
     model = (
         saved(make_tokenizer("wordpiece"), tmp_path / kind, None) if bilstm else tiny_teacher(kind)
     )
@@ -151,10 +143,7 @@ def test_texts_beside_pairs_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    files = {
-        name: paired(tmp_path / f"{name}.csv", size, seed)
-        for seed, (name, size) in enumerate({"train": 100, "dev": 30, "test": 30}.items())
-    }
+    files = splits(paired, tmp_path, ".csv", train=100, dev=30, test=30)
     settings = replace(LEARNING, epochs=4)
     result = tuned(PairScore(), tiny_teacher("roberta"), files, settings)
     assert result["mean"]["test"]["pearson"] > 0.7
@@ -188,10 +177,8 @@ def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teacher, tmp_pa
 )
 def test_qa_learns(length: int, unanswered: float, tiny_teacher: Teacher, tmp_path: Path) -> None:
     """Contexts of 30 words are read in several windows of 40 tokens."""
-    files = {
-        name: asked(tmp_path / f"{name}.json", size, seed, length, unanswered)
-        for seed, (name, size) in enumerate({"train": 80, "dev": 24, "test": 30}.items())
-    }
+    write = partial(asked, length=length, unanswered=unanswered)
+    files = splits(write, tmp_path, ".json", train=80, dev=24, test=30)
     settings = FineTuneSettings(epochs=6, batch_size=8, lr=3e-3, seeds=1, max_length=40)
     result = tuned(QA(), tiny_teacher("bert"), files, settings)
     assert result["mean"]["test"]["exact_match"] > 0.6
@@ -316,6 +303,10 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     ),
     (Classify(), "a.tsv", b"text_a\ttext_b\tb\na\tb\t1\n", r"no column 'label'.*--label-co"),
     (Classify(), "a.jsonl", b'{"text_a": "a", "text_b": 3}\n', r"expected text in .*'text_b'"),
+    (PartsOfSpeech(), "a.tsv", b"a\tX\nb\n", r"line 2"),
+    (PartsOfSpeech(), "a.tsv", b"a\tX\tY\n", r"line 1"),
+    (PartsOfSpeech(), "a.tsv", b"\n\n", r"no sentence"),
+    (PartsOfSpeech(), "a.tsv", b"\xfe\tX\n", r"not UTF-8"),
     (QA(), "a.json", b"{}", r"not SQuAD's layout"),
     (QA(), "a.json", b"[", r"has no end"),
     (QA({"answer": "x"}), "a.json", b"{}", r"leave their options out"),

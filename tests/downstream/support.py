@@ -1,0 +1,20 @@
+"""The `downstream` command as a user types it, and the scores that it writes."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from teachonce.downstream.cli import main
+from tests.end_to_end import support
+
+run = partial(support.invoke, main)
+done = partial(support.ok, main)
+refused = partial(support.refused, main)
+
+
+def scores_of(out: Path) -> Any:
+    """What scores.json of a run says."""
+    return json.loads((out / "scores.json").read_text())
