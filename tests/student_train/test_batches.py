@@ -18,8 +18,8 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.stream import student_batches
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
+from tests.student_train.support import prepared
 
 CPU = torch.device("cpu")
 LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "attention": 1.0}
@@ -49,11 +49,7 @@ def batches(store: FeatureStore) -> StudentBatches:
 
 
 def test_they_are_those_of_student_train(store: FeatureStore, batches: StudentBatches) -> None:
-    options = TrainOptions(
-        store.path, vocab="400", student="16x1x2", loss=LOSSES, batch_tokens=512, seed=3,
-        device="cpu",
-    ).resolved()  # fmt: skip
-    collator = prepare(options, store)[1]
+    collator = prepared(store, student="16x1x2", loss=LOSSES, seed=3)[1]
     blocks, _ = split_blocks(store, 0.1)
     endless = student_batches(store, collator, blocks, seed=3, view=None, batch_tokens=512)
     for epoch in (0, 1):

@@ -6,6 +6,7 @@ import gc
 import os
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from teachonce.student_train.train.student_training import train
 from teachonce.support.arrays import Array
 from tests.end_to_end.support import refused, says
 from tests.student_train.stopping import stop
+from tests.student_train.support import options_for
 
 CPU = torch.device("cpu")
 LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0, "sentence": 1.0, "attention": 1.0}
@@ -51,17 +53,7 @@ def small(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out)
 
 
-def options_of(store: str, **changes: Any) -> TrainOptions:
-    plain: dict[str, Any] = {
-        "vocab": "400",
-        "student": "16x2x2",
-        "batch_tokens": 1024,
-        "steps": 10,
-        "loss": LOSSES,
-    }
-    return TrainOptions(
-        store=store, device="cpu", precision="fp32", held_out=0.1, **plain | changes
-    ).resolved()
+options_of = partial(options_for, batch_tokens=1024, steps=10, loss=LOSSES, held_out=0.1)
 
 
 def losses_of(
@@ -95,7 +87,7 @@ def test_every_cache_gives_the_same_losses(
     for kind in ("device", "ram", "none"):
         gc.disable()
         try:
-            found.append(losses_of(source, options_of(stored, cache=kind)))
+            found.append(losses_of(source, options_of(source, cache=kind)))
             assert tables and not any(table() is not None for table in tables)
         finally:
             gc.enable()
@@ -105,7 +97,7 @@ def test_every_cache_gives_the_same_losses(
 
 
 def test_resumed_with_a_cache(store: FeatureStore, tmp_path: Path) -> None:
-    options = options_of(store.path, steps=7, checkpoint_every=3, eval_every=4)
+    options = options_of(store, steps=7, checkpoint_every=3, eval_every=4)
     wanted = losses_of(store, options)
     for kind in ("ram", "device"):
         cached, out = replace(options, cache=kind), tmp_path / kind
@@ -124,7 +116,7 @@ def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPa
         real(self, begin, end, out)
 
     monkeypatch.setattr(ShardSlices, "read_into", watched)
-    _, collator, _ = prepare(options_of(store.path), store)
+    _, collator, _ = prepare(options_of(store), store)
     for kind, resident in (("ram", False), ("device", True)):
         collator = collator.reading(cache.feature_source(store, kind, CPU))
         assert ("hidden" not in collator.features()) == resident
@@ -162,8 +154,7 @@ def test_what_is_decoded_is_what_the_store_decodes(width: int) -> None:
 def test_what_does_not_fit(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    stored = store.path
-    check_memory(checked_plan(options_of(stored, cache="ram"), store))
+    check_memory(checked_plan(options_of(store, cache="ram"), store))
     size = 0
     for part in store.manifest.parts:  # the plain view is not read where there is a masked one
         for name, spec in part_arrays(store.features, part.counts).items():
@@ -173,15 +164,15 @@ def test_what_does_not_fit(
     for kind in ("ram", "device"):
         enough = int(size / cache.SHARE) + 1
         monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough)
-        check_memory(checked_plan(options_of(stored, cache=kind), store))
+        check_memory(checked_plan(options_of(store, cache=kind), store))
         monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough - 3)
-        check_memory(checked_plan(options_of(stored), store))
-        check_memory(checked_plan(options_of(stored, cache=kind, loss={"mlm": 1.0}), store))
+        check_memory(checked_plan(options_of(store), store))
+        check_memory(checked_plan(options_of(store, cache=kind, loss={"mlm": 1.0}), store))
         with pytest.raises(UserError, match=f"^--cache {kind}: .* GiB of .* give --cache .*$"):
-            check_memory(checked_plan(options_of(stored, cache=kind), store))
+            check_memory(checked_plan(options_of(store, cache=kind), store))
     monkeypatch.setattr(cache, "free_memory", lambda: 1000)
     out = tmp_path / "out"
-    words = ("--store", stored, "--out", out, "--cache", "ram", "--vocab", "400")
+    words = ("--store", store.path, "--out", out, "--cache", "ram", "--vocab", "400")
     says(refused(main, *words), "--cache ram", "the main memory", "--cache none")
     says(refused(main, *words, "--workers", 2), "--cache ram and --workers 2", "its own copy")
     assert not out.exists()

@@ -25,12 +25,11 @@ from teachonce.student_train.data.blocks import describe_masks, split_blocks, vi
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.stream import prepared_batches, student_batches
 from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, Masker, tokenize
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import covering_spans_of_texts
 from teachonce.support.errors import UserError
 from teachonce.training.schedule import PATIENCE, Schedule
 from tests.end_to_end.support import ROOT, dumped, write_corpus
+from tests.student_train.support import prepared
 
 COMMAND = (
     'if __name__ == "__main__":\n    from teachonce.student_train.cli import main\n    main()\n'
@@ -39,10 +38,8 @@ COMMAND = (
 
 @pytest.fixture(scope="module")
 def collator(store: FeatureStore) -> Collator:
-    options = TrainOptions(
-        store=store.path, vocab="400", student="16x1x2", loss={"mlm": 1.0, "hidden": 1.0}
-    )
-    return prepare(options.resolved(), store)[1]
+    made: Collator = prepared(store, student="16x1x2", loss={"mlm": 1.0, "hidden": 1.0})[1]
+    return made
 
 
 def test_dynamic_masks(store: FeatureStore, collator: Collator) -> None:
@@ -122,7 +119,9 @@ def test_processes_load_no_module_of_the_current_folder(
     assert not (here / "prepared_batches").exists() and dict(os.environ) == before
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize(
+    "workers", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))]
+)
 def test_any_number_of_workers_makes_the_same_batches(
     store: FeatureStore, collator: Collator, workers: int
 ) -> None:
@@ -150,8 +149,7 @@ def test_any_number_of_workers_makes_the_same_batches(
 def test_workers_that_start_after_the_cached_tokens_are_gone_say_so(
     store: FeatureStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = TrainOptions(store=store.path, vocab="350", student="16x1x2", loss={"mlm": 1.0})
-    collator = prepare(options.resolved(), store)[1]
+    collator = prepared(store, vocab="350", student="16x1x2", loss={"mlm": 1.0})[1]
     order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 0}
     batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
     assert collator.table is not None and collator.table.folder is not None
@@ -271,11 +269,7 @@ def test_each_epoch_reads_the_masks_of_its_view(
     masks = [_masks(four, view) for view in (1, 2, 3)]
     assert _masks(two, 1) == masks[0]
     assert masks[0] != masks[1] != masks[2] != masks[0]
-    options = TrainOptions(
-        store=four.path, vocab="200", student="16x1x2", loss={"mlm": 1.0}, device="cpu",
-        precision="fp32", batch_tokens=10**6,
-    ).resolved()  # fmt: skip
-    maker = prepare(options, four)[1]
+    maker = prepared(four, vocab="200", student="16x1x2", loss={"mlm": 1.0})[1]
     batches = student_batches(
         four, maker, four.blocks(), seed=3, batch_tokens=10**6, view=None
     )  # a batch is an epoch

@@ -17,6 +17,7 @@ from teachonce.student_train.data import token_cache
 from teachonce.student_train.data.student_tokens import ARRAYS, tokenize
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.support.arrays import Array
+from tests.end_to_end.support import dumped
 
 
 @pytest.fixture
@@ -115,13 +116,9 @@ def test_another_text_has_another_table(
     tmp_path: Path,
     tiny_teacher: Callable[..., Path],
 ) -> None:
-    from teachonce.teacher_dump.job.dump import dump
-    from teachonce.teacher_dump.job.options import DumpOptions
-
-    text, out = tmp_path / "other.txt", tmp_path / "other.zarr"
+    text = tmp_path / "other.txt"
     text.write_text("Quite another text.\n", encoding="utf-8")
-    teacher = str(tiny_teacher("bert"))
-    dump(DumpOptions(model=teacher, corpus=(str(text),), out=out))
+    out = dumped(tiny_teacher("bert"), text, tmp_path / "other.zarr")
     tokenizer = fresh("wordpiece", make_tokenizer)
     token_table(store, tokenizer)
     table = token_table(open_store(out), tokenizer)

@@ -1,4 +1,4 @@
-"""BiLSTMs: padding changes nothing, heads and losses by hand, starts from SVD and word vectors."""
+"""BiLSTMs: padding changes nothing, heads and losses by hand, starts from word vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.checkpoints.bilstm import (
     BiLstmConfig,
     BiLstmForMaskedLM,
@@ -23,11 +22,8 @@ from teachonce.checkpoints.bilstm import (
     last_of,
     lstm_with_dropout,
 )
-from teachonce.store import FeatureStore
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.model.kinds import make_student
-from teachonce.student_train.model.start import initialise
-from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.support.errors import UserError, out_of_memory
 from tests.making.models import TOKENIZER_KINDS
@@ -222,14 +218,6 @@ def test_words_of_onednn_and_the_precision_decide_what_it_lacks(
     assert ("give --precision fp32" in str(caught.value)) == refused
 
 
-def test_dropout_is_for_training_alone() -> None:
-    model = model_of(BiLstmForTokenClassification, dropout=0.5)
-    _, ids, mask = padded("right")
-    calm = [model(ids, attention_mask=mask).logits for _ in range(2)]
-    assert torch.equal(*calm)
-    assert not torch.equal(model.train()(ids, attention_mask=mask).logits, calm[0])
-
-
 def test_what_a_bilstm_cannot_give_is_refused() -> None:
     model = model_of(BiLstmForMaskedLM)
     with pytest.raises(UserError, match="a BiLSTM has no attention maps; leave --loss attention"):
@@ -267,26 +255,6 @@ def test_the_auto_classes_load_it_in_a_new_process(
     assert done.returncode == 0, done.stderr
     piped, own = done.stdout.splitlines()
     assert piped == own and set(eval(own)) <= set(task.labels) and len(eval(own)) > 2
-
-
-def test_svd_reaches_the_width_of_the_embeddings(store: FeatureStore) -> None:
-    tokenizer = student_tokenizer("400", store)
-    vocabulary = VocabularyMap.between(
-        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
-        Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
-    )
-    said = {}
-    for how in ("auto", "svd"):
-        torch.manual_seed(0)
-        student: Any = make_student("bilstm:12,20", tokenizer, 64)
-        before = student.get_input_embeddings().weight.clone()
-        (said[how],) = initialise(student, how, store, vocabulary)
-        changed = (student.get_input_embeddings().weight != before).any(dim=1)
-        known = changed.sum() + 1  # the padding's is zero before and after
-        assert known > 200
-        assert said[how] == f"word embeddings from {known} of 400 pieces (SVD to 12)"
-    with pytest.raises(UserError, match="a bilstm cannot copy a teacher's layers"):
-        initialise(student, "teacher", store, vocabulary)
 
 
 def vectors(path: Path, lines: list[str]) -> Path:
@@ -333,27 +301,22 @@ def test_word_vectors_go_to_whole_words(
         (["the 1 nan 3"], "line 1: expected finite numbers after the word, got 'nan'"),
         (["xyzzy 1 2 3"], "none of the student's [0-9]+ pieces is a word of the file"),
         ([""], "none of the student's"),
+        (b"3 3\nthe \x00\x01\xff\x80\n", "line 2: expected a word and 3 numbers"),
+        (None, "cannot be read"),
     ],
 )
 def test_wrong_word_vectors_are_refused(
-    lines: list[str], told: str, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    lines: list[str] | bytes | None,
+    told: str,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
 ) -> None:
-    tokenizer = make_tokenizer("wordpiece-lower")
+    tokenizer, path = make_tokenizer("wordpiece-lower"), tmp_path / "a.txt"
     student: Any = make_student("bilstm:3,4", tokenizer, 64)
     before = student.get_input_embeddings().weight.detach().clone()
+    if lines is not None:
+        path.write_bytes(lines) if isinstance(lines, bytes) else vectors(path, lines)
     with pytest.raises(UserError, match=told) as caught:
-        set_word_vectors(student, tokenizer, vectors(tmp_path / "a.txt", lines))
-    assert "\n" not in str(caught.value) and str(tmp_path / "a.txt") in str(caught.value)
+        set_word_vectors(student, tokenizer, path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     assert torch.equal(student.get_input_embeddings().weight, before)
-
-
-def test_word_vectors_that_are_not_there_are_refused(
-    make_tokenizer: Callable[[str], Any], tmp_path: Path
-) -> None:
-    tokenizer = make_tokenizer("wordpiece")
-    student: Any = make_student("bilstm:3,4", tokenizer, 64)
-    with pytest.raises(UserError, match=r"nowhere\.txt: cannot be read"):
-        set_word_vectors(student, tokenizer, tmp_path / "nowhere.txt")
-    (tmp_path / "binary.bin").write_bytes(b"3 3\nthe \x00\x01\xff\x80\n")
-    with pytest.raises(UserError, match="line 2: expected a word and 3 numbers"):
-        set_word_vectors(student, tokenizer, tmp_path / "binary.bin")

@@ -21,11 +21,10 @@ from transformers import (
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.model.any_student import class_logits, head_of, lm_logits
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
+from tests.student_train.support import first_batch, prepared
 
 SMALL: dict[str, Any] = {
     "vocab_size": 500,
@@ -73,17 +72,8 @@ def test_the_head_of_any_masked_lm_gives_its_logits(kind: str) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_it_learns(kind: str, store: FeatureStore) -> None:
     losses = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
-    options = TrainOptions(
-        store=str(store.path),
-        vocab="500",
-        steps=12,
-        batch_tokens=256,
-        lr=5e-3,
-        loss=losses,
-        device="cpu",
-        precision="fp32",
-    ).resolved()
-    _, collator, _ = prepare(options, store)
+    few = {"steps": 12, "batch_tokens": 256, "lr": 5e-3}
+    _, collator, options = prepared(store, vocab="500", loss=losses, **few)
     seen: list[float] = []
     student = made(kind)
     train(store, student, collator, options, on_step=lambda _, found: seen.append(found["loss"]))
@@ -91,8 +81,7 @@ def test_it_learns(kind: str, store: FeatureStore) -> None:
 
 
 def test_what_can_be_no_student_is_refused_in_a_line(store: FeatureStore) -> None:
-    options = TrainOptions(str(store.path), vocab="500", steps=1, device="cpu").resolved()
-    _, collator, _ = prepare(options, store)
+    _, collator, options = prepared(store, vocab="500", steps=1)
     for factory in (AutoModel, AutoModelForSequenceClassification):
         with pytest.raises(UserError, match="cannot be a student: expected a masked LM of transf"):
             train(store, made("albert", factory), collator, options)
@@ -114,12 +103,8 @@ class Batches(IterableDataset[dict[str, torch.Tensor]]):
 
 
 def test_a_batch_in_the_trainer_of_transformers(store: FeatureStore, tmp_path: Path) -> None:
-    options = TrainOptions(
-        str(store.path), vocab="500", steps=1, loss={"mlm": 1.0}, device="cpu", precision="fp32"
-    ).resolved()
-    student, collator, _ = prepare(options, store)
-    raw = next(iter(store.stream(0, 0, 256)))
-    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    student, collator, options = prepared(store, vocab="500", steps=1, loss={"mlm": 1.0})
+    batch = first_batch(store, collator, 256)
     ours = Distiller.of(student, options, store)(batch)["mlm"]
     theirs = student(**batch.masked_lm()).loss
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

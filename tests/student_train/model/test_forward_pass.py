@@ -13,27 +13,17 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model import any_student as room
 from teachonce.student_train.model.any_student import bytes_of_text, forward_pass
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from tests.examples.loading import example
+from tests.student_train.support import first_batch, prepared
 
 STUDENTS = ("16x2x2", "modernbert:16x2x2", "bilstm:12,10", "static:16")
-
-
-def options_for(store: FeatureStore, student: str, **changes: Any) -> TrainOptions:
-    chosen: dict[str, Any] = {"loss": {"mlm": 1.0, "hidden": 1.0}, "batch_tokens": 512, **changes}
-    return TrainOptions(
-        store=str(store.path), vocab="400", student=student, device="cpu", precision="fp32",
-        **chosen,
-    ).resolved()  # fmt: skip
+LOSS = {"mlm": 1.0, "hidden": 1.0}
 
 
 def student_and_inputs(store: FeatureStore, student: str, **changes: Any) -> tuple[Any, Inputs]:
-    options = options_for(store, student, **changes)
-    model, collator, _ = prepare(options, store)
-    raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
-    return model, collator(raw, 0, (0,)).to(torch.device("cpu")).inputs
+    model, collator, _ = prepared(store, student=student, loss=LOSS, **changes)
+    return model, first_batch(store, collator).inputs
 
 
 def hold(monkeypatch: pytest.MonkeyPatch, student: Any, inputs: Inputs, texts: int) -> None:
@@ -118,8 +108,7 @@ def test_a_training_in_parts_is_the_training(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def losses() -> list[float]:
-        options = options_for(store, "16x2x2", steps=6, lr=1e-2)
-        model, collator, _ = prepare(options, store)
+        model, collator, options = prepared(store, loss=LOSS, steps=6, lr=1e-2)
         seen: list[float] = []
         train(store, model, collator, options, on_step=lambda _, found: seen.append(found["loss"]))
         return seen

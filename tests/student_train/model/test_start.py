@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.align import VocabularyMap
 from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.data import vocabularies
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.model_folder import ModelFolder
 from teachonce.student_train.model.start import embedding_means, initialise
@@ -28,10 +29,8 @@ from tests.sentence_folders import changed
 
 
 def vocabulary_map(store: FeatureStore, tokenizer: Any) -> VocabularyMap:
-    return VocabularyMap.between(
-        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
-        Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
-    )
+    theirs = store.teacher_file("tokenizer.json").decode()
+    return vocabularies.vocabulary_map(theirs, tokenizer.backend_tokenizer.to_str())
 
 
 Start = Callable[..., tuple[Any, list[str], VocabularyMap]]
@@ -274,6 +273,16 @@ def test_svd_keeps_the_angles_between_pieces(started: Start, store: FeatureStore
     own = student.bert.embeddings.word_embeddings.weight.detach().numpy()[known]
     cosines = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (rows[known], own)]
     np.testing.assert_allclose(cosines[0] @ cosines[0].T, cosines[1] @ cosines[1].T, atol=1e-4)
+
+
+def test_svd_of_a_bilstm_reaches_the_width_of_its_embeddings(started: Start) -> None:
+    before = started("random", "bilstm:12,20")[0].get_input_embeddings().weight
+    for how in ("auto", "svd"):
+        student, (said,), _ = started(how, "bilstm:12,20")
+        changed = (student.get_input_embeddings().weight != before).any(dim=1)
+        known = changed.sum() + 1  # the padding's is zero before and after
+        assert known > 200
+        assert said == f"word embeddings from {known} of 400 pieces (SVD to 12)"
 
 
 def test_random_changes_nothing(started: Start) -> None:

@@ -144,15 +144,6 @@ def test_the_teachers_own_tokenizer_comes_from_the_store(store: FeatureStore) ->
     assert tokenizer(record.text)["input_ids"] == record.token_ids.tolist()
 
 
-def test_a_folder_without_a_tokenizer_is_refused(store: FeatureStore, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"no tokenizer can be loaded \(it has no tokenizer.json, nor"
-    ):
-        student_tokenizer(str(tmp_path), store)
-    with pytest.raises(UserError, match="expected a size"):
-        student_tokenizer(str(tmp_path / "nowhere"), store)
-
-
 def test_a_tokenizer_without_pieces_is_refused(store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # transformers makes one of it
     with pytest.raises(UserError, match="special tokens only.*give a size such as 5k"):

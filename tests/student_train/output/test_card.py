@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModel
 
-from teachonce.store import open_store
+from teachonce.store import FeatureStore, open_store
 from teachonce.store.format.features import TaskSpec
 from teachonce.store.tools.store_card import teacher_name
 from teachonce.student_train.cli import main as student_train
@@ -39,15 +39,15 @@ def hub(
     return "acme/mini"
 
 
-def card(teacher: str, folder: Path, *more: str) -> str:
-    store = dumped(Path(teacher), write_corpus(folder / "corpus.txt"), folder / "store.zarr")
+def card(store: str | Path, folder: Path, *more: str) -> str:
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--out", folder / "student")
     ok(student_train, *words, *STUDENT, *more)
     return (folder / "student" / "README.md").read_text()
 
 
 def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> None:
-    text = card(hub, tmp_path)
+    store = dumped(Path(hub), write_corpus(tmp_path / "corpus.txt", 20), tmp_path / "store.zarr")
+    text = card(store, tmp_path)
     assert "\n# Masked language model, student of acme/mini\n" in text
     data = ModelCard.load(tmp_path / "student/README.md").data
     assert (data["base_model"], data["base_model_relation"]) == ("acme/mini", "finetune")
@@ -56,17 +56,17 @@ def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> Non
     scores = {each.metric_type: each.metric_value for each in results}
     assert scores["mlm"] == report["valid_mlm"] and scores["loss"] == report["valid_loss"]
     assert {each.task_type for each in results} == {"fill-mask"}
-    assert open_store(tmp_path / "store.zarr").identity["teacher"]["revision"] == COMMIT
+    assert open_store(store).identity["teacher"]["revision"] == COMMIT
 
 
 def test_a_teacher_of_this_machine_is_not(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path
+    store: FeatureStore, tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    teacher = tiny_teacher("bert")
-    text = card(str(teacher), tmp_path, "--student", "bert:32x2x4")
+    text = card(store.path, tmp_path, "--student", "bert:32x2x4")
     assert "base_model" not in text and "model, student of bert\n" in text
     assert "| store | store.zarr |" in text
-    assert str(teacher.parent) not in text and str(tmp_path) not in text
+    for folder in (tmp_path, Path(store.path).parent, tiny_teacher("bert").parent):
+        assert str(folder) not in text
     assert "pipeline_tag: fill-mask\n" in text and "A masked language model of " in text
     assert "`AutoModelForMaskedLM` loads it as well. No pooler was trained:\n" in text
     (call,) = re.findall(r"`AutoModel(\.from_pretrained\(.*?\))` leaves it out", text)
@@ -91,9 +91,9 @@ def test_a_tagger_of_entities_is_read_by_words(make_tokenizer: Callable[[str], A
 
 
 def test_a_head_that_no_loss_trained_fills_no_mask(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = card(str(tiny_teacher("bert")), tmp_path, "--loss", "hidden=1")
+    text = card(store.path, tmp_path, "--loss", "hidden=1")
     assert "pipeline_tag: feature-extraction\n" in text and "fill-mask" not in text
     assert "# Encoder of texts, student of bert\n" in text
     assert "Its head over the vocabulary was not trained: no loss of the training reads it." in text

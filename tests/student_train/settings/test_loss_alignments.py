@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.terms import parse_alignments
 from teachonce.support.errors import UserError
 
 LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
@@ -64,8 +63,3 @@ def test_what_is_no_alignment_of_a_loss_is_told(words: str, told: str) -> None:
 def test_the_pool_of_each_alignment_is_told(words: str, pool: str | None, told: str) -> None:
     options = TrainOptions(store="a.zarr", loss=LOSS, align=words, pool=pool)
     assert options.describing()["pool"] == told
-
-
-def test_all_losses_of_one_word_have_it() -> None:
-    for word in ("span", "match", "reduce"):
-        assert parse_alignments(word).of("kl") == word and not parse_alignments(word).own

@@ -14,13 +14,10 @@ from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.stream import student_batches
 from teachonce.student_train.losses.logits import kl
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import all_recipes
-from teachonce.student_train.settings.shapes import parse_student
-from teachonce.student_train.train.distiller import Distiller
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Word, Words, dumped, ok, refused, says, write_corpus
+from tests.student_train.support import distilling
 
 # The thesis, section 4.2, pages 31 and 32; what it does not tell is DistilBERT's.
 THESIS = {
@@ -92,8 +89,6 @@ def test_stage_two_of_mixed_vocabularies() -> None:
         assert ("max_masks" in own) == ("max_masks" in options_of(f"zhao-{name}"))
     needs = {name: all_recipes()[f"zhao-{name}"].needs for name in rows}
     assert (needs["mixed"]["tied"], needs["tied"]["tied"]) == (False, True)
-    shape = parse_student("bert:256x6x4")  # 6 x 256 of 4 heads; 12 x 256 is 256x12x4
-    assert (shape.width, shape.layers, shape.heads) == (256, 6, 4)
 
 
 @pytest.fixture(scope="module")
@@ -227,13 +222,11 @@ def test_an_option_beside_a_recipe_makes_up_for_what_it_needs(
 @pytest.mark.parametrize("pool", ["sum", "mean"])
 def test_under_reduce_outputs_of_pieces_are_summed(stores: dict[str, Path], pool: str) -> None:
     store = open_store(stores["plain"])
-    options = TrainOptions(
-        store=store.path, vocab="300", student="16x2x2", align="reduce", pool=pool,
-        loss={"kl": 1.0, "hidden-sum": 0.1}, device="cpu", precision="fp32", steps=1,
-    ).resolved()  # fmt: skip
+    losses = {"kl": 1.0, "hidden-sum": 0.1}
     torch.manual_seed(0)
-    model, collator, _ = prepare(options, store)
-    distiller = Distiller.of(model, options, store).eval()
+    distiller, collator, options = distilling(
+        store, vocab="300", align="reduce", pool=pool, loss=losses
+    )
     batch = next(student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0))
     wanted = batch.distillation
     assert wanted is not None and wanted.inputs and wanted.logits and wanted.logit_runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,14 @@ from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.plan.train_plan import stages_of
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
-from teachonce.student_train.train.evaluate import evaluate
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
+from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 
-SMALL: dict[str, Any] = {"vocab": "400", "batch_tokens": 512, "device": "cpu", "precision": "fp32"}
 KINDS = ("bert:16x2x2", "16x2x2", "bilstm:8,8")
-
-
-def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    plain = {"student": "bert:16x2x2", "steps": 6, "loss": {"mlm": 1.0}, **SMALL, **changes}
-    return TrainOptions(store=store.path, **plain).resolved()
+options_for = partial(support.options_for, student="bert:16x2x2", steps=6, loss={"mlm": 1.0})
 
 
 @pytest.mark.parametrize("student", KINDS)
@@ -228,9 +223,7 @@ def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Pat
     assert report["result"]["valid_loss"] == min(losses) < losses[-1]
     saved = AutoModelForMaskedLM.from_pretrained(tmp_path / "s")
     _, collator, _ = prepare(options, store)
-    distiller = Distiller.of(saved, options, store)
-    _, held_out = split_blocks(store, options.held_out)
-    judged = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
+    judged = support.validated(Distiller.of(saved, options, store), store, collator, options)
     assert judged["valid_loss"] == pytest.approx(min(losses), rel=1e-5)
 
 

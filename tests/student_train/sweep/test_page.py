@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure
 from teachonce.student_train.sweep import main as student_sweep
@@ -17,6 +16,7 @@ from teachonce.student_train.sweep.page.charts import Point, curves, front, impo
 from teachonce.student_train.sweep.page.report import StudentFiles, write_report
 from teachonce.support.errors import UserError
 from tests.browser import PHONE, WIDE, check_accessible, opened
+from tests.end_to_end.support import refused, says
 
 pytest.importorskip("altair")
 NATS = MEASURES[-1]
@@ -113,14 +113,11 @@ def test_losses_of_different_definitions_share_no_axis() -> None:
 
 
 def test_a_page_needs_a_sweep(tmp_path: Path) -> None:
-    done = CliRunner().invoke(student_sweep, ["--page", str(tmp_path)])
-    assert done.exit_code == 1 and "no runs.json there; give the folder" in done.stderr
+    says(refused(student_sweep, "--page", tmp_path), "no runs.json there; give the folder")
     (tmp_path / "runs.json").write_text("{}")
-    done = CliRunner().invoke(student_sweep, ["--page", str(tmp_path)])
     line = "runs.json is damaged (varied is missing); remove it: the students in the folder are not"
-    assert done.exit_code == 1 and done.stderr.endswith(f"{line} affected\n")
-    done = CliRunner().invoke(student_sweep, ["--vocab", "5k"])
-    assert done.exit_code == 1 and "--store" in done.stderr
+    assert refused(student_sweep, "--page", tmp_path).endswith(f"{line} affected")
+    says(refused(student_sweep, "--vocab", "5k"), "--store")
 
 
 def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:

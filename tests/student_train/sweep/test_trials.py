@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
@@ -19,6 +18,7 @@ from teachonce.student_train.sweep.runs import Run, Runs
 from teachonce.student_train.sweep.space import Interval, Space
 from teachonce.student_train.sweep.trials import ListedRuns, Study, Trials
 from teachonce.support.errors import UserError
+from tests.end_to_end.support import refused, says
 
 pytest.importorskip("optuna")
 SPACE: Space = {"lr": Interval(1e-4, 1e-1, True, False), "dropout": (0.0, 0.1)}
@@ -180,12 +180,10 @@ def test_pruning_without_optuna_is_refused_in_a_line(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name)
     )
-    words = ["--store", str(tmp_path / "s.zarr"), "--lr", "0.1", "--lr", "0.2"]
-    for more in (["--prune", "asha"], ["--trials", "2"]):
-        done = CliRunner().invoke(student_sweep, [*words, *more])
-        assert done.exit_code == 1
-        assert f"{' '.join(more[:2]) if 'asha' in more else more[0]} needs optuna" in done.stderr
-        assert "pip install 'teachonce[tune]'" in done.stderr
+    words = ("--store", tmp_path / "s.zarr", "--lr", "0.1", "--lr", "0.2")
+    for more, told in (("--prune asha", "--prune asha needs"), ("--trials 2", "--trials needs")):
+        line = refused(student_sweep, *words, *more.split())
+        says(line, f"{told} optuna", "pip install 'teachonce[tune]'")
 
 
 def test_a_student_that_nothing_compares(tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ from torch import Tensor
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.plan.checks import checked_plan
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import dumped, write_corpus
+from tests.student_train.support import distilling, first_batch, options_for
 
 LOSSES = ("mlm", "kl", "hidden", "cosine", "sentence")
 
@@ -34,18 +33,9 @@ def padded(inputs: Inputs, columns: int, token: int) -> Inputs:
 
 @pytest.mark.parametrize("student", ["16x2x2", "modernbert:16x2x2", "bilstm:12,10"])
 def test_padding_changes_no_loss(store: FeatureStore, student: str) -> None:
-    options = TrainOptions(
-        store=str(store.path),
-        vocab="400",
-        student=student,
-        loss=dict.fromkeys(LOSSES, 1.0),
-        device="cpu",
-        precision="fp32",
-    ).resolved()
-    model, collator, _ = prepare(options, store)
-    distiller = Distiller.of(model, options, store).eval()
-    raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
-    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    losses = dict.fromkeys(LOSSES, 1.0)
+    distiller, collator, _ = distilling(store, student=student, loss=losses)
+    batch = first_batch(store, collator)
     with torch.no_grad():
         found = distiller(batch)
         assert set(found) == set(LOSSES)
@@ -57,15 +47,9 @@ def test_padding_changes_no_loss(store: FeatureStore, student: str) -> None:
 
 def compared(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any]:
     """A student with random projections, and a batch for it."""
-    options = TrainOptions(
-        store=str(store.path), vocab="400", student="16x2x2", align="match", device="cpu",
-        precision="fp32", **changes,
-    ).resolved()  # fmt: skip
+    distiller, collator, options = distilling(store, align="match", **changes)
     checked_plan(options, store)
-    model, collator, _ = prepare(options, store)
-    distiller = Distiller.of(model, options, store).eval()
-    raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
-    return distiller, collator(raw, 0, (0,)).to(torch.device("cpu"))
+    return distiller, first_batch(store, collator)
 
 
 @torch.no_grad()
@@ -132,10 +116,7 @@ def test_a_mean_that_counts_the_embeddings_has_its_like(counted: FeatureStore) -
 def test_embeddings_of_another_width_have_no_such_mean(
     counted: FeatureStore, tmp_path: Path
 ) -> None:
-    options = TrainOptions(
-        store=counted.path, vocab="400", student="bilstm:12,10", loss={"hidden": 1.0}, device="cpu",
-        out=tmp_path / "a",
-    ).resolved()  # fmt: skip
+    options = options_for(counted, student="bilstm:12,10", loss={"hidden": 1.0}, out=tmp_path / "a")
     told = "--student bilstm:12,10: .* include the embeddings .* 12 is not its hidden size 20;"
     with pytest.raises(UserError, match=told):
         checked_plan(options, counted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 import torch
 
 from teachonce.store import FeatureStore
-from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
-from teachonce.student_train.train.evaluate import evaluate
 from teachonce.student_train.train.student_training import train
+from tests.student_train import support
 from tests.student_train.stopping import resume, stop
 
+LOSS = {"mlm": 1.0, "hidden": 1.0}
+options_for = partial(support.options_for, loss=LOSS, steps=4, lr=1e-2, checkpoint_every=1)
 MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 DROPPED = {
     "bert:16x2x2": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -31,13 +32,6 @@ DROPPED = {
 }
 
 
-def options_for(store: FeatureStore, student: str, **changes: Any) -> TrainOptions:
-    return TrainOptions(
-        store=store.path, student=student, vocab="400", loss={"mlm": 1.0, "hidden": 1.0}, steps=4,
-        batch_tokens=512, lr=1e-2, checkpoint_every=1, device="cpu", precision="fp32", **changes,
-    ).resolved()  # fmt: skip
-
-
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
@@ -46,7 +40,7 @@ def weights(model: Any) -> torch.Tensor:
 def test_a_stopped_training_drops_the_same(
     store: FeatureStore, tmp_path: Path, student: str
 ) -> None:
-    options = options_for(store, student, dropout=0.3)
+    options = options_for(store, student=student, dropout=0.3)
     straight, collator, _ = prepare(options, store)
     expected = train(store, straight, collator, options).validation
     stop(store, options, tmp_path, 2)
@@ -60,14 +54,13 @@ def test_a_stopped_training_drops_the_same(
 
 def test_states_that_a_bilstm_is_taught_are_dropped_too(store: FeatureStore) -> None:
     """Mukherjee & Awadallah 2019, section 6: dropout after every layer."""
-    options = options_for(store, "bilstm:8,8", dropout=0.5)
+    options = options_for(store, student="bilstm:8,8", dropout=0.5)
     model, collator, _ = prepare(options, store)
     distiller = Distiller.of(model, options, store)
     read = list[torch.Tensor]()
     for linear in distiller.projections.values():
         linear.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-    raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
-    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    batch = support.first_batch(store, collator)
     for training, share in ((True, 0.5), (False, 0.0)):
         distiller.train(training)
         distiller(batch)
@@ -78,7 +71,7 @@ def test_states_that_a_bilstm_is_taught_are_dropped_too(store: FeatureStore) -> 
 def test_it_is_recorded_and_validation_drops_nothing(
     store: FeatureStore, student: str, tmp_path: Path
 ) -> None:
-    options = options_for(store, student, dropout=0.3)
+    options = options_for(store, student=student, dropout=0.3)
     model, collator, _ = prepare(options, store)
     plain, _, _ = prepare(replace(options, dropout=0.0), store)
     assert torch.equal(weights(model), weights(plain))
@@ -90,10 +83,7 @@ def test_it_is_recorded_and_validation_drops_nothing(
     for each in (model, plain):
         torch.manual_seed(0)
         distiller = Distiller.of(each, options, store).train()
-        _, held_out = split_blocks(store, options.held_out)
-        found.append(
-            evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
-        )
+        found.append(support.validated(distiller, store, collator, options))
         assert distiller.training
     assert found[0] == found[1] and found[0]["valid_loss"] > 0
     assert options.digest() != replace(options, dropout=0.0).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from teachonce.student_train.train.training_log import METRICS
-from tests.end_to_end.support import ok, refused, says
+from tests.end_to_end.support import ok
+from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 
 AWAY = 0.3  # a rate that drives a student away from what it had learnt
@@ -25,12 +26,7 @@ STAGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    plain: dict[str, Any] = {
-        "vocab": "400", "student": "16x2x2", "batch_tokens": 512, "loss": {"mlm": 1.0}, "clip": 50,
-        "warmup": 0.0, "device": "cpu", "precision": "fp32",
-    }  # fmt: skip
-    return TrainOptions(store=store.path, **plain | changes).resolved()
+options_for = partial(support.options_for, loss={"mlm": 1.0}, clip=50.0, warmup=0.0)
 
 
 def validations(out: Path) -> dict[int, float]:
@@ -75,8 +71,7 @@ def test_a_stop_about_the_early_end_changes_nothing(
 
 
 def test_validation_once_an_epoch(store: FeatureStore, tmp_path: Path) -> None:
-    options = options_for(store, eval_every="epoch", epochs=3.0, batch_tokens=1024,
-                          batch_texts=9, accumulate=2)  # fmt: skip
+    options = options_for(store, eval_every="epoch", epochs=3.0, batch_texts=9, accumulate=2)
     student, collator, _ = prepare(options, store)
     train(store, student, collator, options, tmp_path)
     blocks, _ = split_blocks(store, options.held_out)
@@ -93,6 +88,3 @@ def test_from_the_command_line(store: FeatureStore, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "a/training.json").read_text())["settings"]
     kept = {"batch_texts": 8, "eval_every": "epoch", "patience": 3, "batch_tokens": None}
     assert told.items() >= kept.items()
-    both = (*words, "--batch-texts", 8, "--batch-tokens", 1024, "--out", tmp_path / "b")
-    says(refused(main, *both), "--batch-tokens and --batch-texts contradict", "give one")
-    says(refused(main, *words, "--eval-every", "never"), "--eval-every", "never")

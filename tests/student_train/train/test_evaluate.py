@@ -15,9 +15,7 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.targets import TaskTargets
-from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import (
     StateSpread,
     _Sums,
@@ -27,8 +25,10 @@ from teachonce.student_train.train.evaluate import (
 )
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
+from tests.student_train.support import distilling, prepared, validated
 
 ONES = torch.ones(3, 2)
+LOSS = {"mlm": 2.0, "hidden": 3.0}
 
 
 def batch_of(task: TaskTargets) -> StudentBatch:
@@ -43,15 +43,9 @@ def batch_of(task: TaskTargets) -> StudentBatch:
 
 
 def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore) -> None:
-    options = TrainOptions(
-        store=store.path, vocab="400", student="16x2x2", loss={"mlm": 2.0, "hidden": 3.0},
-        batch_tokens=256, device="cpu", precision="fp32", held_out=0.4,
-    ).resolved()  # fmt: skip
-    model, collator, _ = prepare(options, store)
-    distiller = Distiller.of(model, options, store)
+    distiller, collator, options = distilling(store, loss=LOSS, batch_tokens=256, held_out=0.4)
     _, held_out = split_blocks(store, options.held_out)
-    found = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
-    distiller.eval()
+    found = validated(distiller, store, collator, options)
     nats, tokens, characters, hidden, states = 0.0, 0, 0, list[float](), list[torch.Tensor]()
     batches = store.stream(
         0, 0, 256, view=1, blocks=held_out, features=collator.features(), shuffle=False
@@ -60,7 +54,9 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         batch = collator(raw, 1, (0, 0, number, 1)).to(torch.device("cpu"))
         assert not batch.characters  # counted for validations alone
         with torch.no_grad():
-            logits = model(batch.inputs.ids, attention_mask=batch.inputs.present.long()).logits
+            logits = distiller.student(
+                batch.inputs.ids, attention_mask=batch.inputs.present.long()
+            ).logits
             hidden.append(distiller(batch)["hidden"].item())
             layers = torch.stack(distiller.encode(batch.inputs).states[1:]).mean(0)
             assert batch.distillation is not None
@@ -91,14 +87,9 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
 
 
 def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureStore) -> None:
-    options = TrainOptions(
-        store=store.path, vocab="400", student="16x2x2", loss={"mlm": 2.0, "hidden": 3.0},
-        view=0, mask_prob=1e-9, device="cpu", precision="fp32", held_out=0.1,
-    ).resolved()  # fmt: skip
-    model, collator, _ = prepare(options, store)
-    distiller = Distiller.of(model, options, store)
-    _, held_out = split_blocks(store, options.held_out)
-    found = evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
+    changes: dict[str, Any] = {"view": 0, "mask_prob": 1e-9, "held_out": 0.1}
+    distiller, collator, options = distilling(store, loss=LOSS, **changes)
+    found = validated(distiller, store, collator, options)
     assert found.keys() == {"valid_hidden", "valid_loss", "states_varying"}
     assert found["valid_loss"] == 3 * found["valid_hidden"] > 0
 
@@ -126,11 +117,10 @@ def test_nearly_constant_states_are_reported() -> None:
 def test_a_training_says_at_each_validation_that_its_states_are_constant(
     store: FeatureStore,
 ) -> None:
-    options = TrainOptions(
-        store=store.path, vocab="400", student="bert:16x2x2", loss={"hidden": 1.0}, steps=2,
-        eval_every=1, device="cpu", precision="fp32", held_out=0.4,
-    ).resolved()  # fmt: skip
-    model, collator, _ = prepare(options, store)
+    changes: dict[str, Any] = {"steps": 2, "eval_every": 1, "held_out": 0.4}
+    model, collator, options = prepared(
+        store, student="bert:16x2x2", loss={"hidden": 1.0}, **changes
+    )
     for name, weight in model.named_parameters():
         if "LayerNorm" in name:  # states are the bias of the last norm
             weight.data.fill_(1.0 if name.endswith("bias") else 0.0)

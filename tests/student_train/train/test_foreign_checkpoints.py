@@ -11,20 +11,17 @@ import pytest
 import torch
 
 from teachonce.store import FeatureStore
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
 from teachonce.training.checkpoint import load_checkpoint, write_checkpoint
 from tests.student_train.stopping import resume, stop
+from tests.student_train.support import options_for
 
 
 @pytest.fixture
 def stopped(store: FeatureStore, tmp_path: Path) -> Callable[[], list[str]]:
     """Kill a training behind its third step; called, it goes on and gives the lines it says."""
-    options = TrainOptions(
-        store=store.path, student="16x2x2", vocab="400", loss={"mlm": 1.0}, steps=5,
-        batch_tokens=512, checkpoint_every=1, device="cpu", precision="fp32",
-    ).resolved()  # fmt: skip
+    options = options_for(store, loss={"mlm": 1.0}, steps=5, checkpoint_every=1)
     stop(store, options, tmp_path, 3)
     return lambda: resume(store, options, tmp_path)[2]
 

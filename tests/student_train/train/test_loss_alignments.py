@@ -14,21 +14,17 @@ from teachonce.align import Tokenizations
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.stream import student_batches
-from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import Words, ok, refused, says
+from tests.student_train.support import prepared
 
 LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0}
 
 
-def measured(store: FeatureStore, align: str, **changes: Any) -> dict[str, torch.Tensor]:
-    options = TrainOptions(
-        store=store.path, vocab="400", student="16x2x2", loss=LOSS, align=align, device="cpu",
-        precision="fp32", **changes,
-    ).resolved()  # fmt: skip
-    model, collator, _ = prepare(options, store)
+def measured(store: FeatureStore, align: str) -> dict[str, torch.Tensor]:
+    model, collator, options = prepared(store, loss=LOSS, align=align)
     torch.manual_seed(1)  # the same projections
     distiller = Distiller.of(model, options, store).eval()
     batches = student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0)

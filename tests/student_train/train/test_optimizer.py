@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from teachonce.student_train.train.student_training import BETAS, train
 from teachonce.support.errors import UserError
 from teachonce.training.optimizer import optimizer_of
 from tests.end_to_end.support import ok, refused, says
+from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.training.lamb import LONGEST, check_steps
 
@@ -31,10 +33,8 @@ WORDS = ("--vocab", 400, "--student", "16x2x2", "--batch-tokens", 512, "--steps"
 GIVEN = "settings: optimizer was {} and is {}; give the earlier settings"
 
 
-def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    plain: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "steps": 4}
-    plain |= {"loss": {"mlm": 1.0, "hidden": 1.0}, "device": "cpu", "optimizer": "lamb"}
-    return TrainOptions(store=store.path, **plain | {"lr": 1e-2} | changes).resolved()
+LOSS = {"mlm": 1.0, "hidden": 1.0}
+options_for = partial(support.options_for, steps=4, loss=LOSS, optimizer="lamb", lr=1e-2)
 
 
 def test_steps_are_those_of_the_paper() -> None:

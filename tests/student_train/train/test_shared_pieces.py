@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +14,10 @@ from teachonce.align import Tokenizations, Tokens
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data import stream
-from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.data.student_tokens import tokenize
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.distiller import Distiller
-from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
+from tests.student_train.support import distilling
 
 LOSS = {"kl-shared": 1.0}
 SMALL: Words = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--device", "cpu")
@@ -37,19 +33,13 @@ def head(
     return open_store(dumped(tiny_teacher("bert"), corpus, folder / "head.zarr", **words))
 
 
-def prepared(store: FeatureStore, **changes: Any) -> tuple[Distiller, Collator, TrainOptions]:
-    plain: dict[str, Any] = {"loss": LOSS, "align": "match", "vocab": "400", "student": "16x2x2"}
-    options = TrainOptions(
-        store=store.path, device="cpu", precision="fp32", **plain | changes
-    ).resolved()
-    model, collator, _ = prepare(options, store)
-    return Distiller.of(model, options, store).eval(), collator, options
+distilled = partial(distilling, loss=LOSS, align="match")
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("align", ["match", "reduce"])
 def test_all_shared_pieces_of_the_head_are_compared(head: FeatureStore, align: str) -> None:
-    distiller, collator, _ = prepared(head, align=align)
+    distiller, collator, _ = distilled(head, align=align)
     raw = next(iter(head.stream(0, 0, 512, features=collator.features())))
     batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
     wanted, match = batch.distillation, collator.vocabulary.match
@@ -82,7 +72,7 @@ def test_all_shared_pieces_of_the_head_are_compared(head: FeatureStore, align: s
 def test_masked_and_other_tokens_are_all_tokens(store: FeatureStore) -> None:
     tokens, labelled = {}, set[int]()
     for targets in ("all", "masked", "unmasked"):
-        _, collator, _ = prepared(store, targets=targets)
+        _, collator, _ = distilled(store, targets=targets)
         raw = next(iter(store.stream(0, 0, 2048, features=collator.features())))
         batch = collator(raw, 0, (0,))
         assert batch.distillation is not None and batch.distillation.logit_runs is not None
@@ -97,7 +87,7 @@ def test_a_run_with_a_masked_token_is_not_unmasked(store: FeatureStore) -> None:
     """View 1 of a student that reads the teacher's tokens split: a masked word is masked whole."""
     runs = {}
     for targets in ("all", "unmasked"):
-        _, collator, _ = prepared(store, targets=targets, align="reduce")
+        _, collator, _ = distilled(store, targets=targets, align="reduce")
         raw = next(iter(store.stream(0, 0, 2048, view=1, features=collator.features())))
         taught = collator(raw, 1, (0,)).distillation
         assert taught is not None and taught.inputs is not None and taught.logit_runs is not None
@@ -112,19 +102,11 @@ def test_a_run_with_a_masked_token_is_not_unmasked(store: FeatureStore) -> None:
 def test_a_logit_for_each_piece_is_prepared_for_few_batches(
     head: FeatureStore, loss: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, collator, _ = prepared(head, loss={loss: 1.0})
+    _, collator, _ = distilled(head, loss={loss: 1.0})
     seen = list[int]()
     monkeypatch.setattr(stream, "prefetched", lambda batches, ready: seen.append(ready))
     prepared_batches(head, collator, head.blocks(), 0, seed=0, view=0, batch_tokens=512)
     assert seen == [number]
-
-
-def test_an_alignment_by_spans_has_no_shared_pieces() -> None:
-    with pytest.raises(
-        UserError, match="--align span: --loss kl-shared .* --align kl-shared=match"
-    ):
-        TrainOptions(store="a.zarr", loss=LOSS)
-    TrainOptions(store="a.zarr", loss=LOSS, align="kl-shared=match")
 
 
 def test_the_card_tells_what_a_store_of_kept_logits_lacks(
@@ -138,4 +120,5 @@ def test_the_card_tells_what_a_store_of_kept_logits_lacks(
     assert each.features.logits is not None and store.features.logits is not None
     told = f"among the {store.features.logits.size} best of a token"
     assert told in cards["kept"] and "best of a token" not in cards["head"]
-    says(refused(main, "--store", store.path, *loss[:-2], "--out", tmp_path / "c"), "--align span")
+    line = refused(main, "--store", store.path, *loss[:-2], "--out", tmp_path / "c")
+    says(line, "--align span: --loss kl-shared ", "--align kl-shared=match")

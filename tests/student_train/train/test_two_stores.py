@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
+from tests.student_train import support
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 Teachers = Callable[..., Path]
@@ -51,10 +53,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) ->
     return open_store(dumped(tiny_teacher("roberta"), corpus, folder / "foreign.zarr"))
 
 
-def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    plain: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "batch_tokens": 512, "steps": 3}
-    plain |= {"device": "cpu", "precision": "fp32", "loss": {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}}
-    return TrainOptions(store=store.path, **plain | changes).resolved()
+LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
+options_for = partial(support.options_for, steps=3, loss=LOSS)
 
 
 def loss_of(training: StoreTraining, batch: StudentBatch) -> float:
