@@ -11,6 +11,7 @@ import torch
 from teachonce.store import FeatureStore, open_store
 from tests.end_to_end.support import dumped, write_corpus
 from tests.end_to_end.test_students_of_pairs import trained_reader
+from tests.sentence_folders import PROMPTS, modules, normalize, pooling
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
@@ -81,6 +82,13 @@ def tags(
     model = tiny_teacher("bert", "tagging", TAGS)
     options = {"head": "tagging", "logits": None, "hidden": "layer:4"}
     return open_store(dumped(model, corpus, folder / "tags.h5", **options))
+
+
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> Path:
+    """A folder of sentence-transformers with prompts, whose vectors are means of length 1."""
+    behind, folder = (pooling("mean"), normalize()), tmp_path_factory.mktemp("embedder") / "model"
+    return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
 
 
 @pytest.fixture(scope="session")

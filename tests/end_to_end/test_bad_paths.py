@@ -38,16 +38,20 @@ WORDS: dict[str, tuple[click.Command, str]] = {
 }
 
 
+def refused_path(option: str, path: str, text: Path, model: Path, here: Path) -> str:
+    """The line about a path in place of PATH, in a command that finds a text and a model."""
+    text.write_text("Some words.\n" * 30)
+    command, words = WORDS[option]
+    filled = words.format(text=text, model=model, here=here).replace("PATH", path)
+    return refused(command, *filled.split())
+
+
 @pytest.mark.parametrize("option", WORDS)
 def test_a_name_that_is_too_long(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("Some words.\n" * 30)
-    command, words = WORDS[option]
-    known = {"text": text, "model": tiny_teacher("bert"), "here": tmp_path}
-    filled = words.format(**known).replace("PATH", str(tmp_path / LONG))
-    says(refused(command, *filled.split()), LONG, "too long")
+    known = (tmp_path / "text.txt", tiny_teacher("bert"), tmp_path)
+    says(refused_path(option, str(tmp_path / LONG), *known), LONG, "too long")
     assert os.listdir(tmp_path) == ["text.txt"]
 
 
@@ -55,12 +59,8 @@ def test_a_name_that_is_too_long(
 def test_the_home_of_an_unknown_user(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("Some words.\n" * 30)
-    command, words = WORDS[option]
-    known = {"text": text, "model": tiny_teacher("bert"), "here": tmp_path}
-    filled = words.format(**known).replace("PATH", f"{STRANGER}/x")
-    says(refused(command, *filled.split()), STRANGER, "no such")
+    known = (tmp_path / "text.txt", tiny_teacher("bert"), tmp_path)
+    says(refused_path(option, f"{STRANGER}/x", *known), STRANGER, "no such")
 
 
 @pytest.mark.parametrize("option", ["model", "checkpoint", "new"])
@@ -71,12 +71,9 @@ def test_a_folder_of_a_model_whose_name_is_not_utf8(
     there."""
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     shutil.copytree(tiny_teacher("bert"), folder / "model")
-    text = folder / "text.txt"
-    text.write_text("Some words.\n" * 30)
-    command, words = WORDS[option]
-    known = {"text": text, "model": tiny_teacher("bert"), "here": tmp_path}
-    filled = words.format(**known).replace("PATH", str(folder / "model"))
-    says(refused(command, *filled.split()), r"\xff/model: the name is not UTF-8", "choose another")
+    known = (folder / "text.txt", tiny_teacher("bert"), tmp_path)
+    line = refused_path(option, str(folder / "model"), *known)
+    says(line, r"\xff/model: the name is not UTF-8", "choose another")
 
 
 def test_a_student_in_a_folder_whose_name_is_not_utf8(store: Path, tmp_path: Path) -> None:

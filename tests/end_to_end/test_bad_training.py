@@ -109,12 +109,12 @@ def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Callable[[s
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path / "maskless")
     (tmp_path / "bare").mkdir()
-    for name in ("maskless", "bare"):
+    for name, told in (("maskless", "mask"), ("bare", "(it has no tokenizer.json, nor")):
         line = refused(
             student_train,
             *("--store", store, "--vocab", tmp_path / name, "--out", tmp_path / "out", *STUDENT),
         )
-        says(line, "--vocab", name, "tokenizer")
+        says(line, "--vocab", name, "tokenizer", told)
     assert not (tmp_path / "out").exists()
 
 

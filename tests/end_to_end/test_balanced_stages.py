@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,18 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import labelled, split_blocks
 from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says
+from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 LOSS = {"ce": 10.0, "log-odds": 0.5}
 
 
-def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    plain: dict[str, Any] = {
-        "vocab": "400", "student": "16x2x2", "batch_texts": 6, "data": "balanced", "loss": LOSS,
-        "held_out": 0.1, "device": "cpu", "precision": "fp32",
-    }  # fmt: skip
-    return TrainOptions(store=store.path, **plain | changes).resolved()
+options_for = partial(support.options_for, batch_texts=6, data="balanced", loss=LOSS, held_out=0.1)
 
 
 def training_of(store: FeatureStore, **changes: Any) -> StoreTraining:

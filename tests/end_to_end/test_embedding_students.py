@@ -15,33 +15,31 @@ from teachonce.store import open_store
 from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.embedder import settings_of
-from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.cli import main as student_sweep
+from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+from tests.student_train.stopping import resume, same_weights, stop
+from tests.student_train.support import prepared
 from tests.texts import ENGLISH
 
 VOCAB: Words = ("--vocab", "450", "--student", "32x2x4", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def stores(
-    tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def stores(embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """stores(prompt, **changes) -> a store of the vectors of sentences, 32 wide."""
     root = tmp_path_factory.mktemp("vectors")
     corpus = write_corpus(root / "corpus.txt", 120, ENGLISH)
-    behind = (pooling("mean"), normalize())
-    teacher = modules(*behind, base=tiny_teacher("bert"), folder=root / "model", prompts=PROMPTS)
     known: dict[str, Path] = {}
 
     def store(prompt: str | None = None, **changes: Any) -> Path:
         key = f"{prompt}{changes}"
         if key not in known:
             asked = {"head": "embedding", "logits": None, "prompt": prompt} | changes
-            known[key] = dumped(teacher, corpus, root / f"{len(known)}.zarr", **asked)
+            known[key] = dumped(embedder, corpus, root / f"{len(known)}.zarr", **asked)
         return known[key]
 
     return store
@@ -213,32 +211,15 @@ def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_
 
 
 def test_it_is_the_same_after_a_stop(stores: Callable[..., Path], tmp_path: Path) -> None:
-    common: dict[str, Any] = {
-        "store": str(stores()), "vocab": "450", "student": "24x1x2", "steps": 6, "device": "cpu",
-        "loss": {"embedding": 1.0}, "batch_texts": 16, "checkpoint_every": 2, "precision": "fp32",
-    }  # fmt: skip
-    run(TrainOptions(out=tmp_path / "whole", **common))
-
-    class Stop(Exception):
-        pass
-
-    from teachonce.student_train.train import student_training
-
-    with pytest.MonkeyPatch.context() as patch:
-        after = student_training._StudentTraining.after
-
-        def cut(self: Any, losses: Any, progress: Any) -> None:
-            after(self, losses, progress)
-            if self.step == 5:
-                raise Stop
-
-        patch.setattr(student_training._StudentTraining, "after", cut)
-        with pytest.raises(Stop):
-            run(TrainOptions(out=tmp_path / "cut", **common))
-    run(TrainOptions(out=tmp_path / "cut", **common), resume=True)
-    for part in ("", "2_Dense"):
-        one, other = (_weights(tmp_path / name / part) for name in ("whole", "cut"))
-        assert all(torch.equal(one[key], other[key]) for key in one)
+    changes: dict[str, Any] = {"vocab": "450", "student": "24x1x2", "loss": {"embedding": 1.0}}
+    changes |= {"steps": 6, "batch_texts": 16, "checkpoint_every": 2}
+    with open_store(stores()) as store:
+        student, collator, options = prepared(store, **changes)
+        whole = train(store, student, collator, options)
+        stop(store, options, tmp_path, 4)
+        _, again, _ = resume(store, options, tmp_path)
+    same_weights(whole.student, again.student)
+    same_weights(whole.vector_head, again.vector_head)
 
 
 def test_two_stores_of_one_teacher_share_a_projection(

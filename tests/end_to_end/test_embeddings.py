@@ -19,21 +19,14 @@ from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
-from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH
 
 
-@pytest.fixture(scope="module")
-def teacher(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("embedder") / "model"
-    behind = (pooling("mean"), normalize())
-    return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
-
-
-def test_dumped_told_and_compared(teacher: Path, tmp_path: Path) -> None:
+def test_dumped_told_and_compared(embedder: Path, tmp_path: Path) -> None:
     corpus, out = tmp_path / "a.txt", tmp_path / "a.zarr"
     corpus.write_text("\n".join([*ENGLISH, " ".join(ENGLISH), "", "\u200b"]), encoding="utf-8")
-    words = ("--model", teacher, "--corpus", corpus, "--out", out, "--head", "embedding")
+    words = ("--model", embedder, "--corpus", corpus, "--out", out, "--head", "embedding")
     told = ok(teacher_dump, *words, "--prompt", "query", "--max-length", 60, "--device", "cpu")
     says(
         told, "embedding of width 32 (mean, length 1, prompt 'find: '), hidden none, attention none"
@@ -43,17 +36,17 @@ def test_dumped_told_and_compared(teacher: Path, tmp_path: Path) -> None:
     assert [r.text for r in store][: len(ENGLISH)] == [f"find: {text}" for text in ENGLISH]
     assert f"find: {' '.join(ENGLISH)}".startswith(store[len(ENGLISH)].text)
     assert len(store[len(ENGLISH)].token_ids) == 60
-    told = ok(feature_store, "verify", out, "--model", teacher, "--device", "cpu")
+    told = ok(feature_store, "verify", out, "--model", embedder, "--device", "cpu")
     says(told, "sequence/embedding, 1 - cosine", "every error is within")
     says(ok(feature_store, "info", out), "embedding   size 32, mean, of length 1, prompt 'find: '")
     says(ok(feature_store, "show", out, "0"), "embedding of length 0.999")
 
 
-def test_a_dump_without_the_vectors_of_an_embedder_says_so(teacher: Path, tmp_path: Path) -> None:
+def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 4)
     words = (
         "--model",
-        teacher,
+        embedder,
         "--corpus",
         corpus,
         "--out",
@@ -61,14 +54,14 @@ def test_a_dump_without_the_vectors_of_an_embedder_says_so(teacher: Path, tmp_pa
         "--device",
         "cpu",
     )
-    said = f"{teacher} is a sentence embedding model, and its vectors are not stored; --head"
+    said = f"{embedder} is a sentence embedding model, and its vectors are not stored; --head"
     says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")
 
 
-def test_another_model_is_told(teacher: Path, tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_another_model_is_told(embedder: Path, tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
     out = dumped(
-        teacher, write_corpus(tmp_path / "a.txt", 8), tmp_path / "a.h5",
+        embedder, write_corpus(tmp_path / "a.txt", 8), tmp_path / "a.h5",
         head="embedding", logits=None,
     )  # fmt: skip
     other = modules(pooling("max"), base=tiny_teacher("bert"), folder=tmp_path / "other")
@@ -79,15 +72,15 @@ def test_another_model_is_told(teacher: Path, tiny_teacher: TinyTeacher, tmp_pat
     assert "Error" in refused(feature_store, "verify", out, "--model", unlike)
 
 
-def test_beside_states_in_several_views_and_stopped(teacher: Path, tmp_path: Path) -> None:
+def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Path) -> None:
     """The vectors are those of the plain view, and the same as without the states."""
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     both = dumped(
-        teacher, corpus, tmp_path / "a.zarr",
+        embedder, corpus, tmp_path / "a.zarr",
         head="embedding", logits=None, hidden="layer:4", attention="mean", views=2, codec="exact",
     )  # fmt: skip
     alone = dumped(
-        teacher, corpus, tmp_path / "b.zarr",
+        embedder, corpus, tmp_path / "b.zarr",
         head="embedding", logits=None, views=2, codec="exact", part_tokens=300,
     )  # fmt: skip
     one, other = open_store(both), open_store(alone)
@@ -102,12 +95,12 @@ def test_beside_states_in_several_views_and_stopped(teacher: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_it_goes_on_after_a_stop(
-    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one process, and as one of several that share the store."""
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     asked: dict[str, Any] = {"head": "embedding", "logits": None, "part_tokens": 300}
-    wanted = open_store(dumped(teacher, corpus, tmp_path / "whole.zarr", **asked))
+    wanted = open_store(dumped(embedder, corpus, tmp_path / "whole.zarr", **asked))
     out, whole = tmp_path / "cut.zarr", part_writing.write_part
 
     def cut(*given: Any) -> None:
@@ -117,10 +110,10 @@ def test_it_goes_on_after_a_stop(
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
         patch.setattr(part_writing, "write_part", cut)
-        dumped(teacher, corpus, out, **asked)
-    assert dumped(teacher, corpus, out, **asked) == out
+        dumped(embedder, corpus, out, **asked)
+    assert dumped(embedder, corpus, out, **asked) == out
     shared = tmp_path / "shared.zarr"
-    share(dump_options(teacher, corpus, shared, **asked), Shard(0, 1))
+    share(dump_options(embedder, corpus, shared, **asked), Shard(0, 1))
     for path in (out, shared):
         assert open_store(path).manifest.content() == wanted.manifest.content()
 
@@ -141,9 +134,9 @@ def test_it_goes_on_after_a_stop(
         (("--head", "none", "--prompt", "query"), "--prompt query: applies to vectors of texts"),
     ),
 )
-def test_refused(teacher: Path, tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_refused(embedder: Path, tmp_path: Path, words: tuple[str, ...], told: str) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 4)
-    given = ("--model", teacher, "--corpus", corpus, "--out", tmp_path / "a.zarr")
+    given = ("--model", embedder, "--corpus", corpus, "--out", tmp_path / "a.zarr")
     says(refused(teacher_dump, *given, "--head", "embedding", *words), told)
     assert not (tmp_path / "a.zarr").exists()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,13 @@ def the_error(log: Path) -> str:
     return errors[0]
 
 
+def ended(process: ForkServerProcess) -> int:
+    """The exit code of a process that mounts a disk of its own, where this machine allows it."""
+    if (code := finish(process)) == CANNOT:
+        pytest.skip("no mounts allowed on this machine")
+    return code
+
+
 def sound(store: Path) -> int:
     """How many parts a finished store has in which nothing is wrong."""
     report = verify(store)
@@ -133,9 +141,7 @@ def test_full_disk(
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
     out, whole = disk / f"store.{ext}", blocks(undisturbed(ext)) * (2 if ext == "h5" else 1)
-    code = finish(fork(on_full_disk, disk, int(share * whole), copy, DUMP, *words, out, log=log))
-    if code == CANNOT:
-        pytest.skip("no mounts allowed on this machine")
+    ended(fork(on_full_disk, disk, int(share * whole), copy, DUMP, *words, out, log=log))
     text = log.read_text()
     assert "first: 1\n" in text and "second: 0\n" in text, text
     assert "No space left on device; make room and start again" in the_error(log)
@@ -147,10 +153,7 @@ def test_read_only_folder(tmp_path: Path, words: Any, log: Path, ext: str) -> No
     folder = tmp_path / "folder"
     folder.mkdir()
     out = folder / f"store.{ext}"
-    code = finish(fork(on_read_only_disk, folder, DUMP, *words, out, log=log))
-    if code == CANNOT:
-        pytest.skip("no mounts allowed on this machine")
-    assert code == 1
+    assert ended(fork(on_read_only_disk, folder, DUMP, *words, out, log=log)) == 1
     assert f"folder {folder} cannot be written to; make it writable" in the_error(log)
     assert list(folder.iterdir()) == []
 
@@ -210,9 +213,7 @@ def test_training_on_a_full_disk(tmp_path: Path, store: Path, log: Path, share: 
     out, free = disk / "student", int(share * 1_600_000)
     train = (TRAIN, "--store", store, "--out", out, *SETTINGS)
     process = fork(_train_on_full_disk, disk, free, copy, *train, log=log)
-    if (code := finish(process)) == CANNOT:
-        pytest.skip("no mounts allowed on this machine")
-    text = log.read_text()
+    code, text = ended(process), log.read_text()
     assert code == 0 and "first: 1\n" in text and "second: 0\n" in text, text
     assert "No space left on device; make room and continue with --resume" in the_error(log)
     assert (copy / "student" / "model.safetensors").exists()
@@ -226,9 +227,7 @@ def test_training_in_a_read_only_folder(tmp_path: Path, store: Path, log: Path) 
     folder = tmp_path / "folder"
     folder.mkdir()
     train = (TRAIN, "--store", store, "--out", folder / "student", *SETTINGS)
-    code = finish(fork(on_read_only_disk, folder, *train, log=log))
-    if code == CANNOT:
-        pytest.skip("no mounts allowed on this machine")
+    code = ended(fork(on_read_only_disk, folder, *train, log=log))
     assert code == 1 and "cannot be written" in the_error(log)
     assert list(folder.iterdir()) == []
 

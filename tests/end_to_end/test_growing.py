@@ -34,6 +34,7 @@ from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 from tests.end_to_end.support import (
+    Words,
     dump_options,
     dumped,
     ok,
@@ -317,26 +318,22 @@ def test_what_cannot_grow(
 ) -> None:
     teacher, out = tiny_teacher("bert"), tmp_path / "new.zarr"
     words = ("--corpus", corpus, "--out", out, "--logits", "topk:8", "--device", "cpu")
-    from_it = ("--grow-from", store)
-    features = ("--hidden", "mean,groups:2")
+    from_it: Words = ("--grow-from", store)
+    features: Words = ("--hidden", "mean,groups:2")
+    other = f"--grow-from {store}: was made by another teacher or with other options"
     line = refused(teacher_dump, "--model", tiny_teacher("distilbert"), *words, *from_it, *features)
-    says(
-        line,
-        f"--grow-from {store}: was made by another teacher or with other options",
-        "weights_hash",
-    )
+    says(line, other, "weights_hash")
     line = refused(teacher_dump, "--model", teacher, *words, *from_it)
     says(line, "other options: features.hidden is", "use the store's teacher and options")
-    line = refused(teacher_dump, "--model", teacher, *words, *from_it, *features, "--seed", 3)
-    says(line, "arguments.seed is '0' in the store and '3' now")
-    line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", tmp_path / "no.zarr")
-    says(line, "no.zarr: no such file or folder")
-    line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", out)
-    says(line, "is also --out, and a finished store is not changed")
-    line = refused(teacher_dump, "--model", teacher, *words, *from_it, "--plan")
-    says(line, "--plan and --grow-from")
-    line = refused(teacher_dump, "--model", teacher, *words, "--gone", "keep")
-    says(line, "--gone keep", "needs the store of --grow-from")
+    cases: tuple[tuple[Words, str], ...] = (
+        ((*from_it, *features, "--seed", 3), "arguments.seed is '0' in the store and '3' now"),
+        (("--grow-from", tmp_path / "no.zarr"), "no.zarr: no such file or folder"),
+        (("--grow-from", out), "is also --out, and a finished store is not changed"),
+        ((*from_it, "--plan"), "--plan and --grow-from"),
+        (("--gone", "keep"), "--gone keep: needs the store of --grow-from"),
+    )
+    for more, told in cases:
+        says(refused(teacher_dump, "--model", teacher, *words, *more), told)
     begun = shutil.copytree(store, tmp_path / "begun.zarr")
     node = begun / "zarr.json"
     node.write_text(node.read_text("utf-8").replace('"sealed"', '"writing"'), "utf-8")

@@ -18,7 +18,7 @@ from teachonce.store import FeatureStore, TaskSpec, open_store
 from teachonce.student_train.cli import main as train
 from teachonce.student_train.losses.task import NO_LABEL
 from tests.end_to_end.support import dumped, ok, refused, says
-from tests.end_to_end.test_task_students import prepared
+from tests.student_train.support import prepared
 from tests.texts import ENGLISH, RUSSIAN
 
 AS_IS = ("--task", "ner", "--as-is")

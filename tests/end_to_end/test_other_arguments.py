@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -17,14 +18,16 @@ from tests.end_to_end.support import dump_options, tree, write_corpus
 from tests.store.dying import unsealed
 
 
-def other_weights(model: Path) -> None:
+def other_weights(folder: Path) -> None:
+    model = folder / "model"
     weights = load_file(model / "model.safetensors")
     name = next(name for name in weights if "layer.1.output.dense.weight" in name)
     weights[name][0, 0] += 1e-3
     save_file(weights, model / "model.safetensors", {"format": "pt"})
 
 
-def other_tokenizer(model: Path) -> None:
+def other_tokenizer(folder: Path) -> None:
+    model = folder / "model"
     tokenizer = AutoTokenizer.from_pretrained(model)
     backend = tokenizer.backend_tokenizer.to_str()
     tokenizer._tokenizer = Tokenizer.from_str(
@@ -34,21 +37,28 @@ def other_tokenizer(model: Path) -> None:
     tokenizer.save_pretrained(model)
 
 
-def other_corpus(corpus: Path) -> None:
+def other_corpus(folder: Path) -> None:
+    corpus = folder / "corpus.txt"
     text = corpus.read_text(encoding="utf-8")
     corpus.write_text(text[:-2] + "!\n", encoding="utf-8")
 
 
-CHANGES = {
-    "weights": r"identity\.teacher\.weights_hash is .* in the store and .* now",
-    "tokenizer": r"identity\.tokenizer_hash is .* in the store and .* now",
-    "corpus": r"identity\.corpus\.sources\.0\.sha256 is .* in the store and .* now",
-    "max length": r"identity\.arguments\.max_length is '128' in the store and '64' now.*"
-    r"features\.max_length is '128' in the store and '64' now",
-    "seed": r"identity\.arguments\.seed is '0' in the store and '1' now",
-    "mask words": r"identity\.arguments\.mask_words is not given in the store and 'rare' now",
-    "features": r"features\.hidden\.0 is 'mean' in the store and 'layer2' now",
-}
+CHANGES: list[tuple[Callable[[Path], None] | dict[str, Any], str]] = [
+    (other_weights, r"identity\.teacher\.weights_hash is .* in the store and .* now"),
+    (other_tokenizer, r"identity\.tokenizer_hash is .* in the store and .* now"),
+    (other_corpus, r"identity\.corpus\.sources\.0\.sha256 is .* in the store and .* now"),
+    (
+        {"max_length": 64},
+        r"identity\.arguments\.max_length is '128' in the store and '64' now.*"
+        r"features\.max_length is '128' in the store and '64' now",
+    ),
+    ({"seed": 1}, r"identity\.arguments\.seed is '0' in the store and '1' now"),
+    (
+        {"mask_words": "rare"},
+        r"identity\.arguments\.mask_words is not given in the store and 'rare' now",
+    ),
+    ({"hidden": "layer:2"}, r"features\.hidden\.0 is 'mean' in the store and 'layer2' now"),
+]
 
 
 @pytest.mark.slow
@@ -62,27 +72,15 @@ def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Pat
         dump(dump_options(model, corpus, out, views=2))
     before = {name: data for name, data in tree(tmp_path).items() if name.startswith("store")}
     text = corpus.read_bytes()
-    for what, line in CHANGES.items():
-        changes: dict[str, object] = {}
-        if what == "weights":
-            other_weights(model)
-        elif what == "tokenizer":
-            other_tokenizer(model)
-        elif what == "corpus":
-            other_corpus(corpus)
-        else:
-            others: dict[str, dict[str, object]] = {
-                "max length": {"max_length": 64},
-                "seed": {"seed": 1},
-                "mask words": {"mask_words": "rare"},
-                "features": {"hidden": "layer:2"},
-            }
-            changes = others[what]
+    for change, line in CHANGES:
+        changes = change if isinstance(change, dict) else {}
+        if callable(change):
+            change(tmp_path)
         with pytest.raises(UserError, match=line) as refused:
             dump(dump_options(model, corpus, out, views=2, **changes))
         assert "use the same arguments to continue, or give another name" in str(refused.value)
-        if what != "max length":
-            assert str(refused.value).count(" in the store and ") == 1, refused.value
+        told = " in the store and "
+        assert str(refused.value).count(told) == line.count(told), refused.value
         shutil.rmtree(model)
         shutil.copytree(spare, model)
         corpus.write_bytes(text)

@@ -4,6 +4,7 @@ and algorithm 1): its heads stand on it, losses compare it, and it is saved."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,20 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.losses.states import hidden_kld
 from teachonce.student_train.model.any_student import own_projection
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import dumped, ok, refused, says
+from tests.student_train import support
 from tests.texts import ENGLISH
 
 OWN = ("--projection", "student", "--student", "bilstm:12,10")
 SMALL = ("--vocab", 400, "--batch-texts", 8, "--device", "cpu")
 
 
-def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
-    plain: dict[str, Any] = {
-        "vocab": "400", "student": "bilstm:12,10", "projection": "student", "batch_texts": 8,
-        "device": "cpu", "precision": "fp32", "loss": {"hidden-kld": 1.0, "ce": 1.0}, "lr": 1e-2,
-    }  # fmt: skip
-    options = TrainOptions(store=store.path, **plain | changes).resolved()
-    student, collator, _ = prepare(options, store)
-    return student, collator, options
+prepared = partial(
+    support.prepared, student="bilstm:12,10", projection="student", batch_texts=8, lr=1e-2,
+    loss={"hidden-kld": 1.0, "ce": 1.0},
+)  # fmt: skip
 
 
 def test_the_head_and_the_loss_stand_on_one_projection(tags: FeatureStore) -> None:
@@ -44,8 +40,7 @@ def test_the_head_and_the_loss_stand_on_one_projection(tags: FeatureStore) -> No
     same = own_projection(student) is own
     assert same and not distiller.projections
     assert own.out_features == tags.features.width
-    raw = next(tags.stream(0, 0, 10**5, features=collator.features()))
-    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    batch = support.first_batch(tags, collator, 10**5)
     wanted = batch.distillation
     assert wanted and wanted.task and wanted.task.tokens is not None
     found, logits = distiller.measured(batch)

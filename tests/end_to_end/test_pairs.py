@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,12 @@ from teachonce.store.tools.copy import convert
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
 from teachonce.student_train.cli import main
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.comparison import rerun
 from teachonce.training.wordpiece import SPECIALS
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says
 from tests.store.dying import unsealed
+from tests.student_train import support
 from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
@@ -191,14 +191,8 @@ def test_copies_and_a_dump_that_goes_on(tmp_path: Path, pairs: FeatureStore, cor
 STUDENTS = ("bert:16x2x2", "modernbert:16x2x2", "bilstm:12,10")
 
 
-def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
-    plain: dict[str, Any] = {
-        "vocab": "300", "student": "bert:16x2x2", "batch_tokens": 512, "device": "cpu",
-        "precision": "fp32", "loss": {"ce": 1.0, "kl": 1.0, "hidden": 1.0},
-    }  # fmt: skip
-    options = TrainOptions(store=store.path, **plain | changes).resolved()
-    student, collator, _ = prepare(options, store)
-    return student, collator, options
+LOSS = {"ce": 1.0, "kl": 1.0, "hidden": 1.0}
+prepared = partial(support.prepared, vocab="300", student="bert:16x2x2", loss=LOSS)
 
 
 @pytest.mark.parametrize("student", STUDENTS)
@@ -239,8 +233,7 @@ def test_a_student_is_told_the_types_of_its_tokens(pairs: FeatureStore) -> None:
     with torch.no_grad():
         model.bert.embeddings.token_type_embeddings.weight.mul_(100)
     distiller = Distiller.of(model, options, pairs).eval()
-    raw = next(iter(pairs.stream(0, 0, 512, features=collator.features())))
-    batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+    batch = support.first_batch(pairs, collator)
     with torch.no_grad():
         want = model.eval()(
             input_ids=batch.inputs.ids, attention_mask=batch.inputs.present.long(),

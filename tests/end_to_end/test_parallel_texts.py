@@ -16,7 +16,6 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import Words, dump_options, dumped, ok, refused, says
-from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
 
 PAIRS = (
     ("The old keeper lights the lamp.", "Старый смотритель зажигает лампу."),
@@ -32,21 +31,14 @@ COLUMNS = ("--text-column", "en", "--student-column", "ru")
 
 
 @pytest.fixture(scope="module")
-def teacher(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parallel") / "model"
-    behind = (pooling("mean"), normalize())
-    return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
-
-
-@pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
     path.write_text("ru\ten\n" + "".join(f"{ru}\t{en}\n" for en, ru in PAIRS), encoding="utf-8")
     return path
 
 
-def typed(teacher: Path, table: Path, out: Path) -> Words:
-    return ("--model", teacher, "--corpus", table, "--out", out, "--device", "cpu")
+def typed(embedder: Path, table: Path, out: Path) -> Words:
+    return ("--model", embedder, "--corpus", table, "--out", out, "--device", "cpu")
 
 
 def library(folder: Path, texts: list[str], **more: Any) -> Any:
@@ -55,33 +47,33 @@ def library(folder: Path, texts: list[str], **more: Any) -> Any:
     return SentenceTransformer(str(folder), device="cpu").encode(texts, **more)
 
 
-def test_vectors_of_one_text_beside_the_other(teacher: Path, table: Path, tmp_path: Path) -> None:
+def test_vectors_of_one_text_beside_the_other(embedder: Path, table: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.zarr"
-    words = (*typed(teacher, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
+    words = (*typed(embedder, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
     told = ok(teacher_dump, *words, "--prompt", "query")
     says(told, "embedding of width 32 (mean, length 1, prompt 'find: ', of column en)")
     store = open_store(out)
     assert list(store.texts()) == [f"find: {ru}" for _, ru in PAIRS]
-    english = library(teacher, [en for en, _ in PAIRS], prompt_name="query")
+    english = library(embedder, [en for en, _ in PAIRS], prompt_name="query")
     assert np.allclose(store.embeddings(), english, atol=2e-5)
     assert store.identity["corpus"]["text_column"] == "en"
     assert store.identity["corpus"]["student_column"] == "ru"
     assert verify(out).problems == []
     says(ok(feature_store, "info", out), "of length 1, prompt 'find: ', of a parallel text")
-    line = refused(feature_store, "verify", out, "--model", teacher)
+    line = refused(feature_store, "verify", out, "--model", embedder)
     says(line, "does not hold the texts of its vectors", "verify it without --model")
 
 
 def test_processes_that_share_a_dump_make_the_same_store(
-    teacher: Path, table: Path, tmp_path: Path
+    embedder: Path, table: Path, tmp_path: Path
 ) -> None:
     asked: dict[str, Any] = {
         "head": "embedding", "logits": None, "text_column": "en", "student_column": "ru",
         "part_tokens": 40,
     }  # fmt: skip
     one, two = tmp_path / "one.zarr", tmp_path / "two.zarr"
-    dumped(teacher, table, one, **asked)
-    share(dump_options(teacher, table, two, **asked), Shard(0, 1))
+    dumped(embedder, table, one, **asked)
+    share(dump_options(embedder, table, two, **asked), Shard(0, 1))
     assert len(open_store(two).manifest.parts) > 2
     contents = {open_store(path).manifest.content() for path in (one, two)}
     assert len(contents) == 1
@@ -89,19 +81,19 @@ def test_processes_that_share_a_dump_make_the_same_store(
 
 @pytest.mark.slow
 def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
-    teacher: Path, table: Path, tmp_path: Path
+    embedder: Path, table: Path, tmp_path: Path
 ) -> None:
     """And of a store of the teacher's own language the same student learns that, too."""
     stores = tmp_path / "ru.zarr", tmp_path / "en.zarr"
     for path, columns in zip(stores, (COLUMNS, ("--text-column", "en")), strict=True):
-        ok(teacher_dump, *typed(teacher, table, path), "--head", "embedding", *columns)
+        ok(teacher_dump, *typed(embedder, table, path), "--head", "embedding", *columns)
     both = [word for path in stores for word in ("--store", path)]
     ok(
         student_train, *both, "--out", tmp_path / "s", "--vocab", "300", "--student", "32x1x2",
         "--device", "cpu", "--steps", "150", "--batch-texts", "8", "--lr", "0.006",
         "--held-out", "0",
     )  # fmt: skip
-    wanted = library(teacher, [en for en, _ in PAIRS])
+    wanted = library(embedder, [en for en, _ in PAIRS])
     for side in (0, 1):
         found = library(tmp_path / "s", [pair[side] for pair in PAIRS])
         assert (found * wanted).sum(axis=1).mean() > 0.95
@@ -124,14 +116,14 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     ),
 )
 def test_refused(
-    teacher: Path, table: Path, tmp_path: Path, words: tuple[str, ...], told: str
+    embedder: Path, table: Path, tmp_path: Path, words: tuple[str, ...], told: str
 ) -> None:
-    given = (*typed(teacher, table, tmp_path / "a.zarr"), "--head", "embedding")
+    given = (*typed(embedder, table, tmp_path / "a.zarr"), "--head", "embedding")
     says(refused(teacher_dump, *given, "--text-column", "en", *words), told)
     assert not (tmp_path / "a.zarr").exists()
 
 
-def test_texts_without_another(teacher: Path, tmp_path: Path) -> None:
+def test_texts_without_another(embedder: Path, tmp_path: Path) -> None:
     half, plain = tmp_path / "half.tsv", tmp_path / "plain.txt"
     half.write_text("en\tru\nRivers carry stones.\t\n", encoding="utf-8")
     plain.write_text("Rivers carry stones.\n", encoding="utf-8")
@@ -139,5 +131,5 @@ def test_texts_without_another(teacher: Path, tmp_path: Path) -> None:
         (half, "the second text of pair 1 is empty ('Rivers carry stones. | ')"),
         (plain, "--text-column en: plain.txt has no columns; leave it out"),
     ):
-        given = (*typed(teacher, path, tmp_path / "a.zarr"), "--head", "embedding", *COLUMNS)
+        given = (*typed(embedder, path, tmp_path / "a.zarr"), "--head", "embedding", *COLUMNS)
         says(refused(teacher_dump, *given), told)

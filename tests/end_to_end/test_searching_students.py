@@ -13,32 +13,25 @@ from teachonce.downstream.cli import main as downstream
 from teachonce.student_train.cli import main as student_train
 from tests.downstream.search.collections import collection
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
-from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH
 
 SMALL = ("--vocab", "450", "--device", "cpu", "--steps", "3", "--batch-texts", "8")
 
 
 @pytest.fixture(scope="module")
-def teacher(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher") / "model"
-    return modules(pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder)
-
-
-@pytest.fixture(scope="module")
-def store(teacher: Path) -> Path:
-    corpus = write_corpus(teacher.with_name("corpus.txt"), 60, ENGLISH)
-    made: Path = dumped(teacher, corpus, teacher.with_name("s.zarr"), head="embedding", logits=None)
-    return made
+def store(embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vectors")
+    corpus = write_corpus(folder / "corpus.txt", 60, ENGLISH)
+    return dumped(embedder, corpus, folder / "s.zarr", head="embedding", logits=None)
 
 
 def test_students_without_layers_put_candidates_in_order(
-    store: Path, teacher: Path, tmp_path: Path
+    store: Path, embedder: Path, tmp_path: Path
 ) -> None:
     small, student = collection(tmp_path / "small"), tmp_path / "student"
     ok(student_train, "--store", store, "--out", student, *SMALL, "--student", "static:8")
     told = ok(
-        downstream, "--task", "rerank", "--model", student, "--candidates-by", teacher,
+        downstream, "--task", "rerank", "--model", student, "--candidates-by", embedder,
         "--depth", "4", "--test", small, "--out", tmp_path / "out",
     )  # fmt: skip
     says(told, "in their own order: nDCG@10", "recall@4")
@@ -46,13 +39,13 @@ def test_students_without_layers_put_candidates_in_order(
 
 @pytest.mark.parametrize("loss", ["similarity=1", "embedding=1", "in-batch=1"])
 def test_a_student_of_another_space_searches_no_index_of_the_teachers(
-    store: Path, teacher: Path, tmp_path: Path, loss: str
+    store: Path, embedder: Path, tmp_path: Path, loss: str
 ) -> None:
     small, student = collection(tmp_path / "small"), tmp_path / "student"
     words = ("--store", store, "--out", student, *SMALL, "--loss", loss)
     ok(student_train, *words, "--student", "static:32")  # as wide as the teacher
     search = (
-        "--task", "retrieval", "--model", student, "--documents-by", teacher, "--test", small,
+        "--task", "retrieval", "--model", student, "--documents-by", embedder, "--test", small,
         "--out", tmp_path / "out",
     )  # fmt: skip
     if loss != "similarity=1":

@@ -12,25 +12,17 @@ from transformers import AutoModelForSequenceClassification
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import ok
+from tests.student_train.support import distilling, first_batch
 
 BOTH = {"ce": 1.0, "log-odds": 1.0}
 
 
 def distiller_of(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any]:
-    plain: dict[str, Any] = {
-        "vocab": "400", "student": "16x2x2", "loss": BOTH, "outputs": "separate", "device": "cpu",
-        "precision": "fp32", "steps": 1,
-    }  # fmt: skip
-    options = TrainOptions(store=store.path, **plain | changes).resolved()
-    student, collator, _ = prepare(options, store)
-    torch.manual_seed(1)
-    distiller = Distiller.of(student, options, store).eval()
-    raw = next(store.stream(0, 0, 10**5, features=collator.features()))
-    return distiller, collator(raw, 0, (0,)).to(torch.device("cpu"))
+    plain: dict[str, Any] = {"loss": BOTH, "outputs": "separate", "steps": 1}
+    distiller, collator, _ = distilling(store, **plain | changes)
+    return distiller, first_batch(store, collator, 10**5)
 
 
 @pytest.mark.parametrize("student", ["16x2x2", "modernbert:16x2x2", "bilstm:8,8"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from harness.processes import finish, fork, in_small_parts
 from teachonce.store import open_store
@@ -22,7 +21,7 @@ from teachonce.support.signals import stoppable
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
-from tests.end_to_end.support import STUDENT, Words, refused, write_corpus
+from tests.end_to_end.support import STUDENT, Words, invoke, refused, write_corpus
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
@@ -163,7 +162,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
             yield window
 
     monkeypatch.setattr(sequences, "iter_windows", stopped_at_10)
-    result = CliRunner().invoke(teacher_dump, [str(word) for word in (*words, tmp_path / "a.zarr")])
+    result = invoke(teacher_dump, *words, tmp_path / "a.zarr")
     assert result.exit_code == 130 and "starts from the beginning" in result.output
     assert cut < 15
 
@@ -181,8 +180,7 @@ def test_what_the_writing_thread_met_is_told(
 
     monkeypatch.setattr(part_writing, "_put", fails)
     # Without states there is no calibration, and the teacher is at work while a batch is written.
-    asked = [str(word) for word in (*words, tmp_path / "a.zarr", "--hidden", "none")]
-    result = CliRunner().invoke(teacher_dump, asked)
+    result = invoke(teacher_dump, *words, tmp_path / "a.zarr", "--hidden", "none")
     assert result.exit_code == 130, result.output
     told = [line.split(":")[0] for line in result.output.splitlines()[-2:]]
     assert told == ["Error", "Stopped"] and "Error: a full disk; make room\n" in result.output

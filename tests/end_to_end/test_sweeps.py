@@ -309,11 +309,6 @@ def test_a_child_sees_one_of_the_gpus_that_its_parent_sees(
     says(ours.recv()[3], "no.zarr: no such file or folder")
 
 
-def children(of: int) -> list[int]:
-    listed = Path(f"/proc/{of}/task/{of}/children").read_text()
-    return [int(child) for child in listed.split()]
-
-
 @pytest.mark.apart
 def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
     out = tmp_path / "out"

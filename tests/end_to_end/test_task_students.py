@@ -22,14 +22,12 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import has_gold, split_blocks
 from teachonce.student_train.data.targets import word_begins
-from teachonce.student_train.output.run import run
-from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as sweep
 from teachonce.student_train.train.distiller import Distiller
-from teachonce.student_train.train.evaluate import evaluate, warning_of_one_label
+from teachonce.student_train.train.evaluate import warning_of_one_label
 from teachonce.training.words import word_spans
 from tests.end_to_end.support import Words, dumped, ok, refused, says
+from tests.student_train.support import first_batch, prepared, validated
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 from tests.texts import ENGLISH, RUSSIAN
 
@@ -38,16 +36,6 @@ OF_ANY_TASK = ("kl", "logit", "log-odds", "log-odds-half", "hard", "hidden", "hi
                "hidden-kld", "cosine", "contrastive")  # fmt: skip
 KINDS = ("bert:16x2x2", "16x2x2", "bilstm:12,10")
 SMALL = ("--vocab", "400", "--batch-tokens", "512", "--device", "cpu")
-
-
-def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
-    plain: dict[str, Any] = {
-        "vocab": "400", "student": "16x2x2", "batch_tokens": 512, "device": "cpu",
-        "precision": "fp32",
-    }  # fmt: skip
-    options = TrainOptions(store=store.path, **plain | changes).resolved()
-    student, collator, _ = prepare(options, store)
-    return student, collator, options
 
 
 def test_targets_of_classes_are_those_of_the_store(classes: FeatureStore) -> None:
@@ -196,7 +184,7 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
             weight.mul_(20 if weight.ndim > 1 else 1)
     distiller = Distiller.of(model, options, classes)
     _, held_out = split_blocks(classes, options.held_out)
-    found = evaluate(distiller, classes, collator, held_out, options.batch_plan(distiller.terms))
+    found = validated(distiller, classes, collator, options)
     gold, judged, teacher, answers = list[int](), list[int](), list[int](), list[int]()
     for number in (n for begin, end in held_out.tolist() for n in range(begin, end)):
         record = classes[number]
@@ -218,7 +206,7 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
     with torch.no_grad():
         for weight in model.parameters():  # one label for every text
             weight.zero_()
-    found = evaluate(distiller, classes, collator, held_out, options.batch_plan(distiller.terms))
+    found = validated(distiller, classes, collator, options)
     assert found["valid_agreement_matthews"] == 0 < found["valid_agreement"]
     assert "all labels of the student are the same" in warning_of_one_label(found)
 
@@ -239,8 +227,7 @@ def test_every_loss_of_a_task_falls(
 ) -> None:
     for store in (classes, tags) if loss in OF_ANY_TASK else (classes,):
         model, collator, options = prepared(store, student=student, loss={loss: 1.0})
-        raw = next(iter(store.stream(0, 0, 600, features=collator.features())))
-        batch = collator(raw, 0, (0,)).to(torch.device("cpu"))
+        batch = first_batch(store, collator, 600)
         distiller = Distiller.of(model, options, store)
         optimizer = torch.optim.AdamW(distiller.parameters(), lr=1e-2)
         found = []
@@ -253,20 +240,6 @@ def test_every_loss_of_a_task_falls(
             optimizer.zero_grad()
             found.append(float(value.detach()))
         assert found[-1] < 0.97 * found[0], store.path
-
-
-def test_a_student_is_trained_by_the_state_of_a_text_through_a_gelu(
-    classes: FeatureStore, tmp_path: Path
-) -> None:
-    out = tmp_path / "student"
-    words = ("--student", "bilstm:12,10", "--loss", "sentence-gelu=10,ce=1", "--steps", 30)
-    said = ok(main, "--store", classes.path, "--out", out, *SMALL, *words, "--lr", "3e-2")
-    assert "10 sentence-gelu + 1 ce" in said
-    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found = [step["sentence-gelu"] for step in steps if "sentence-gelu" in step]
-    assert np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
-    assert "valid_sentence-gelu" in json.loads((out / "training.json").read_text())["result"]
-    assert "sentence-gelu" in ok(main, "--help")
 
 
 @pytest.mark.slow
@@ -334,14 +307,6 @@ def test_a_sweep_over_recipes(classes: FeatureStore, tmp_path: Path) -> None:
     assert "valid_accuracy" in said and "simple-once" in said
     rows = json.loads((out / "sweep.json").read_text())
     assert [row["recipe"] for row in rows] == recipes
-
-
-def test_a_student_of_a_task_is_the_same_again(classes: FeatureStore, tmp_path: Path) -> None:
-    _, _, options = prepared(classes, loss={"ce": 1.0, "kl": 1.0}, steps=4, student="bilstm:8,8")
-    reports = [run(TrainOptions(**{**vars(options), "out": tmp_path / name})) for name in "ab"]
-    assert reports[0]["result"]["valid_loss"] == reports[1]["result"]["valid_loss"]
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
-    assert weights[0] == weights[1]
 
 
 def test_gold_labels_that_stand_together_are_held_out_too(
