@@ -125,7 +125,7 @@ def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
     says(refused(main, "--store", "a.zarr", "--recipe", f"{own}:three"), str(own), "two")
     says(refused(main, "--store", "a.zarr", "--recipe", tmp_path / "no.toml"), "cannot be read")
     own.write_bytes(b"#" * 2**21)
-    says(refused(main, "--store", "a.zarr", "--recipe", own), "so it is no recipe")
+    says(refused(main, "--store", "a.zarr", "--recipe", own), "so it is not a recipe")
     own.write_bytes(b'source = "\xff"')
     says(refused(main, "--store", "a.zarr", "--recipe", own), "not TOML")
 
