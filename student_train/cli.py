@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from teachonce.checkpoints.declared import declared_head
+from teachonce.student_train.losses.registry import named
+from teachonce.student_train.settings.contradictions import NEXT
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.card_metadata import check_metadata
 from teachonce.support.click_types import Text
@@ -283,6 +285,17 @@ def _describe_stage(stage: Mapping[str, Any]) -> str:
     return "; ".join(f"{name} {value}" for name, value in words.items() if value not in ("", False))
 
 
+def _describe_pairs(options: TrainOptions) -> str:
+    """Describe how the outputs of student and teacher are paired; "" if no loss pairs any."""
+    # Next-token losses compare single places, so nothing is pooled.
+    if not set(options.alignments) - {NEXT}:
+        return ", ".join(options.alignments)
+    aligned = options.align if "=" in options.align else ", ".join(options.alignments)
+    projected = any(each.projection != "none" for each in named(options.losses()))
+    more = f", {options.projection} projection" if projected else ""
+    return f"{aligned}, pool {options.resolved_pool}{more}"
+
+
 def describe(options: TrainOptions) -> str:
     """Return the lines that a training prints at its start. `options` must be resolved."""
     loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
@@ -296,10 +309,7 @@ def describe(options: TrainOptions) -> str:
     rows = {
         "store": ", ".join((options.store, *options.others)),
         "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
-        "losses": (
-            f"{loss}; {options.align}, pool {options.resolved_pool}, {options.projection}"
-            " projection"
-        ),
+        "losses": "; ".join(filter(None, [loss, _describe_pairs(options)])),
         "training": (
             f"{length} of {size} x {options.accumulate} {unit.removeprefix('batch_')}{each},"
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"

@@ -102,11 +102,9 @@ class TrainOptions(OptionFields):
         # losses of other packages are not loaded there yet.
         for name in self.loss:
             registry.find(name)
-        aligned = parse_alignments(self.align)
         found = []
         for loss in registry.losses_for(output_kind, self.loss):
-            name = "" if loss.of_text_alone or loss.of_text else aligned.of(loss.name)
-            name = NEXT if name and loss.of_next else name
+            name = self._alignment_of(loss)
             found.append(
                 Term(
                     loss,
@@ -119,6 +117,17 @@ class TrainOptions(OptionFields):
                 )
             )
         return tuple(found)
+
+    def _alignment_of(self, loss: registry.Loss) -> str:
+        if loss.of_text_alone or loss.of_text:
+            return ""
+        return NEXT if loss.of_next else parse_alignments(self.align).of(loss.name)
+
+    @property
+    def alignments(self) -> tuple[str, ...]:
+        """Return the alignments of the losses of all stages, in the order of `ALIGNMENTS`."""
+        used = {self._alignment_of(loss) for loss in registry.named(self.losses())}
+        return tuple(name for name in ALIGNMENTS if name in used)
 
     def every_term(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of all stages, each once, in the order of the registry."""

@@ -249,3 +249,27 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
     assert (
         other.folder_in(tmp_path, varied).name == f"pieces-freezehead.words-best-{other.digest()}"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({}, "1 mlm + 30 hidden; span, pool mean, trainable projection"),
+        ({"loss": {"kl": 1.0}, "align": "match"}, "1 kl; match, pool mean"),
+        (
+            {"loss": {"kl": 1.0, "hidden": 2.0}, "align": "kl=match,hidden=reduce"},
+            "1 kl + 2 hidden; kl=match,hidden=reduce, pool match=mean,reduce=sum, trainable"
+            " projection",
+        ),
+        ({"loss": {"mlm": 1.0}}, "1 mlm"),
+        ({"loss": {"embedding": 1.0}, "student": "static:16"}, "1 embedding"),
+        ({"loss": {"next": 1.0, "alm": 1.0}, "student": "llama:8x1x1"}, "1 next + 1 alm; bytes"),
+        (
+            {"loss": {"alm": 1.0, "hidden": 1.0}, "student": "llama:8x1x1"},
+            "1 alm + 1 hidden; span, bytes, pool mean, trainable projection",
+        ),
+    ],
+)
+def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) -> None:
+    lines = describe(TrainOptions("a.zarr", **words).resolved()).splitlines()
+    assert f"losses    {said}" in lines
