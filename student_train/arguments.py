@@ -34,6 +34,7 @@ from teachonce.student_train.settings.terms import (
     NEXT_LOSS,
     NEXT_PIECES_LOSS,
     NEXT_STATES_LOSS,
+    NEXT_TEMPERATURE,
     SCORE_LOSS,
     STATES_LOSS,
     TASK_STATES_LOSS,
@@ -83,9 +84,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
-    if not given.keys() & {"student", "loss", "stages"} and predicts_next(stores.opened[0]):
-        given["student"] = suggested_decoder(stored_config(stores.opened[0]))
-    fill_in_decoder(given)
+    fill_in_decoder(given, stores.opened[0])
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
@@ -156,12 +155,21 @@ def _decoder_like_teacher(
     return f"{kind}:{size}" + (f"x{groups}" if groups else "")
 
 
-def fill_in_decoder(given: dict[str, Any]) -> None:
-    """Set the defaults of a decoder: temperature 1 for its losses, and the unmasked view."""
+def fill_in_decoder(given: dict[str, Any], store: FeatureStore) -> None:
+    """Set the defaults of a decoder: temperature 1 for its losses, and the unmasked view.
+
+    Without `student`, a store of a decoder trains a decoder, unless losses were given and none of
+    them is of next tokens.
+    """
+    asked = [given.get("loss", {}), *(stage.get("loss", {}) for stage in given.get("stages", ()))]
+    losses = named({name for each in asked for name in each})
+    of_next = not losses or any(loss.of_next for loss in losses)
+    if of_next and "student" not in given and predicts_next(store):
+        given["student"] = suggested_decoder(stored_config(store))
     # The text's own tokens, which a decoder learns as well, are of temperature 1. It reads the text
     # unmasked, so the teacher's states must be of unmasked text, too.
     if _is_decoder(given):
-        given.setdefault("temperature", 1.0)
+        given.setdefault("temperature", NEXT_TEMPERATURE)
         given.setdefault("view", 0)
 
 
@@ -231,14 +239,25 @@ def predicts_next(store: FeatureStore) -> bool | None:
 
 
 def _next_losses(stores: list[FeatureStore], combined: bool) -> dict[str, float]:
-    """Return the default losses of a decoder. `combined`: the stores count as one teacher."""
+    """Return the default losses of a decoder. `combined`: the stores count as one teacher.
+
+    Raises UserError if none reads all stores.
+    """
     every = [store.features for store in stores]
     specs = [each.logits for each in every if each.logits and each.logits.next_token]
     if len(specs) == len(every):
         # The mean of several teachers has no probability of the text, nor has an older store.
         observed = not combined and all(spec.observed or spec.tier == "head" for spec in specs)
         return dict(NEXT_LOSS if observed else NEXT_PIECES_LOSS)
-    return dict(NEXT_STATES_LOSS) if all(each.hidden for each in every) else {"next": 1.0}
+    if all(each.hidden for each in every):
+        return dict(NEXT_STATES_LOSS)
+    if any(store.task for store in stores):
+        return {"next": 1.0}  # `plan/checks.py` refuses a decoder for a task
+    raise UserError(
+        f"--store {stores[-1].path}: no default loss of a decoder reads"
+        f" {'it' if len(stores) == 1 else 'all of these stores'}, which need logits of next tokens"
+        " or hidden states; give --loss (next=1 trains on the text alone)"
+    )
 
 
 def _is_decoder(given: Mapping[str, Any]) -> bool:

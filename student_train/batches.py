@@ -205,9 +205,9 @@ def _options(
         known = ", ".join(sorted(names))
         raise UserError(f"StudentBatches: no setting {unknown[0]!r}; there are {known}")
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
+    fill_in_decoder(given, store)
     if "loss" not in given:
         given["loss"] = default_losses(given, [store])
-    fill_in_decoder(given)
     fill_in_batch(given, store)
     if isinstance(vocab, str):
         given["vocab"] = vocab

@@ -143,11 +143,12 @@ def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> 
     if not unread:
         return ""
     names = [group for group in OPTIONAL if group in unread]
+    what = f"{' and '.join(names)}, {readable(unread.total())}, which no default loss of"
+    if not read:
+        return f"{what} student-train reads; give it --loss"
     options = " ".join(f"--{name} none" for name in names)
-    return (
-        f"{' and '.join(names)}, {readable(unread.total())}, which no default loss of student-train"
-        f" reads; {options} leaves them out of a dump"
-        + (", and --head has to be left out, too" if "logits" in names else "")
+    return f"{what} student-train reads; {options} leaves them out of a dump" + (
+        ", and --head has to be left out, too" if "logits" in names else ""
     )
 
 

@@ -21,7 +21,7 @@ from teachonce.student_train.losses.registry import Term, reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape, parse_student
-from teachonce.student_train.settings.terms import BatchPlan
+from teachonce.student_train.settings.terms import NEXT_TEMPERATURE, BatchPlan
 from teachonce.support.arrays import Array
 from teachonce.support.options import default_of, flag_of
 
@@ -114,10 +114,11 @@ class TrainPlan:
             **dict.fromkeys(("mask_prob", "mask_words", "max_masks"), masks),
         }
         given = {n: getattr(self.options, n) for n, is_read in readers.items() if not is_read}
+        defaults = {name: default_of(TrainOptions, name) for name in given}
+        if self.shape.causal and "temperature" in given:
+            defaults["temperature"] = NEXT_TEMPERATURE
         return [
-            f"{flag_of(name)} {value}"
-            for name, value in given.items()
-            if value != default_of(TrainOptions, name)
+            f"{flag_of(name)} {value}" for name, value in given.items() if value != defaults[name]
         ]
 
     def resolved(self) -> TrainPlan:

@@ -24,6 +24,7 @@ VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
 NEXT_LOSS: Mapping[str, float] = {"next": 0.34, "kl-next": 0.33, "alm": 0.33}
 NEXT_PIECES_LOSS: Mapping[str, float] = {"next": 0.5, "kl-next": 0.5}
 NEXT_STATES_LOSS: Mapping[str, float] = {"next": 1.0, "hidden": 1.0}
+NEXT_TEMPERATURE = 1.0
 # Added to VECTOR_LOSS if states are stored: rank correlation .695 instead of .681 at equal steps;
 # weight 10 was no better.
 STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}

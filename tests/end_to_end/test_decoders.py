@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from teachonce.checkpoints.declared import suggested_decoder
 from teachonce.store import open_store
 from teachonce.student_export.cli import main as student_export
-from teachonce.student_train.arguments import default_losses
+from teachonce.student_train.arguments import checked_from, default_losses
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.report import read_report
@@ -57,6 +57,25 @@ def test_a_store_of_a_decoder_trains_one_by_default(store: Path, tmp_path: Path)
     assert "layers 1, " in said or "embeddings of" in said
     config = AutoModelForCausalLM.from_pretrained(out).config
     assert (config.model_type, config.n_embd, config.n_layer) == ("gpt2", 256, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "student"),
+    [
+        ({"loss": ("next=0.5,kl-next=0.5",)}, "gpt2:256x4x4"),
+        ({"loss": ("mlm=1,hidden=30",)}, "tiny"),
+        ({"student": "llama:32x2x4", "loss": ("alm=1",)}, "llama:32x2x4"),
+    ],
+)
+def test_the_default_student_is_one_that_has_the_losses(
+    words: dict[str, Any], student: str, store: Path
+) -> None:
+    options = checked_from({"store": (str(store),), **words})
+    assert options.student == student
+    assert options.temperature == (2.0 if student == "tiny" else 1.0)
+    with open_store(store) as opened:
+        assert not [line for line in checked_plan(options, opened).unread() if "--temp" in line]
+    assert StudentBatches(store, "300", **words).options.student == student
 
 
 @pytest.mark.slow
@@ -188,7 +207,8 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
         assert default_losses({**given, "combine": "outputs"}, [whole, whole]) == both
         assert default_losses(given, [whole, states]) == {"next": 1.0, "hidden": 1.0}
         states.features = replace(states.features, hidden=())
-        assert default_losses(given, [whole, states]) == {"next": 1.0}
+        with pytest.raises(UserError, match="no default loss of a decoder reads all of these"):
+            default_losses(given, [whole, states])
 
 
 @pytest.mark.slow
