@@ -31,7 +31,7 @@ class VocabularyMap:
     unknown: bool [V], tokens that the student's pieces cannot spell. Their split is the student's
         unk, or empty if the student has none.
     teacher_bytes, student_bytes: the bytes of both vocabularies' pieces.
-    teacher, student: both vocabularies.
+    teacher, student: both vocabularies, of which `maps` are made later.
     """
 
     match: NDArray[np.int32]
@@ -95,8 +95,9 @@ class VocabularyMap:
 
         A byte-level tokenizer has one piece ` story` after a blank, and another one, `story`, both
         in `(story)` and inside `history`. WordPiece has `story` after a blank and in `(story)`, and
-        `##story` inside `history`. So between these two the piece depends on the place. Between
-        vocabularies that mark words alike, this is the only map.
+        `##story` inside `history`. So between these two the piece depends on the place. It does
+        between two vocabularies that mark blanks as well, unless they have one tokenizer: only one
+        of them may put a blank in front of a text. Between others, this is the only map.
         """
         # Made when an alignment needs them: that of decoders, `bytes`, never does.
         match self.teacher.marks.style, self.student.marks.style:

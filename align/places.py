@@ -26,8 +26,8 @@ def maps_at(
 
     The student's own token shows whether its piece has a mark there, whatever its tokenizer puts in
     front of a text. The teacher's marks hold if its token has the same; if not, all of its pieces
-    begin a word there, or none does. If the token does not show it, as isolated punctuation, the
-    text does (`_word_starts`).
+    begin a word there, or none does. If the token does not show it, such as isolated punctuation,
+    `_word_starts` decides by the text.
     """
     if len(vocabulary.maps) == 1:
         return np.zeros(len(runs[0]), np.int64)
@@ -37,11 +37,12 @@ def maps_at(
     )
     starts = _word_starts(text, teacher, vocabulary, runs[0])
     if vocabulary.student.marks.style == "blank":
-        # Right after a letter, WordPiece's `story` would follow a blank: its mark holds. Where a
-        # word can begin without a blank, as after a bracket, it does not.
+        # Right after a letter, WordPiece's `story` means a word after a blank, so its mark is kept.
+        # Where a word can begin without a blank, as after a bracket, it means no blank.
         none = ~read & (own | starts)
         return np.where(read & ~own, ALL_BEGIN, np.where(none, NONE_BEGINS, AS_MARKED))
-    # A token with a blank begins a word by itself; the others of its distribution, at its place.
+    # A teacher token with a blank begins a word. The student's token there says nothing about the
+    # other pieces of the distribution, so their place does.
     shown = vocabulary.student_shows[student.ids[runs[1]]] & ~own
     return np.where(np.where(shown, read, starts), ALL_BEGIN, AS_MARKED)
 

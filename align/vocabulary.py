@@ -154,8 +154,8 @@ class Vocabulary:
         return len(self.tokens)
 
     def reads_as(self, other: Vocabulary) -> bool:
-        """Return whether the tokenizers of both vocabularies split texts alike: same tokens,
-        normaliser and pre-tokenizer."""
+        """Return whether both have the same tokens, normaliser and pre-tokenizer, so that they mark
+        the same places of a text."""
         mine, theirs = (
             (each.tokens, each.normaliser, each.pre_tokenizer) for each in (self, other)
         )

@@ -1,6 +1,6 @@
 """What the server of processes does once, so that no process that is forked from it has to.
 
-It is the last that the server imports, and nobody else imports it.
+The server imports it last, as it freezes what was imported before. No other module imports it.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def _next_losses(stores: list[FeatureStore], combined: bool) -> dict[str, float]
     specs = [each.logits for each in every if each.logits and each.logits.next_token]
     if len(specs) == len(every):
         # The mean of several teachers has no probability of the text, nor has an older store.
-        observed = not combined and all(spec.observed or spec.tier == "head" for spec in specs)
+        observed = not combined and all(spec.has_text for spec in specs)
         return dict(NEXT_LOSS if observed else NEXT_PIECES_LOSS)
     if all(each.hidden for each in every):
         return dict(NEXT_STATES_LOSS)

@@ -13,9 +13,15 @@ from teachonce.student_train.settings.options import TrainOptions
 
 
 def small_store(
-    model: str, corpus: str, tokens: int, out: Path, logits: str | None = "none"
+    model: str,
+    corpus: str,
+    tokens: int,
+    out: Path,
+    logits: str | None = "none",
+    hidden: str = "auto",
 ) -> None:
-    """Dump the teacher's states, and logits if asked for, of some tokens."""
+    """Dump the teacher's states (`hidden="none"`: none), and logits if asked for, of some
+    tokens."""
     from teachonce.teacher_dump.job.dump import dump
     from teachonce.teacher_dump.job.options import DumpOptions
 
@@ -26,6 +32,7 @@ def small_store(
         limit=tokens,
         attention="none",
         logits=logits,
+        hidden=hidden,
         max_length=128,
     )
     dump(options)

@@ -163,7 +163,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.zarr"
         begun = time.perf_counter()
-        small_store(model, corpus, tokens, store, logits=f"topk:{TOP}")
+        small_store(model, corpus, tokens, store, logits=f"topk:{TOP}", hidden="none")
         with open_store(store) as made:
             dump = made.meta["tokens"] / (time.perf_counter() - begun)
         other = TrainOptions(

@@ -104,6 +104,11 @@ class LogitsSpec:
     cap: float | None = None
     ranked: bool = False
 
+    @property
+    def has_text(self) -> bool:
+        """Return whether the log-probability of every token of the text is known."""
+        return self.observed or self.tier == "head"
+
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise StoreError(f"features: tier must be one of {', '.join(TIERS)}, got {self.tier!r}")

@@ -90,7 +90,7 @@ def _hidden(
         {key: result.pop(f"{path}/{key}") for key in before.names},
         after.codec.arrays((new.width,)),
         lambda stored: after.encode(before.decode(stored, *calibration), *target),
-        f"{path}: states too far from the calibration to be recoded",
+        f"{path}: states too far from the calibration to be recoded; give codec exact",
     )
     result |= {f"{path}/{key}": array for key, array in made.items()}
 

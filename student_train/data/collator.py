@@ -403,8 +403,8 @@ class Collator:
         """Return the student's tokens before each run, as runs of one token, and the teacher's
         distribution over the piece that comes next there."""
         rows, before = predicting_tokens(alignment, teacher, student)
-        # Only one of two tokenizers may put a blank in front of a text: they begin with different
-        # pieces.
+        # Where only one of the two next tokens has a blank, as at the start of a text in front of
+        # which one tokenizer puts a blank, the student's piece is not the mapped one.
         theirs, own = self.vocabulary.begins
         same = theirs[teacher.ids[rows + 1]] == own[student.ids[before + 1]]
         rows, before = rows[same], before[same]

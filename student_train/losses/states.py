@@ -40,7 +40,7 @@ def hidden_sum(student: Tensor, teacher: Tensor) -> Tensor:
 
 def hidden_gelu(student: Tensor, teacher: Tensor) -> Tensor:
     """Compute the squared error of GELU(W z + b) against the teacher's states, mean over G and D.
-    `student` is W z + b, the projected states z.
+    `student` holds W z + b, the student's states z after the projection.
 
     For the state of a text this is Mukherjee & Awadallah 2019, eq. 7, with two differences: they
     take half the sum over D, and do not normalise the teacher's channels. For tokens the projection

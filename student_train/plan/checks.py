@@ -294,7 +294,7 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
             raise UserError(
                 f"--loss {loss.name}: {where} has random draws, which have no logits; use kl"
             )
-        if loss.teacher == "observed" and spec and not (spec.observed or spec.tier == "head"):
+        if loss.teacher == "observed" and spec and not spec.has_text:
             raise UserError(
                 f"--loss {loss.name}: {where} lacks the log-probabilities of the next tokens"
                 " (logits.observed), as older dumps do; dump again, or use kl-next"

@@ -126,8 +126,8 @@ class OptionFields:
         f" states; for text vectors {loss_words(terms.VECTOR_LOSS)}, and"
         f" {loss_words(terms.STATES_LOSS)} if the store has hidden states; for scores"
         f" {loss_words(terms.SCORE_LOSS)}; for a decoder {loss_words(terms.NEXT_LOSS)};"
-        f" {loss_words(terms.NEXT_PIECES_LOSS)} with --combine outputs, and"
-        f" {loss_words(terms.NEXT_STATES_LOSS)} if the store has hidden states alone",
+        f" {loss_words(terms.NEXT_PIECES_LOSS)} with --combine outputs or without logits.observed,"
+        f" {loss_words(terms.NEXT_STATES_LOSS)} without logits",
         repeated=True,
         words=tuple(loss.name for loss in registry.LOSSES),
         read=terms.parse_losses,

@@ -20,8 +20,8 @@ from teachonce.support.options import words_of
 from teachonce.support.toml_file import read_toml
 
 FILE = "scores.json"
-# `downstream` runs in processes of its own: student_train may not import it (ARCHITECTURE.md, The
-# floors).
+# `downstream` runs in processes of its own: student_train may not import it (ARCHITECTURE.md,
+# Layers).
 DOWNSTREAM = (sys.executable, "-c", "from teachonce.downstream.cli import main; main()")
 CHECK = (sys.executable, "-c", "from teachonce.downstream.early_checks import main; main()")
 

@@ -22,7 +22,7 @@ from teachonce.support.whole_numbers import whole_number
 MAX_ANSWER = 2**26  # bytes of an answer that is read into memory: lists of files, metadata
 MAX_UNDECLARED = 2**30  # bytes of a file that comes without its length
 ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # limit of an answer, plus a second for each SLOWEST bytes
-MAX_WAIT = 300.0  # seconds that a hub may request before the next try: it counts requests by 300 s
+MAX_WAIT = 300.0  # seconds that a hub may request before the next try: windows of its rate limit
 MAX_PAGES, PAGES_SECONDS = 1000, 600.0  # of one list; the hub sends 1,000 files with each page
 RANGE = re.compile(r"bytes=(\d*)-(\d+)")
 COMMIT = re.compile(r"\w[\w.-]*")
@@ -97,7 +97,8 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
     limit = ANSWER_SECONDS + sent / SLOWEST
     thread.join(limit)
     if failed:
-        if type(failed[0]).__name__ == "TooManyRedirects":  # huggingface_hub would ask five times
+        # huggingface_hub would send the request five times.
+        if type(failed[0]).__name__ == "TooManyRedirects":
             raise _refused(request, "redirects without an end") from failed[0]
         raise failed[0]
     if not found:

@@ -138,7 +138,7 @@ def test_decoders_of_each_start_and_loss(
     results = tmp_path / "RESULTS.md"
     given = ("--work", tmp_path / "w", "--model", tiny_teacher("gpt2"), "--corpus", corpus)
     small = ("--stored", 3000, "--vocab", "300", "--student", "llama:16x1x2", "--tokens", 600)
-    arms = ("--arms", "vocab, next;vocab, all (default)", "--rates", "1e-3,2e-3")
+    arms = ("--arms", "vocab, next;vocab, default", "--rates", "1e-3,2e-3")
     ok(decoders.main, *given, *small, *arms, "--seeds", 2, "--results", results)
     head, plain, default = rows_of(results)
     assert head[0] == "start, losses" and plain[0] == "vocab, next"

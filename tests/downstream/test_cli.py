@@ -52,6 +52,8 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
     assert re.search(rf" {loss:.2f} .* {perplexity:.2f} ", result.stdout)
     words = ("--task", "mlm", "--as-is", "--model", tmp_path / "out", "--test", text)
     assert "exists already" in refused(*words, "--out", tmp_path / "out")
+    before = text.read_bytes()
+    assert "exists already" in refused(*words, "--out", text) and text.read_bytes() == before
     table = done("--task", "table", tmp_path / "out")
     assert "held out of text.txt (dev)" in table and f" {loss:.2f} " in table
 

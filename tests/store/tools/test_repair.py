@@ -127,7 +127,7 @@ IN_HDF5: dict[str, tuple[Spoil, set[int]]] = {
     [*product(EXT, IN_BOTH), *product(["zarr"], IN_ZARR), *product(["h5"], IN_HDF5)],
     indirect=["store"],
 )
-def test_what_is_damaged_alone_is_made_again(store: Path, damage: str) -> None:
+def test_only_what_is_damaged_is_made_again(store: Path, damage: str) -> None:
     before, (spoil, lost) = contents(store), (IN_BOTH | IN_ZARR | IN_HDF5)[damage]
     spoil(store)
     left, report = repair(store)

@@ -7,6 +7,8 @@ import errno
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Generator
 from contextvars import copy_context
@@ -140,6 +142,25 @@ def test_a_store_begun_with_an_earlier_form_of_the_codec(tmp_path: Path) -> None
         with pytest.raises(UserError, match="with other arguments: .*in the store and .* now"):
             begin(path, features_of(codec, views=views))
     begin(path, dataclasses.replace(features_of("small"), form=1)).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ext", EXT)
+def test_two_processes_never_write_one_store(tmp_path: Path, ext: str) -> None:
+    path = tmp_path / f"a.{ext}"
+    writer = begin(path, SMALL)
+    script = (
+        "import sys; from tests.store.write.test_writing import *\n"
+        "try: begin(Path(sys.argv[1]), SMALL)\n"
+        "except UserError as error: print(error)"
+    )
+    run = [sys.executable, "-c", script, str(path)]
+    root = Path(__file__).parents[3]
+    first = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
+    assert "another process is writing it" in first.stdout
+    writer.close()
+    second = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
+    assert second.stdout == ""
 
 
 def test_features_survive_json() -> None:

@@ -15,6 +15,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.stream import student_batches
 from teachonce.student_train.losses.logits import kl
 from teachonce.student_train.settings.recipe import all_recipes
+from teachonce.student_train.settings.shapes import parse_student
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Word, Words, dumped, ok, refused, says, write_corpus
 from tests.student_train.support import distilling
@@ -89,6 +90,8 @@ def test_stage_two_of_mixed_vocabularies() -> None:
         assert ("max_masks" in own) == ("max_masks" in options_of(f"zhao-{name}"))
     needs = {name: all_recipes()[f"zhao-{name}"].needs for name in rows}
     assert (needs["mixed"]["tied"], needs["tied"]["tied"]) == (False, True)
+    shape = parse_student("bert:256x6x4")  # 6 x 256 of 4 heads; 12 x 256 is 256x12x4
+    assert (shape.width, shape.layers, shape.heads) == (256, 6, 4)
 
 
 @pytest.fixture(scope="module")
