@@ -4,7 +4,7 @@ then the recipe's, then defaults that depend on the store's teacher and features
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -84,7 +84,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
-    fill_in_decoder(given, stores.opened[0])
+    fill_in_decoder(given, lambda: stores.opened[0])
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
         every = of_stages and len(of_stages) == len(given["stages"])
@@ -155,7 +155,7 @@ def _decoder_like_teacher(
     return f"{kind}:{size}" + (f"x{groups}" if groups else "")
 
 
-def fill_in_decoder(given: dict[str, Any], store: FeatureStore) -> None:
+def fill_in_decoder(given: dict[str, Any], opened: Callable[[], FeatureStore]) -> None:
     """Set the defaults of a decoder: temperature 1 for its losses, and the unmasked view.
 
     Without `student`, a store of a decoder trains a decoder, unless losses were given and none of
@@ -164,7 +164,8 @@ def fill_in_decoder(given: dict[str, Any], store: FeatureStore) -> None:
     asked = [given.get("loss", {}), *(stage.get("loss", {}) for stage in given.get("stages", ()))]
     losses = named({name for each in asked for name in each})
     of_next = not losses or any(loss.of_next for loss in losses)
-    if of_next and "student" not in given and predicts_next(store):
+    # A store that is not needed here is not opened: it may not exist yet.
+    if of_next and "student" not in given and predicts_next(store := opened()):
         given["student"] = suggested_decoder(stored_config(store))
     # The text's own tokens, which a decoder learns as well, are of temperature 1. It reads the text
     # unmasked, so the teacher's states must be of unmasked text, too.

@@ -205,7 +205,7 @@ def _options(
         known = ", ".join(sorted(names))
         raise UserError(f"StudentBatches: no setting {unknown[0]!r}; there are {known}")
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
-    fill_in_decoder(given, store)
+    fill_in_decoder(given, lambda: store)
     if "loss" not in given:
         given["loss"] = default_losses(given, [store])
     fill_in_batch(given, store)
