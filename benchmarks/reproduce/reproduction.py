@@ -317,11 +317,8 @@ class Reproduction:
         for task in tasks or self.source.tasks:
             words = [self._filled(word, seed) for word in task.words]
             folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
-            # Two figures of one task are of one run.
-            if (first := folders.setdefault(task.words, folder)) != folder:
-                scores = {} if self.work.steps.dry else _read(first / "scores.json", task.figure)
-            else:
-                scores = downstream(self.work, folder, *words, "--model", model, figure=task.figure)
+            folder = folders.setdefault(task.words, folder)  # two figures of one task: one run
+            scores = downstream(self.work, folder, *words, "--model", model, figure=task.figure)
             for file, score in scores.items():
                 found[task.measure if file == "test" else file] = score
         return found

@@ -47,7 +47,9 @@ class Steps:
             return
         if self.dry:
             line = shlex.join([PROGRAMS[module], *map(str, words)])
-            self.planned.append(Planned(line, cost()))
+            # A command that is planned already would be done by then.
+            if all(step.line != line for step in self.planned):
+                self.planned.append(Planned(line, cost()))
         else:
             in_own_process(module, *words, jobs=self.jobs)
 
