@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from teachonce.align.byte_edges import PieceBytes
 from teachonce.align.normalisers import Normaliser, normaliser_of
 from teachonce.align.text import Booleans
-from teachonce.align.vocabulary import Piece, Vocabulary, isolated
+from teachonce.align.vocabulary import Piece, Vocabulary, divides, isolation
 from teachonce.support.arrays import starts
 
 Table = dict[bytes, int]
@@ -56,12 +56,11 @@ class VocabularyMap:
         teacher: Vocabulary,
         student: Vocabulary,
         octets: tuple[PieceBytes, PieceBytes],
-        begins: bool | None = None,
+        edge: bool | None = None,
     ) -> VocabularyMap:
-        """Make the map of the teacher's pieces as they are marked, or as if each of them begins a
-        word, or none does."""
-        same_marks = teacher.marks == student.marks and begins is None
-        pieces = _StudentPieces(student, same_marks)
+        """Make the map of the teacher's pieces as they are marked, or for places at the edge of a
+        word (see `maps`), or for all others."""
+        pieces = _StudentPieces(student, teacher, edge)
         # With equal normalisers, the teacher's pieces are normalised already.
         same = teacher.normaliser == student.normaliser
         normalise = str if same else normaliser_of(student.normaliser)
@@ -71,14 +70,11 @@ class VocabularyMap:
         for number, token in enumerate(teacher.tokens):
             split = None
             if teacher.special[number]:
-                match[number] = pieces.special(number, teacher)
+                match[number] = pieces.special(number)
             elif token:
-                piece = teacher.pieces[number]
-                if begins is not None:
-                    piece = replace(piece, begins=begins, free=False)
-                piece = _normalised(piece, normalise)
-                match[number] = pieces.find(token, piece)
-                split = pieces.split(piece) if match[number] < 0 else None
+                text = _normalised(teacher.pieces[number].text, normalise)
+                match[number] = pieces.find(number, text)
+                split = pieces.split(number, text) if match[number] < 0 else None
             if match[number] >= 0:
                 split = [int(match[number])]
             unknown[number] = split is None
@@ -90,26 +86,32 @@ class VocabularyMap:
     @cached_property
     def maps(self) -> tuple[VocabularyMap, ...]:
         """Return this map, then the maps for places at which the teacher's marks do not hold for
-        the student: where every piece begins a word, and where none does. `align.places.maps_at`
-        finds the map of each place.
+        the student: at the edge of a word that the student marks (its end if the student has
+        suffixes, else its start), and elsewhere. `align.places.maps_at` finds the map of each
+        place.
 
         A byte-level tokenizer has one piece ` story` after a blank, and another one, `story`, both
         in `(story)` and inside `history`. WordPiece has `story` after a blank and in `(story)`, and
-        `##story` inside `history`. So between these two the piece depends on the place. It does
+        `##story` inside `history`. A vocabulary of suffixes has `story</w>` in all of these, and
+        `story` in `storyteller`. So between these the piece depends on the place. It does
         between two vocabularies that mark blanks as well, unless they have one tokenizer: only one
         of them may put a blank in front of a text. Between others, this is the only map.
         """
         # Made when an alignment needs them: that of decoders, `bytes`, never does.
-        match self.teacher.marks.style, self.student.marks.style:
+        teacher, student = self.teacher.marks, self.student.marks
+        match teacher.style, student.style:
             case "blank", "prefix":
-                return self, self._where(begins=True)
-            case _, "blank" if not self.teacher.reads_as(self.student):
-                return self, self._where(begins=True), self._where(begins=False)
+                return self, self._where(True)
+            case _, "blank" | "suffix" if not self.teacher.reads_as(self.student):
+                return self, self._where(True), self._where(False)
+            case _, "prefix" if teacher != student:
+                return self, self._where(True), self._where(False)
         return (self,)
 
-    def _where(self, begins: bool) -> VocabularyMap:
-        octets = self.teacher_bytes, self.student_bytes
-        return self._made(self.teacher, self.student, octets, begins)
+    def _where(self, edge: bool) -> VocabularyMap:
+        return self._made(
+            self.teacher, self.student, (self.teacher_bytes, self.student_bytes), edge
+        )
 
     @cached_property
     def begins(self) -> tuple[Booleans, Booleans]:
@@ -122,11 +124,14 @@ class VocabularyMap:
         return teacher, student
 
     @cached_property
-    def student_shows(self) -> Booleans:
-        """Return which student tokens show whether they begin a word: bool [V]. Isolated
-        punctuation and special tokens do not."""
-        free = np.array([piece.free for piece in self.student.pieces], bool)
-        return ~(free | self.student.special)
+    def student_edges(self) -> tuple[Booleans, Booleans]:
+        """Return which tokens of the student are at the edge of a word that the student marks (see
+        `maps`), and which show it: bool [Vs] each. Isolated punctuation and special tokens do
+        not."""
+        suffix, pieces = self.student.marks.style == "suffix", self.student.pieces
+        edge = np.array([_edge_of(piece, suffix) for piece in pieces], bool)
+        free = np.array([piece.free and not suffix for piece in pieces], bool)
+        return edge, ~(free | self.student.special)
 
     def split(self, token: int) -> NDArray[np.int32]:
         """Return the student ids of one teacher token."""
@@ -137,110 +142,129 @@ def _unk_ids(student: Vocabulary) -> list[int]:
     return [student.roles["unk"]] if "unk" in student.roles else []
 
 
-def _normalised(piece: Piece, normalise: Normaliser) -> Piece:
-    """Normalise a piece as the student does. A byte-level piece that is not UTF-8 is returned
-    unchanged: it holds part of a character."""
+def _edge_of(piece: Piece, suffix: bool) -> bool:
+    return piece.marked if suffix else piece.begins
+
+
+def _normalised(text: bytes, normalise: Normaliser) -> bytes:
+    """Normalise a piece's text as the student does. Bytes that are not UTF-8 are returned
+    unchanged: they hold part of a character."""
     try:
-        text = normalise(piece.text.decode()).encode()
+        return normalise(text.decode()).encode()
     except UnicodeDecodeError:
-        return piece
-    return Piece(text, piece.begins, piece.marked, piece.free)
+        return text
 
 
 class _StudentPieces:
-    """Looks up the student's tokens: special ones by role or name, ordinary pieces by text."""
+    """Looks up the student's tokens for those of a teacher: special ones by role or name, ordinary
+    pieces by text and edge (see `VocabularyMap.maps`)."""
 
-    def __init__(self, student: Vocabulary, same_marks: bool) -> None:
+    def __init__(self, student: Vocabulary, teacher: Vocabulary, edge: bool | None) -> None:
         self.style = student.marks.style
-        self.isolates = self.style == "prefix" and student.marks.isolates
-        self.same_marks = same_marks
-        self.student = student
+        self.same_marks = teacher.marks == student.marks and edge is None
+        self.student, self.teacher, self.edge = student, teacher, edge
         self.specials = {student.tokens[i]: int(i) for i in np.flatnonzero(student.special)}
         self.tokens: dict[str, int] = {}
         self.exact: dict[tuple[bytes, bool], int] = {}
         plain: Table = {}
         marked: Table = {}
         ordinary = [i for i, token in enumerate(student.tokens) if token and not student.special[i]]
-        # If two tokens have the same text, tokenizers prefer the free piece (`.` over `##.`), then
-        # the marked suffix; they use `<0x41>` only if nothing else fits.
+        # If two tokens have the same text, tokenizers prefer the free piece (`.` over `##.`); they
+        # use `<0x41>` only if nothing else fits.
         ordinary.sort(key=lambda i: self._rank(student.tokens[i], student.pieces[i]))
+        suffix = self.style == "suffix"
         for number in ordinary:
             token, piece = student.tokens[number], student.pieces[number]
             self.tokens[token] = number
-            self.exact.setdefault((piece.text, piece.begins), number)
+            self.exact.setdefault((piece.text, _edge_of(piece, suffix)), number)
             if self.style == "blank":
                 plain.setdefault((b" " if piece.begins else b"") + piece.text, number)
             else:
                 (marked if piece.marked else plain).setdefault(piece.text, number)
         for number in ordinary:
             piece = student.pieces[number]
-            if piece.free:
+            if piece.free and not suffix:
                 self.exact.setdefault((piece.text, not piece.begins), number)
-        first = rest = last = only = plain
+        # By (at the start of a word, at its end).
+        start = inside = end = whole = plain
         if self.style == "prefix":
-            rest = last = marked
-        elif self.style == "suffix":
-            last = only = {**plain, **marked}
+            inside = end = marked
+        elif suffix:
+            end = whole = {**plain, **marked}
         self.tables = {
-            (True, False): first,
-            (False, False): rest,
-            (False, True): last,
-            (True, True): only,
+            (True, False): start,
+            (False, False): inside,
+            (False, True): end,
+            (True, True): whole,
         }
         self.longest = max(map(len, (*plain, *marked)), default=0)
 
-    def _rank(self, token: str, piece: Piece) -> tuple[bool, bool, bool]:
-        raw = token.startswith("<0x") and len(piece.text) == 1
-        return raw, not piece.free, self.style == "suffix" and not piece.marked
+    def _rank(self, token: str, piece: Piece) -> tuple[bool, bool]:
+        return token.startswith("<0x") and len(piece.text) == 1, not piece.free
 
-    def special(self, number: int, teacher: Vocabulary) -> int:
+    def _edge(self, piece: Piece) -> tuple[bool, bool]:
+        """Return whether a piece of the teacher is at the edge of a word, and whether this is
+        unknown; then it is the likelier case."""
+        if self.edge is not None:
+            return self.edge, False
+        if self.style == "suffix":
+            other = self.teacher.marks.style != "suffix"
+            return piece.marked or other, other
+        return piece.begins, piece.free
+
+    def special(self, number: int) -> int:
         """Return the student's id for a special token of the teacher, or -1."""
         # By role first: [CLS] of one vocabulary is <s> of another.
-        for role, own in teacher.roles.items():
+        for role, own in self.teacher.roles.items():
             if own == number and role in self.student.roles:
                 return self.student.roles[role]
-        return self.specials.get(teacher.tokens[number], -1)
+        return self.specials.get(self.teacher.tokens[number], -1)
 
-    def find(self, token: str, piece: Piece) -> int:
-        """Return the student's id of an equal piece, or -1."""
+    def find(self, number: int, text: bytes) -> int:
+        """Return the student's id of a piece equal to the teacher's piece `number`, whose
+        normalised text is `text`, or -1."""
         # With equal marks, the same token means the same piece.
-        own = self.tokens.get(token, -1) if self.same_marks else -1
-        if own >= 0 and self.student.pieces[own].text == piece.text:
+        own = self.tokens.get(self.teacher.tokens[number], -1) if self.same_marks else -1
+        if own >= 0 and self.student.pieces[own].text == text:
             return own
-        number = self.exact.get((piece.text, piece.begins), -1)
-        if number < 0 and piece.free:
-            number = self.exact.get((piece.text, not piece.begins), -1)
-        return number
+        edge, unknown = self._edge(self.teacher.pieces[number])
+        found = self.exact.get((text, edge), -1)
+        return self.exact.get((text, not edge), -1) if found < 0 and unknown else found
 
-    def split(self, piece: Piece) -> list[int] | None:
-        """Spell the piece in the student's pieces; None if they cannot spell it."""
-        likely = self._split(piece.text, piece.begins)
-        if likely is None and (piece.free or (piece.begins and self.style == "blank")):
-            return self._split(piece.text, not piece.begins)
+    def split(self, number: int, text: bytes) -> list[int] | None:
+        """Spell the teacher's piece `number`, whose normalised text is `text`, in the student's
+        pieces; None if they cannot spell it."""
+        edge, unknown = self._edge(self.teacher.pieces[number])
+        likely = self._split(text, edge)
+        if likely is None and (unknown or (edge and self.style == "blank")):
+            return self._split(text, not edge)
         return likely
 
-    def _split(self, text: bytes, begins: bool) -> list[int] | None:
+    def _split(self, text: bytes, edge: bool) -> list[int] | None:
         if self.style == "blank":
-            return self._greedy((b" " if begins else b"") + text, True)
+            return self._greedy((b" " if edge else b"") + text, (True, True))
         ids: list[int] = []
         # The student's pre-tokenizer never gives its model two words at once, though a teacher's
         # piece may hold several.
-        for word, begins_one in _words(text, begins, self.isolates):
-            pieces = self._greedy(word, begins_one or self.style != "prefix")
+        words = _words(text, edge or self.style != "prefix", self.student.marks.isolates)
+        for place, (word, begins) in enumerate(words, 1):
+            ends = edge or self.style != "suffix" or place < len(words)
+            pieces = self._greedy(word, (begins, ends))
             if pieces is None:
                 return None
             ids += pieces
         return ids
 
-    def _greedy(self, word: bytes, starts: bool) -> list[int] | None:
+    def _greedy(self, text: bytes, edges: tuple[bool, bool]) -> list[int] | None:
+        """Spell a text, longest piece first; `edges`: whether a word starts and ends with it."""
         ids: list[int] = []
         begin = 0
-        while begin < len(word):
-            first = starts and begin == 0
+        while begin < len(text):
+            first = edges[0] and begin == 0
             # Bounded by the longest piece: otherwise a teacher's token of n bytes would take n^2
             # lookups.
-            for end in range(min(len(word), begin + self.longest), begin, -1):
-                number = self.tables[first, end == len(word)].get(word[begin:end], -1)
+            for end in range(min(len(text), begin + self.longest), begin, -1):
+                number = self.tables[first, edges[1] and end == len(text)].get(text[begin:end], -1)
                 if number >= 0:
                     break
             else:
@@ -250,15 +274,19 @@ class _StudentPieces:
         return ids
 
 
-def _words(text: bytes, begins: bool, isolates: bool) -> list[tuple[bytes, bool]]:
+def _words(text: bytes, begins: bool, isolates: int) -> list[tuple[bytes, bool]]:
     """Split a piece's text into (word, begins a word); only the first may continue a word."""
     try:
         characters = text.decode()
     except UnicodeDecodeError:
         # Part of a character has neither blanks nor punctuation.
         return [(text, begins)]
-    # BERT's pre-tokenizer makes a word of each of these, whatever is next to them.
-    if isolates:
-        characters = "".join(f" {c} " if isolated(c) else c for c in characters)
-    words = [word.encode() for word in characters.split()]
-    return [(word, begins or i > 0 or characters[:1].isspace()) for i, word in enumerate(words)]
+    flags = [isolation(character) & isolates for character in characters]
+    ends = [*map(divides, flags, flags[1:]), False]
+    divided = "".join(c + " " * end for c, end in zip(characters, ends, strict=False))
+    words = [word.encode() for word in divided.split()]
+    # A word that is isolated begins, whatever is before it.
+    return [
+        (word, begins or i > 0 or characters[:1].isspace() or flags[0] > 0)
+        for i, word in enumerate(words)
+    ]

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from teachonce.align.mapping import VocabularyMap
 from teachonce.align.text import Booleans, FlatText, Integers, Tokens, classes
-from teachonce.align.vocabulary import isolated
+from teachonce.align.vocabulary import isolation
 
-AS_MARKED, ALL_BEGIN, NONE_BEGINS = 0, 1, 2  # the maps of `VocabularyMap.maps`
+AS_MARKED, AT_EDGE, INSIDE = 0, 1, 2  # the maps of `VocabularyMap.maps`
 
 
 def maps_at(
@@ -22,29 +22,37 @@ def maps_at(
     """Return which of `vocabulary.maps` holds for the teacher's distribution at each place: int64
     [G].
 
-    runs: [G] each, flat numbers of the first token of a run, of the teacher and of the student.
+    runs: the teacher's token at each place, [G], and the student's run, [G, 2], flat numbers.
 
     The student's own token shows whether its piece has a mark there, whatever its tokenizer puts in
     front of a text. The teacher's marks hold if its token has the same; if not, all of its pieces
-    begin a word there, or none does. If the token does not show it, such as isolated punctuation,
-    `_word_starts` decides by the text.
+    are at the edge of a word there, or none is. If the token does not show it, such as isolated
+    punctuation, `_word_starts` decides by the text.
     """
     if len(vocabulary.maps) == 1:
         return np.zeros(len(runs[0]), np.int64)
-    own, read = (
-        begins[tokens.ids[run]]
-        for begins, tokens, run in zip(vocabulary.begins, (teacher, student), runs, strict=True)
-    )
+    style = vocabulary.student.marks.style
+    edges, showing = vocabulary.student_edges
+    token = student.ids[runs[1][:, 1] - 1 if style == "suffix" else runs[1][:, 0]]
+    edge, shown = edges[token], showing[token]
+    if style == "suffix":
+        return np.where(shown, np.where(edge, AT_EDGE, INSIDE), AS_MARKED)
+    own = vocabulary.begins[0][teacher.ids[runs[0]]]
     starts = _word_starts(text, teacher, vocabulary, runs[0])
-    if vocabulary.student.marks.style == "blank":
+    if style == "blank":
         # Right after a letter, WordPiece's `story` means a word after a blank, so its mark is kept.
         # Where a word can begin without a blank, as after a bracket, it means no blank.
-        none = ~read & (own | starts)
-        return np.where(read & ~own, ALL_BEGIN, np.where(none, NONE_BEGINS, AS_MARKED))
-    # A teacher token with a blank begins a word. The student's token there says nothing about the
-    # other pieces of the distribution, so their place does.
-    shown = vocabulary.student_shows[student.ids[runs[1]]] & ~own
-    return np.where(np.where(shown, read, starts), ALL_BEGIN, AS_MARKED)
+        none = ~edge & (own | starts)
+        return np.where(edge & ~own, AT_EDGE, np.where(none, INSIDE, AS_MARKED))
+    match vocabulary.teacher.marks.style:
+        case "blank":
+            # A teacher token with a blank begins a word. The student's token there says nothing
+            # about the other pieces of the distribution, so their place does.
+            return np.where(np.where(shown & ~own, edge, starts), AT_EDGE, AS_MARKED)
+        case "prefix":
+            edge = np.where(shown, edge, starts)
+            return np.where(edge == own, AS_MARKED, np.where(edge, AT_EDGE, INSIDE))
+    return np.where(np.where(shown, edge, starts), AT_EDGE, INSIDE)
 
 
 def _word_starts(
@@ -66,6 +74,5 @@ def _word_starts(
     uncounted = ~text.space[place] & (place > low) & text.space[place - 1]
     place -= uncounted & vocabulary.teacher_bytes.blank_first[teacher.ids[tokens]]
     found: Booleans = (place == low) | text.space[place - 1]
-    if inside[0].isolates:
-        found |= classes(text.codepoints[place - 1], isolated) > 0
+    found |= (classes(text.codepoints[place - 1], isolation) & inside[-1].isolates) > 0
     return found

@@ -24,7 +24,9 @@ ROLE_NAMES = {
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "unk": ("[UNK]", "<unk>"),
 }
-ISOLATING = {"BertPreTokenizer", "Punctuation", "Whitespace"}
+# Flags above `text.UNSEEN`, because `text.classes` caches them by code point.
+CHINESE, PUNCTUATION, SYMBOL = 4, 8, 16
+ISOLATING = {"BertPreTokenizer": PUNCTUATION, "Punctuation": PUNCTUATION, "Whitespace": SYMBOL}
 RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CJK = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
@@ -48,15 +50,24 @@ def character_of_byte() -> dict[int, str]:
 
 
 @cache
-def isolated(character: str) -> bool:
-    """Return whether BERT's pre-tokenizer makes this character a word: punctuation and Chinese."""
-    code = ord(character)
-    if code < 128:
-        # BERT takes all ASCII symbols for punctuation, such as $ and ^, which are no punctuation in
-        # Unicode.
-        return 32 < code < 127 and not character.isalnum()
+def isolation(character: str) -> int:
+    """Return which tokenizers make this character a word, or a run of such characters: the sum of
+    CHINESE (BERT's normaliser), PUNCTUATION (BERT's pre-tokenizer) and SYMBOL (`Whitespace`)."""
+    code, category = ord(character), unicodedata.category(character)
+    # BERT takes all ASCII symbols for punctuation, such as $ and ^, which are no punctuation in
+    # Unicode.
+    ascii_symbol = 32 < code < 127 and not character.isalnum()
+    punctuation = ascii_symbol or (code > 127 and category[0] == "P")
+    # The complement of the regular expression `\\w` of Unicode.
+    word = category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character.isspace()
     chinese = any(low <= code <= high for low, high in CJK)
-    return chinese or unicodedata.category(character)[0] == "P"
+    return CHINESE * chinese + PUNCTUATION * punctuation + SYMBOL * (not word)
+
+
+def divides(before: int, after: int) -> bool:
+    """Return whether two words meet between characters of these flags, of those that a tokenizer
+    isolates. Only symbols form runs."""
+    return before != after or bool(before & ~SYMBOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +79,14 @@ class Marks:
         a word (`</w>`); "none".
     mark: the mark itself.
     byte_level: pieces are bytes in the GPT-2 alphabet.
-    isolates: the pre-tokenizer makes each punctuation character a word.
+    isolates: the flags of characters that are words by themselves (see `isolation`).
     raw_bytes: a token such as `<0xE2>` is a byte.
     """
 
     style: Style
     mark: str
     byte_level: bool = False
-    isolates: bool = False
+    isolates: int = 0
     raw_bytes: bool = False
 
 
@@ -125,7 +136,8 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
     if marks.style == "prefix":
         # Isolated punctuation is a word wherever it stands, so `.` does not show that a word
         # begins.
-        alone = marks.isolates and not marked and len(token) == 1 and isolated(token)
+        flags = [isolation(character) & marks.isolates for character in token]
+        alone = not marked and all(flags) and not any(map(divides, flags, flags[1:]))
         return Piece(text, not marked and not alone, marked, alone)
     return Piece(text, True, marked, True)
 
@@ -237,7 +249,11 @@ def _marks(settings: dict[str, Any]) -> Marks:
     kind = _kind(model)
     steps = list(_steps(settings))
     types = {step.get("type") for step in steps}
-    isolates = bool(types & ISOLATING)
+    isolates = 0
+    for step in steps:
+        isolates |= ISOLATING.get(step.get("type", ""), 0)
+        if step.get("type") == "BertNormalizer" and step.get("handle_chinese_chars", True):
+            isolates |= CHINESE
     byte_level = "ByteLevel" in types
     prefix = model.get("continuing_subword_prefix") or ("##" if kind == "WordPiece" else "")
     suffix = model.get("end_of_word_suffix")

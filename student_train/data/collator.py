@@ -441,8 +441,9 @@ class Collator:
         assert batch.logits is not None
         places = None
         if len(reader.pieces) > 1:
-            first = rows, student[chosen, 0]
-            places = maps_at(sides.text, sides.teacher, sides.student, self.vocabulary, first)
+            # Whole runs: a vocabulary of suffixes marks their last token.
+            both = rows, alignment.student[chosen]
+            places = maps_at(sides.text, sides.teacher, sides.student, self.vocabulary, both)
         if wanted.teacher & {"distribution", "logits"}:
             targets, some = reader.of(batch.logits, rows, places)
         if "shared" in wanted.teacher:

@@ -55,8 +55,12 @@ def tokenizer(kind: str) -> Tokenizer:
     common: dict[str, Any] = {"vocab_size": 400, "special_tokens": names, "show_progress": False}
     if wordpiece:
         built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        built.normalizer = normalizers.BertNormalizer(lowercase=kind == "wordpiece-lower")
-        built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        if kind != "wordpiece-bare":
+            built.normalizer = normalizers.BertNormalizer(lowercase=kind == "wordpiece-lower")
+        if kind == "wordpiece-runs":
+            built.pre_tokenizer = pre_tokenizers.Whitespace()
+        else:
+            built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         trainer: Any = trainers.WordPieceTrainer(**common)
     elif kind.startswith("unigram"):
         scheme: Any = kind.partition("-")[2]
@@ -64,6 +68,10 @@ def tokenizer(kind: str) -> Tokenizer:
         built.normalizer = normalizers.NFKC()
         built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme or "always")
         trainer = trainers.UnigramTrainer(unk_token="<unk>", **common)
+    elif kind == "bpe-ends":
+        built = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<unk>"))
+        built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.BpeTrainer(end_of_word_suffix="</w>", **common)
     else:
         built = Tokenizer(models.BPE())
         built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "bpe-prefix")
@@ -73,7 +81,7 @@ def tokenizer(kind: str) -> Tokenizer:
     cls, sep = (names[2], names[3]) if wordpiece else (names[0], names[2])
     specials = [(token, built.token_to_id(token)) for token in (cls, sep)]
     template = processors.TemplateProcessing(single=f"{cls} $A {sep}", special_tokens=specials)
-    if kind.startswith("bpe"):
+    if kind.startswith("bpe") and kind != "bpe-ends":
         trim = processors.ByteLevel(trim_offsets=kind != "bpe-untrimmed")
         built.post_processor = processors.Sequence([trim, template])
     else:

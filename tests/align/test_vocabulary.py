@@ -25,10 +25,13 @@ def of(
     return Vocabulary.from_tokenizer_json(json.dumps(content | (parts or {})))
 
 
-def wordpiece(*pieces: str, lowercase: bool | None = None) -> Vocabulary:
-    parts: dict[str, Any] = {"pre_tokenizer": {"type": "BertPreTokenizer"}}
-    if lowercase is not None:
-        parts["normalizer"] = {"type": "BertNormalizer", "lowercase": lowercase}
+def wordpiece(*pieces: str, lowercase: bool = False, chinese: bool = True) -> Vocabulary:
+    parts: dict[str, Any] = {
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "normalizer": {
+            "type": "BertNormalizer", "lowercase": lowercase, "handle_chinese_chars": chinese,
+        },
+    }  # fmt: skip
     return of("WordPiece", list(pieces), ("[UNK]",), parts, unk_token="[UNK]")
 
 
@@ -99,6 +102,8 @@ def test_same_pieces_across_marks() -> None:
         "Ġstory": "story", "ry": "##ry", ".": ".", "Ġ.": ".", "çĮ«": "猫",
     }  # fmt: skip
     assert matches(byte_level("."), wordpiece("##.", ".")) == {".": "."}
+    # Without `handle_chinese_chars` BERT reads 猫 like a letter.
+    assert matches(blanks, wordpiece("猫", "##猫", chinese=False)) == {"çĮ«": "##猫"}
     assert matches(byte_level("A"), metaspace("<0x41>", "A", byte_fallback=True)) == {"A": "A"}
     assert matches(metaspace("▁story", "ry", "▁ry", "▁"), byte_level("Ġstory", "ry", "Ġ")) == {
         "▁story": "Ġstory", "ry": "ry", "▁": "Ġ",

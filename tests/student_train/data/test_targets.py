@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from teachonce.align import Tokenizations, Tokens
-from teachonce.align.vocabulary import isolated
+from teachonce.align.vocabulary import CHINESE, PUNCTUATION, isolation
 from teachonce.store import Batch, Logits
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.student_tokens import tokenize
@@ -104,7 +104,7 @@ def begins_a_word(text: str, begin: int, marked: bool) -> bool:
     if marked and text[max(0, begin - 1) : begin].isspace():
         begin -= 1
     before = text[:begin][-1:]
-    return not before or before.isspace() or isolated(before)
+    return not before or before.isspace() or bool(isolation(before) & (CHINESE | PUNCTUATION))
 
 
 # What a student reads in place of the teacher's `s` where a word begins without a blank, and
