@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from teachonce.student_train.settings.option_fields import loss_words
 from teachonce.support import files
 from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
@@ -130,7 +131,11 @@ def check_same_settings(
         ignored |= {"device", "precision", *(settings.keys() - before["settings"].keys())}
     now = {name: value for name, value in settings.items() if name not in ignored}
     # As it is read back from the file, where a tuple is a list.
-    changed = describe_changes(before["settings"], json.loads(json.dumps(now)))
+    then, now = (
+        {**each, "loss": loss_words(each.get("loss") or {})}
+        for each in (before["settings"], json.loads(json.dumps(now)))
+    )
+    changed = describe_changes(then, now)
     if changed and resume:
         raise UserError(
             f"{out}: cannot resume with other settings: {changed}; give the earlier settings,"

@@ -102,6 +102,9 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
     assert "exists already" in line and "--resume" in line
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--lr=9", "--resume")
     assert "lr was 0.00" in line and " and is 9.0" in line
+    other = [str(word).replace("hidden=1", "hidden=2") for word in SETTINGS]
+    line = refused(student_train, "--store", store, "--out", out, *other, "--resume")
+    assert "loss was mlm=1,hidden=1,kl=1 and is mlm=1,hidden=2,kl=1;" in line
     ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
     assert_same_student(out, undisturbed)
     for again in ((), ("--resume",)):
