@@ -4,8 +4,8 @@ selects the teacher's targets."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens
-from teachonce.align.places import maps_at
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import NO_PATH, VERIFY, StoreError
 from teachonce.student_train.data.batch import (
@@ -28,18 +27,13 @@ from teachonce.student_train.data.batch import (
     TeacherStates,
 )
 from teachonce.student_train.data.cache import ResidentFeatures
+from teachonce.student_train.data.distributions import Aligned, Distributions
 from teachonce.student_train.data.next_tokens import (
-    chunk_targets,
     following,
-    head_targets,
     last_tokens,
     learnt_of_student,
     learnt_runs,
-    next_pieces,
-    observed_logprobs,
     predicted_bytes,
-    predicting_tokens,
-    whole_head,
 )
 from teachonce.student_train.data.student_tokens import (
     IGNORED,
@@ -48,46 +42,15 @@ from teachonce.student_train.data.student_tokens import (
     pair_types,
     tokenize,
 )
-from teachonce.student_train.data.targets import (
-    TargetReader,
-    TaskTargets,
-    first_pieces,
-    word_begins,
-)
+from teachonce.student_train.data.targets import TaskTargets, word_begins
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
-from teachonce.student_train.losses.next_token import (
-    ChunkTargets,
-    HeadTargets,
-    NextTargets,
-)
-from teachonce.student_train.losses.registry import Term, features_of, reads_masked_tokens
-from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
+from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets
+from teachonce.student_train.losses.registry import features_of, reads_masked_tokens
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
-
-
-@dataclass(frozen=True)
-class _Aligned:
-    """Holds what the losses of one alignment read: feature groups of the store, and the values of
-    `Loss.teacher`."""
-
-    name: str
-    strategy: Strategy
-    features: list[str]
-    teacher: set[str]
-
-    @classmethod
-    def by(cls, name: str, terms: Sequence[Term]) -> _Aligned:
-        losses = [term.loss for term in terms if term.alignment == name]
-        return cls(name, ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
-
-    @property
-    def reader_key(self) -> tuple[str, bool]:
-        """Return what determines the student piece that is the target of a teacher piece."""
-        return self.strategy.predicted, self.strategy.second_input
 
 
 class Collator:
@@ -124,12 +87,8 @@ class Collator:
         self.max_length = max_length
         self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
         self.path = store.path if store else NO_PATH
-        self.head, self.logits = head, store.features.logits if store else None
-        size = len(student_tokenizer)
-        self.whole = None
-        if exact and head is not None:
-            self.whole = whole_head(self.vocabulary, size, head, self.logits)
-        self.readers = dict[tuple[str, bool], TargetReader]()  # by `_Aligned.reader_key`
+        spec = store.features.logits if store else None
+        self.distributions = Distributions(self.vocabulary, self.tokenizer, head, spec, exact=exact)
         self.task = store.task if store else None
         self.separator = self.task.separator if self.task else None
         self.source: StreamedFeatures | ResidentFeatures = StreamedFeatures()
@@ -151,7 +110,7 @@ class Collator:
 
     def serving(self, plan: BatchPlan) -> Collator:
         """Return a copy for batches with the losses and masks of another batch plan."""
-        # Shallow: both share the token table, the vocabulary map and `readers`.
+        # Shallow: both share the token table, the vocabulary map and `distributions`.
         other = copy.copy(self)
         other._serve(plan)
         return other
@@ -180,34 +139,17 @@ class Collator:
         )
         self.wanted = features_of(losses)
         names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
-        self.alignments = {name: _Aligned.by(name, plan.terms) for name in names}
+        self.alignments = {name: Aligned.by(name, plan.terms) for name in names}
         for each in self.alignments.values():
-            # With the teacher's vocabulary, targets are computed from the head: nothing is folded.
-            whole = self.causal and self.whole is not None
-            if each.teacher & {"distribution", "logits", "shared"} and not whole:
-                self._read_logits(each)
+            self.distributions.prepare(each, causal=plan.causal)
         self.targets = plan.targets
-
-    def _read_logits(self, wanted: _Aligned) -> None:
-        if wanted.reader_key not in self.readers:
-            # `align_reduce` splits only by the first map, also at the start of a word. A decoder's
-            # pieces are found by their bytes.
-            single = wanted.strategy.second_input or self.causal
-            maps = (self.vocabulary,) if single else self.vocabulary.maps
-            if wanted.strategy.predicted != "first":
-                pieces = np.stack([each.match for each in maps])
-            elif self.causal:
-                pieces = next_pieces(self.vocabulary, self.tokenizer)
-            else:
-                pieces = np.stack([first_pieces(each) for each in maps])
-            self.readers[wanted.reader_key] = TargetReader(pieces, self.head, self.logits)
 
     @property
     def has_all_logits(self) -> bool:
         """Return whether a batch has a logit for each run and shared piece: gigabytes, so only one
         batch is prepared ahead."""
         shared = any("shared" in each.teacher for each in self.alignments.values())
-        return shared and self.head is not None
+        return shared and self.distributions.head is not None
 
     def features(self) -> list[str]:
         """List the feature groups that must be streamed."""
@@ -297,7 +239,7 @@ class Collator:
         self,
         batch: Batch,
         sides: Tokenizations,
-        wanted: _Aligned,
+        wanted: Aligned,
         read: MaskedTokens,
         view: int,
         key: tuple[int, ...],
@@ -316,14 +258,16 @@ class Collator:
         shared: SharedTargets | None = None
         chunks: ChunkTargets | None = None
         if "observed" in wanted.teacher:
-            assert batch.logits is not None
-            observed = observed_logprobs(batch.logits, batch.token_ids, self.head, self.logits)
-            chunks = chunk_targets(alignment, sides.teacher, student, observed)
+            chunks = self.distributions.of_text(batch, sides, student, alignment)
         if "distribution" in wanted.teacher and self.causal:
-            logit_runs, found = self._next(batch, wanted, sides.teacher, student, alignment)
-            logits, head = (None, found) if isinstance(found, HeadTargets) else (found, None)
+            logit_runs, logits, head = self.distributions.of_next(
+                batch, wanted, sides, student, alignment
+            )
         elif "logits" in wanted.features and not self.causal:
-            logit_runs, logits, shared = self._logits(batch, wanted, sides, alignment, read.labels)
+            predicted = partial(self._predicted, read.labels)
+            logit_runs, logits, shared = self.distributions.of_runs(
+                batch, wanted, sides, alignment, predicted
+            )
         # Only now: the targets of next tokens above need whole runs.
         if self.causal:
             alignment = last_tokens(alignment)
@@ -344,7 +288,7 @@ class Collator:
             encoded=self._encoded(batch, wanted, view, alignment.teacher),
         )
 
-    def _encoded(self, batch: Batch, wanted: _Aligned, view: int, runs: Array) -> EncodedTargets:
+    def _encoded(self, batch: Batch, wanted: Aligned, view: int, runs: Array) -> EncodedTargets:
         """Select the teacher's encoded states and maps for half-open runs [G,2] of its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
         read = wanted.teacher
@@ -392,63 +336,15 @@ class Collator:
             _long(alignment.student[chosen, 0]), _float(logits), _long(batch.tags[rows])
         )
 
-    def _next(
-        self,
-        batch: Batch,
-        wanted: _Aligned,
-        teacher: Tokens,
-        student: Tokens,
-        alignment: Alignment,
-    ) -> tuple[Runs, NextTargets | HeadTargets]:
-        """Return the student's tokens before each run, as runs of one token, and the teacher's
-        distribution over the piece that comes next there."""
-        rows, before = predicting_tokens(alignment, teacher, student)
-        # Where only one of the two next tokens has a blank, as at the start of a text in front of
-        # which one tokenizer puts a blank, the student's piece is not the mapped one.
-        theirs, own = self.vocabulary.begins
-        same = theirs[teacher.ids[rows + 1]] == own[student.ids[before + 1]]
-        rows, before = rows[same], before[same]
-        assert batch.logits is not None
-        if self.whole is None:
-            targets, some = self.readers[wanted.reader_key].of(batch.logits, rows)
-            before = before[some]
-        following = torch.from_numpy(np.asarray(student.ids[before + 1], np.int64))
-        runs = Runs.of(np.stack([before, before + 1], axis=1))
-        if self.whole is not None:
-            return runs, head_targets(batch.logits, rows, following, self.whole)
-        return runs, NextTargets(**vars(targets), following=following)
-
-    def _logits(
-        self,
-        batch: Batch,
-        wanted: _Aligned,
-        sides: Tokenizations,
-        alignment: Alignment,
-        labels: Array,
-    ) -> tuple[Runs, LogitTargets | None, SharedTargets | None]:
-        """Select the logit targets of the runs with a single teacher token."""
-        targets, shared, student = None, None, alignment.student
-        if wanted.strategy.predicted == "first":  # the first token of a run predicts it
-            student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
-        # Several teacher tokens have several distributions, and no joint one is stored.
-        chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
+    def _predicted(self, labels: Array, runs: Array) -> Array:
+        """Return which runs [G,2] of student tokens have logit targets, by `BatchPlan.targets`:
+        bool [G]."""
         if self.targets == "masked":
-            chosen &= labels[student[:, 0]] != IGNORED
-        elif self.targets == "unmasked":
+            return np.asarray(labels[runs[:, 0]] != IGNORED)
+        if self.targets == "unmasked":
             masked = starts(labels != IGNORED)  # masked tokens before each token
-            chosen &= masked[student[:, 0]] == masked[student[:, 1]]
-        rows, reader = alignment.teacher[chosen, 0], self.readers[wanted.reader_key]
-        assert batch.logits is not None
-        places = None
-        if len(reader.pieces) > 1:
-            # Whole runs: a vocabulary of suffixes marks their last token.
-            both = rows, alignment.student[chosen]
-            places = maps_at(sides.text, sides.teacher, sides.student, self.vocabulary, both)
-        if wanted.teacher & {"distribution", "logits"}:
-            targets, some = reader.of(batch.logits, rows, places)
-        if "shared" in wanted.teacher:
-            shared, some = reader.shared_of(batch.logits, rows, places)
-        return Runs.of(student[chosen][some]), targets, shared
+            return np.asarray(masked[runs[:, 0]] == masked[runs[:, 1]])
+        return np.ones(len(runs), bool)
 
 
 def _characters(tokens: Tokens, positions: Array) -> float:

@@ -148,7 +148,7 @@ def _raised(
             raise StoreError(f"{store.path}: {batch.filename}, made of it, was removed; {AGAIN}")
         if isinstance(batch, UserError | OSError):
             raise batch
-        yield batch.with_head(collator.whole)
+        yield batch.with_head(collator.distributions.whole)
 
 
 def _alive(found: Iterable[Batch]) -> Generator[Batch]:

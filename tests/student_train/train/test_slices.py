@@ -110,5 +110,7 @@ def test_processes_send_batches_without_the_head(store: Path) -> None:
         prepared_batches(batches.store, batches.collator, batches._blocks, 1, **order)
     ) as made:
         targets = [next(made).aligned["bytes"].head for _ in range(3)]
-    assert batches.collator.whole is not None
-    assert all(each is not None and each.head is batches.collator.whole for each in targets)
+    assert batches.collator.distributions.whole is not None
+    assert all(
+        each is not None and each.head is batches.collator.distributions.whole for each in targets
+    )
