@@ -15,6 +15,7 @@ from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.model.any_student import has_attention
+from teachonce.student_train.model.chats import set_chat_template
 from teachonce.student_train.model.decoder_sizes import copied_settings
 from teachonce.student_train.model.freezing import add_low_rank
 from teachonce.student_train.model.kinds import make_student
@@ -70,7 +71,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     options, store = plan.options, plan.store
     pattern, others = plan.shape.pattern, plan.stores[1:]
     tokenizer = student_tokenizer(options.vocab, store, others=others, pattern=pattern)
-    fit_tokenizer(tokenizer, plan)
+    template = fit_tokenizer(tokenizer, plan)
     how = resolved_start(options.init, plan.shape, store)
     # So that each process of a training draws the same initial weights.
     torch.manual_seed(options.seed)
@@ -100,7 +101,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
         at_random = start == [RANDOM]
         path = Path(options.word_vectors)
         start.append(set_word_vectors(student, tokenizer, path, others=at_random))
-    return student, collator, [line for line in (fewer, changed, *start) if line]
+    return student, collator, [line for line in (fewer, changed, template, *start) if line]
 
 
 def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
@@ -115,12 +116,13 @@ def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
     declared_activation(str(store.path), student.config)
 
 
-def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
-    """Set the max length of a student's tokenizer, and the outputs that it needs for text pairs,
-    also in the saved files.
+def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
+    """Set the max length of a student's tokenizer, the outputs that it needs for text pairs, and a
+    decoder's chat template, also in the saved files.
 
-    Raises UserError for a tokenizer without a token between two texts, and for one that truncates
-    the start of a text if an alignment truncates the end.
+    Returns a line if a chat template is replaced, else "". Raises UserError for a tokenizer without
+    a token between two texts, and for one that truncates the start of a text if an alignment
+    truncates the end.
     """
     if plan.store.features.separator is not None:
         check_pair_form(tokenizer, plan.options.vocab, plan.store)
@@ -142,6 +144,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> None:
     if read.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
     _check_truncation(tokenizer, plan)
+    return set_chat_template(tokenizer, plan.store) if plan.shape.causal else ""
 
 
 def _check_truncation(tokenizer: Any, plan: TrainPlan) -> None:

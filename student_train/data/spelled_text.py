@@ -66,6 +66,10 @@ def spelled_share(sides: Tokenizations) -> float:
     some = lengths > 0
     read = int((reach[student.start[1:][some] - 1] - octets.start[:-1][some]).sum())
     written, whole, spelled = pieces.written(), octets.flat.tobytes(), 0
+    vocabulary = sides.vocabulary.student
+    for number in np.flatnonzero(vocabulary.special).tolist():
+        # Without bytes as a piece, but written in a text, as the marks of a chat are, it is read.
+        written[number] = vocabulary.tokens[number].encode()
     for first, last in runs.student.tolist():
         low, high = int(begin[first]), int(reach[last - 1])
         own = b"".join(written[number] for number in student.ids[first:last].tolist())

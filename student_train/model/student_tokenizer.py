@@ -4,6 +4,7 @@ folder, the teacher's (all or pruned), or the tokenizer of a mixed-vocabulary tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import has_pair_form
+from teachonce.student_train.model.chats import between, chat_marks
 from teachonce.student_train.model.pruning import pruned_tokenizer
 from teachonce.student_train.settings.option_values import check_vocabulary
 from teachonce.support import files
@@ -44,8 +46,7 @@ def student_tokenizer(
     """
     size = vocabulary_size(word)
     if size is not None and pattern:
-        trained = byte_level.train_byte_level(_texts(store, blocks, others), size, pattern)
-        return PreTrainedTokenizerFast(tokenizer_object=trained, **byte_level.SPECIALS)
+        return _train_byte_level(store, blocks, others, size, pattern)
     if size is not None:
         return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
     if word == "teacher":
@@ -159,6 +160,24 @@ def _from_files(
             f" ({type(error).__name__}: {first_line(error)}); give a size such as 5k"
         ) from error
     return check_student_tokenizer(tokenizer, word, causal)
+
+
+def _train_byte_level(
+    store: FeatureStore,
+    blocks: Array | None,
+    others: Sequence[FeatureStore],
+    size: int,
+    pattern: str,
+) -> PreTrainedTokenizerFast:
+    """Train a decoder's vocabulary, with the special tokens of the teacher that chats have."""
+    texts = partial(_texts, store, blocks, others)
+    marks, roles = chat_marks(store, texts()), byte_level.SPECIALS
+    if (end := store.teacher_settings("tokenizer_config.json").get("eos_token")) in marks:
+        roles = {**roles, "eos_token": end}  # `generate` stops at the end of a message
+    specials = [*dict.fromkeys([*roles.values(), *marks])]
+    trained = byte_level.train_byte_level(between(marks, texts()), size, pattern, specials)
+    further = [mark for mark in marks if mark not in roles.values()]
+    return PreTrainedTokenizerFast(tokenizer_object=trained, extra_special_tokens=further, **roles)
 
 
 def train_wordpiece(

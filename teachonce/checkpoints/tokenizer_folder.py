@@ -16,7 +16,7 @@ FILES = (
     "spiece.model", "spm.model", "sentencepiece.bpe.model", "sentencepiece.model",
 )  # fmt: skip
 """Files that may hold the vocabulary of a tokenizer."""
-SETTINGS = "tokenizer_config.json"
+SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 IN_5, IN_4 = "TokenizersBackend", "PreTrainedTokenizerFast"  # names of one class
 OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 saves how the tokenizer was loaded
 

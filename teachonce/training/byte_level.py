@@ -3,7 +3,7 @@ a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -30,17 +30,24 @@ PATTERNS = {
 BYTES = 256
 
 
-def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer:
+def train_byte_level(
+    texts: Iterable[str],
+    size: int,
+    pattern: str,
+    specials: Sequence[str] = tuple(SPECIALS.values()),
+) -> Tokenizer:
     """Train a vocabulary of at most `size` byte-level pieces. Its tokenizer puts a start token in
     front of each text, so that the first piece is predicted, too.
 
-    `pattern` is a key of `PATTERNS`. The vocabulary is smaller if the text has too few pieces.
-    Raises UserError if `size` is too small for every byte and the special tokens.
+    pattern: a key of `PATTERNS`. specials: the special tokens, the start token first.
+
+    The vocabulary is smaller if the text has too few pieces. Raises UserError if `size` is too
+    small for every byte and the special tokens.
     """
-    needed = BYTES + len(SPECIALS)
+    needed = BYTES + len(specials)
     if size < needed:
         raise UserError(
-            f"--vocab {size}: a decoder's vocabulary holds the {BYTES} bytes and {len(SPECIALS)}"
+            f"--vocab {size}: a decoder's vocabulary holds the {BYTES} bytes and {len(specials)}"
             f" special tokens; give {needed} pieces or more"
         )
     tokenizer = Tokenizer(models.BPE())
@@ -52,13 +59,13 @@ def train_byte_level(texts: Iterable[str], size: int, pattern: str) -> Tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=2,
-        special_tokens=list(SPECIALS.values()),
+        special_tokens=list(specials),
         # All 256 bytes, also those that these texts lack: no later text has an unknown piece.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    begin = SPECIALS["bos_token"]
+    begin = specials[0]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
     )

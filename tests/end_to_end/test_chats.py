@@ -135,6 +135,13 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
         (raw,) = store.gather([places])
         batch = batches.collator.for_validation(raw, 0, (0,))
         answers = [m["content"] + "<end>" for row in rows for m in row if m["role"] == "assistant"]
+        tokenizer = batches.tokenizer
+        rendered = "".join(record.text for record in store if record.document == 0)
+        read = tokenizer.bos_token + rendered  # both tokenizers put this token in front
+        assert tokenizer.apply_chat_template(rows[0], tokenize=False) == read
+        # The end of an answer is one token, at which `generate` stops, with either vocabulary.
+        assert tokenizer.encode("a<end>")[-1] == tokenizer.eos_token_id
+        assert (batch.labels == tokenizer.eos_token_id).sum() == len(answers)
         if vocab == "teacher":
             assert batch.predicted_bytes == sum(len(answer.encode()) for answer in answers)
             read = batches.tokenizer.decode(batch.labels)
