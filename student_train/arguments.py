@@ -134,12 +134,14 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
             f"--student {student}: the teacher of {store.path} has {counted(layers, 'layer')}; give"
             f" {AS_TEACHER}{layers} or less, or a shape HxLxA"
         )
+    # The same kind as the teacher, so that --init can copy the teacher's layers; for a teacher of
+    # another family a kind that predicts what it does.
+    other = suggested_decoder(config).partition(":")[0] if predicts_next(store) else "bert"
     own = str(config.get("model_type"))
-    if own in SHAPES and SHAPES[own].causal:
-        shape = _decoder_like_teacher(own, number, config, (store.features.width, heads))
+    kind = own if own in SHAPES else other
+    if SHAPES[kind].causal:
+        shape = _decoder_like_teacher(kind, number, config, (store.features.width, heads))
     else:
-        # The same kind as the teacher, so that --init can copy the teacher's layers.
-        kind = own if own in SHAPES else "bert"
         shape = f"{kind}:{store.features.width}x{number}x{heads}"
     parse_student(shape, f"--student {student}, which is ")
     return shape

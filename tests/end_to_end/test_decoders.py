@@ -26,7 +26,7 @@ from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
-from tests.making.decoders import random_llama
+from tests.making.decoders import random_llama, save_decoder
 
 SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
 
@@ -107,6 +107,16 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     card = (out / "README.md").read_text()
     assert "AutoModelForCausalLM" in card and "text-generation" in card
     assert "| lr |" in card and "| mask_prob |" not in card
+
+
+def test_a_student_like_a_decoder_of_another_family_is_a_decoder(tmp_path: Path) -> None:
+    save_decoder(tmp_path / "gemma", "Gemma2")
+    corpus = write_corpus(tmp_path / "corpus.txt", 2)
+    words = {"logits": "topk:8", "attention": "none"}
+    gemma = dumped(tmp_path / "gemma", corpus, tmp_path / "store.zarr", **words)
+    for loss in ({}, {"loss": ("hidden=1",)}):
+        options = checked_from({"store": (str(gemma),), "student": "teacher:1", **loss})
+        assert options.student == "llama:32x1x4x64x4"
 
 
 def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
