@@ -18,6 +18,7 @@ from teachonce.store.tools.store_card import hub_datasets, teacher_name
 from teachonce.student_train.losses.registry import losses_for, named, reads_masked_tokens
 from teachonce.student_train.model.any_student import head_of
 from teachonce.student_train.output.card_code import (
+    CHAT,
     EMBEDDER,
     ENCODER,
     HOW_TO_SCORE,
@@ -81,7 +82,8 @@ def model_card(
     elif scores:
         head, loading = SCORER, HOW_TO_SCORE
     else:
-        head = ENCODER if untrained else head_for(student)
+        chats = report["store"]["features"].get("learn") and head_of(student) == "causal"
+        head = ENCODER if untrained else CHAT if chats else head_for(student)
         loading = how_to_load(student, pairs, head)
     if untrained:
         loading += (

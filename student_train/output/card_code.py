@@ -40,6 +40,7 @@ HEADS = {
     ),
     "tagging": Head("AutoModelForTokenClassification", "token-classification", "tagger of tokens"),
 }
+CHAT = replace(HEADS["causal"], text='[{"role": "user", "content": "Hello"}]')
 SEVERAL_LABELS = replace(
     HEADS["classification"],
     what="classifier that gives a text any number of labels",

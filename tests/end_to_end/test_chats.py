@@ -18,6 +18,7 @@ from transformers.utils import chat_template_utils
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import plan
 from tests.end_to_end.support import invoke, ok, refused, says, write_corpus
@@ -148,6 +149,19 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
             assert read == "".join(answers)
         else:  # a piece over the end of a mark is not learnt
             assert 0 < batch.predicted_bytes <= sum(len(answer.encode()) for answer in answers)
+
+
+def test_a_student_chats(tmp_path: Path, model: Path) -> None:
+    path, out = tmp_path / "a.zarr", tmp_path / "student"
+    ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", chats(6)), path))
+    words = ("--store", path, "--student", "llama:32x1x2", "--vocab", "300", "--steps", "1")
+    ok(student_train, *words, "--device", "cpu", "--out", out)
+    lines = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    scope: dict[str, Any] = {}
+    exec(lines.replace("this folder", str(out)).partition("print(")[0], scope)
+    (call,) = [line for line in lines.splitlines() if line.startswith("print(")]
+    turns = eval(call.removeprefix("print(").removesuffix(")"), scope)[0]["generated_text"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"]
 
 
 def test_a_template_writes_the_date_of_the_first_start(
