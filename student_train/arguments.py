@@ -37,6 +37,7 @@ from teachonce.student_train.settings.terms import (
     NEXT_TEMPERATURE,
     SCORE_LOSS,
     STATES_LOSS,
+    STATIC_VOCABULARY,
     TASK_STATES_LOSS,
     VECTOR_LOSS,
     VECTOR_TEXTS,
@@ -82,6 +83,8 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         shape = shape_of_folder(checked_folder(student, option), student, option)
         # A --vocab or --init that was given stays: `TrainOptions` refuses one that does not fit.
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
+    if _is_static(given):
+        given.setdefault("vocab", STATIC_VOCABULARY)
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
     fill_in_decoder(given, lambda: stores.opened[0])

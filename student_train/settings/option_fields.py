@@ -79,6 +79,7 @@ class OptionFields:
         " text), a tokenizer folder, teacher, pruned:N (the teacher's N most frequent pieces;"
         " WordPiece, Unigram or BPE), words or words:N (lower-cased words between spaces, all or"
         " the N most frequent), or mixed-vocab (saved in the store).",
+        default_text=f"5k; {terms.STATIC_VOCABULARY} for a static student",
         scope={START},
         words=values.VOCABULARIES,
         paths=True,

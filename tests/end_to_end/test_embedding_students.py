@@ -117,7 +117,7 @@ def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: 
     assert (tmp_path / "s" / "1_Pooling" / "config.json").exists()
 
 
-def test_states_are_learnt_by_default_where_they_can_be(stores: Callable[..., Path]) -> None:
+def test_defaults_follow_the_store_and_the_student(stores: Callable[..., Path]) -> None:
     both, vectors = (str(stores(**more)) for more in ({"hidden": "layer:4"}, {}))
 
     def default(*paths: str, **more: str) -> set[str]:
@@ -127,6 +127,9 @@ def test_states_are_learnt_by_default_where_they_can_be(stores: Callable[..., Pa
     for words in ((vectors,), (both, vectors), (vectors, both)):
         assert default(*words) == {"embedding", "similarity"}
     assert default(both, student="static:8") == {"embedding", "similarity"}
+    for student, vocab in (("static:8", "20k"), ("32x1x4", "5k")):
+        assert checked_from({"store": (both,), "student": student}).vocab == vocab
+        assert checked_from({"store": (both,), "student": student, "vocab": "9k"}).vocab == "9k"
 
 
 def test_a_sweep_does_not_compare_losses_that_the_default_made_different(
