@@ -40,8 +40,9 @@ from teachonce.support.console import command_errors
 STUDENTS = (
     "static:64@9k",
     "static:96@9k",
-    "static:128@8k",
-    "modernbert:96x2x2@9k",
+    "static:128@20k",
+    "static:192@20k",
+    "modernbert:128x2x2@20k",
     "modernbert:tiny@7k",
 )
 """SHAPE@VOCAB: what --student and --vocab say of them."""
