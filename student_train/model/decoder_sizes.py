@@ -106,15 +106,15 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
             f" {own.each}, and heads are copied whole; choose --student {shape.kind}:HxLxA with H ="
             f" {theirs.each} A"
         )
-    for what, mine, limit in (
-        ("hidden size", own.width, theirs.width),
-        ("feed-forward size", own.units, theirs.units),
-        ("number of heads", own.heads, theirs.heads),
+    for what, letter, mine, limit in (
+        ("hidden size", "H", own.width, theirs.width),
+        ("feed-forward size", "F", own.units, theirs.units),
+        ("number of heads", "A", own.heads, theirs.heads),
     ):
         if mine > limit:
             raise UserError(
-                f"{start}: the student's {what} is {mine}, and {where} has {limit}; choose a"
-                " smaller --student"
+                f"{start}: the student's {what} is {mine}, and {where} has {limit}; choose"
+                f" --student {shape.kind}:HxLxAxF with {letter} = {limit} or less"
             )
     if own.groups > head_sets(theirs, own):
         raise UserError(
