@@ -140,7 +140,16 @@ def _check_predictions(options: TrainOptions) -> None:
         )
     if causal:
         _check_decoder(options)
-    own = parse_alignments(options.align).own
+    alignments = parse_alignments(options.align)
+    own, others = alignments.own, alignments.others
+    # The default cannot be distinguished from the same alignment given by hand.
+    unread = others not in (default_of(type(options), "align"), NEXT)
+    aligned = [loss for loss in registry.named(options.loss) if not loss.of_text_alone]
+    if causal and unread and all(loss.of_next or loss.name in own for loss in aligned):
+        raise UserError(
+            f"--align {others}: next tokens are predicted where tokens of both sides end at the"
+            f" same byte, and {others} trims white space; leave it out, or give {NEXT}"
+        )
     trimmed = [loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT]
     if trimmed:
         raise UserError(
