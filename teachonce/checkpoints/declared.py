@@ -88,11 +88,22 @@ def check_declared(
 ) -> None:
     """Raise UserError if the config names a class with another head than `head`, a key of DECLARED.
 
-    remedy: replaces the remedy of that entry.
+    remedy: replaces the remedy of that entry. Raises UserError also for an encoder-decoder, for
+    which no head is loaded.
     """
+    check_no_encoder_decoder(model, config)
     classes = config.get("architectures")
     if isinstance(classes, list) and (other := another_head([*map(str, classes)], head)):
         raise no_head(model.name, head, [other], remedy)
+
+
+def check_no_encoder_decoder(model: ResolvedModel, config: Mapping[str, Any]) -> None:
+    """Raise UserError if the config is that of an encoder-decoder."""
+    if config.get("is_encoder_decoder"):
+        raise UserError(
+            f"model {model.name}: an encoder-decoder ({config.get('model_type')}), whose outputs"
+            " do not belong to the tokens of its input; choose an encoder such as BERT"
+        )
 
 
 def another_head(architectures: Sequence[str], head: str) -> str:

@@ -25,7 +25,13 @@ from transformers.utils import logging
 
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
 import teachonce.checkpoints.static  # noqa: F401
-from teachonce.checkpoints.declared import another_head, declared_head, longest_input, no_head
+from teachonce.checkpoints.declared import (
+    another_head,
+    check_no_encoder_decoder,
+    declared_head,
+    longest_input,
+    no_head,
+)
 from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import (
@@ -110,11 +116,7 @@ def load_config(model: ResolvedModel) -> Any:
     (`fields.FIELDS`)."""
     config = load(AutoConfig, model)
     check_checkpoint(model, config)
-    if getattr(config, "is_encoder_decoder", False):
-        raise UserError(
-            f"model {model.name}: an encoder-decoder ({config.model_type}), whose outputs do not"
-            " belong to the tokens of its input; choose an encoder such as BERT"
-        )
+    check_no_encoder_decoder(model, config.to_dict())
     halves = [str(name) for name in config.architectures or () if str(name) in HALVES]
     if halves:
         raise UserError(

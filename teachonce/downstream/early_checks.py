@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from teachonce.checkpoints.declared import check_declared, config_of
+from teachonce.checkpoints.declared import check_declared, config_of, declared_kind
 from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
 from teachonce.downstream.options import (
     FINE_TUNED,
@@ -171,6 +171,7 @@ def _check_vocabulary(word: str | None) -> None:
 
 
 NO_MASKED = "give a ...ForMaskedLM, or train one (`downstream --task mlm` without --as-is)"
+SCORE_DECODER = "score its next tokens with `--task lm`"
 NO_DECODER = "give a decoder (...ForCausalLM), or score a masked LM with `--task mlm --as-is`"
 
 
@@ -184,8 +185,10 @@ def _check_model(options: DownstreamOptions, name: str) -> None:
     if is_sentence_folder(Path(model.path_or_id)):
         return
     if options.as_is and options.task in HEADS:
-        remedy = NO_MASKED if options.task == "mlm" else ""
-        check_declared(model, config_of(model), HEADS[options.task], remedy)
+        config, remedy = config_of(model), ""
+        if options.task == "mlm":
+            remedy = SCORE_DECODER if declared_kind(config) == "causal" else NO_MASKED
+        check_declared(model, config, HEADS[options.task], remedy)
 
 
 OF_SWEEP = ("model", "out", "json", "runs")

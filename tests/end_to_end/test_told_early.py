@@ -24,6 +24,7 @@ for module, words in json.loads(sys.argv[1]):
 print({"torch", "transformers"} & set(sys.modules))
 """
 DUMP = """
+--model t5 --head causal | an encoder-decoder (t5) | choose an encoder
 --model . | no config.json
 --model nowhere/teacher/x | no such folder
 --corpus nowhere.txt | no such file
@@ -142,7 +143,7 @@ SCORE = """
 --task qa --model teacher --train table.tsv --dev table.tsv | --question-column
 --task classify --as-is --model teacher --test table.tsv | no classification head
 --task ner --as-is --model teacher --test table.tsv | no tagging head
---task mlm --as-is --model decoder --test corpus.txt | no masked-LM head | is a GPT2LMHeadModel
+--task mlm --as-is --model decoder --test corpus.txt | is a GPT2LMHeadModel | with `--task lm`
 --task mlm --as-is --model teacher --test blank.txt | blank.txt: has no text
 --task mlm --model teacher --train corpus.txt --out store.zarr | choose another, or continue with
 --task lm --model decoder --test blank.txt | blank.txt: has no text
@@ -185,6 +186,10 @@ def test_mistakes_are_told_before_torch_is_loaded(
     (tmp_path / "decoder").symlink_to(tiny_teacher("gpt2"))
     corpus = write_corpus(tmp_path / "corpus.txt")
     store = dumped(tiny_teacher("bert"), corpus, tmp_path / "store.zarr", attention="none")
+    (tmp_path / "t5").mkdir()
+    t5 = {"model_type": "t5", "is_encoder_decoder": True, "architectures": ["T5Model"]}
+    (tmp_path / "t5" / "config.json").write_text(json.dumps(t5))
+    (tmp_path / "t5" / "model.safetensors").touch()
     (tmp_path / "blank.zarr").mkdir()
     (tmp_path / "blank.txt").write_text(" \n\t\n")
     (tmp_path / "table.tsv").write_text("text\tlabel\nA good one.\tgood\nA bad one.\tbad\n")
