@@ -20,9 +20,12 @@ def check_folder(folder: Path) -> None:
 
 
 def decoder_refused(folder: Path) -> UserError:
+    # An export has no weights that transformers loads; its README.md has the lines for its format.
+    run = "as its README.md shows"
+    if not (folder / "export.json").is_file():
+        run = "with pipeline('text-generation') of transformers"
     return UserError(
-        f"{folder}: is a decoder, which continues a text and gives no answer about it; run it with"
-        " pipeline('text-generation') of transformers"
+        f"{folder}: is a decoder, which continues a text and gives no answer about it; run it {run}"
     )
 
 

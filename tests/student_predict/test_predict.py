@@ -501,5 +501,10 @@ def test_an_export_that_was_changed_is_one_line(
     ):
         changed(tmp_path, "export.json", **change)
         assert f"export.json: {problem}" in refused(tmp_path, "a")
-    assert "is a decoder, which continues a text" in refused(tiny_teacher("gpt2"), "a")
+    decoder = tiny_teacher("gpt2")
+    assert "is a decoder, which continues a text" in (line := refused(decoder, "a"))
+    assert "pipeline('text-generation')" in line
+    # An export has no weights that a pipeline of transformers could load.
+    changed(tmp_path, "export.json", kind="causal", inputs=[*INPUT_NAMES[:2]], max_length=16)
+    assert "run it as its README.md shows" in refused(tmp_path, "a")
     assert "no such folder" in refused(tmp_path / "nowhere", "a")
