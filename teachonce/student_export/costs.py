@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +16,7 @@ from statistics import median
 from teachonce.downstream.process_memory import reset_peak, status_bytes
 from teachonce.student_export.formats import Runner
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 REPEATS = 5
 Inputs = dict[str, Array]
@@ -49,8 +51,14 @@ def costs_of(
     singles: inputs of one text each; batch: inputs of several texts.
     """
     # spawned, so that what this process has loaded is neither shared nor counted
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        found = pool.submit(_measured, format, path, output, list(singles), batch).result()
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            found = pool.submit(_measured, format, path, output, list(singles), batch).result()
+    except BrokenProcessPool:
+        raise UserError(
+            f"{path}: the process that measures its time and memory was ended, perhaps for lack of"
+            " memory; free some, and run the same command again"
+        ) from None
     return Costs(size_of(path), *found)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,13 +26,14 @@ from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.student_export.cards import STUDENT, Exported, write_card
 from teachonce.student_export.checking import export_check
 from teachonce.student_export.cli import main
-from teachonce.student_export.costs import Costs
+from teachonce.student_export.costs import Costs, costs_of
 from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import FORMATS as NAMES
 from teachonce.student_export.options import QUANTISED
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import classified, table, write_tagged
 from tests.downstream.tasks.test_sts import alike
@@ -437,3 +441,16 @@ def test_the_options_name_every_format() -> None:
     assert tuple(FORMATS) == NAMES == tuple(QUANTISED)
     for name, kinds in QUANTISED.items():
         assert set(FORMATS[name].names) == {"", *kinds}
+
+
+def test_a_measurement_whose_process_is_killed_is_one_line(tmp_path: Path) -> None:
+    def kill() -> None:
+        while not (running := multiprocessing.active_children()):
+            time.sleep(0.01)
+        running[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(UserError, match="measures its time and memory was ended"):
+        costs_of(None, tmp_path, "logits", [{}], {})
+    killer.join()
