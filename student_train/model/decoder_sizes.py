@@ -149,7 +149,7 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
             f"{option}: its config.json has {layers} layers, {sizes.heads} heads of size"
             f" {sizes.each} for the hidden size {sizes.width}, and tie_word_embeddings"
             f" {config.get('tie_word_embeddings')}; expected heads that fill the hidden size, and"
-            " tied embeddings: give a shape and --init layers:I,J,...@DIR"
+            " tied embeddings: give another folder, or a shape such as llama:256x4x4"
         )
     _check_layers(config, folder, option)
     size = f"{sizes.width}x{layers}x{sizes.heads}x{sizes.units}"

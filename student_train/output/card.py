@@ -188,7 +188,12 @@ def _settings(settings: dict[str, Any]) -> str:
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
     stages = settings.get("stages") or [{}]
     masked = any(_masks_tokens(stage.get("loss", settings["loss"])) for stage in stages)
-    unread = () if masked else MASKING
+    unread = set() if masked else {*MASKING}
+    losses = named(trained_losses(settings))
+    if any(loss.of_next for loss in losses):
+        # A decoder's predictions are paired by bytes, its states at the last token of a run.
+        states = any(not (loss.of_next or loss.of_text_alone) for loss in losses)
+        unread |= {"pool"} if states else {"pool", "align"}
     given = {
         k: v
         for k, v in {**settings, **paths}.items()

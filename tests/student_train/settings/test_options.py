@@ -266,7 +266,7 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
         ({"loss": {"next": 1.0, "alm": 1.0}, "student": "llama:8x1x1"}, "1 next + 1 alm; bytes"),
         (
             {"loss": {"alm": 1.0, "hidden": 1.0}, "student": "llama:8x1x1"},
-            "1 alm + 1 hidden; span, bytes, pool mean, trainable projection",
+            "1 alm + 1 hidden; span, bytes, last token of a run, trainable projection",
         ),
     ],
 )
