@@ -22,7 +22,8 @@ class VocabularyMap:
     """Maps each of the teacher's V tokens to student tokens.
 
     match: int32 [V], the student's id of an equal piece, or -1. Two pieces are equal if they have
-        the same text after the student's normaliser and both begin a word, or neither does. Special
+        the same text after the student's normaliser and both begin a word, or neither does (for a
+        student of suffixes: both end one, or neither does). Special
         tokens are matched by role (cls, sep, mask, pad, unk), then by name. Several teacher tokens
         may share a match, for instance if the student lower-cases.
     split_start, split_ids: int64 [V + 1] and flat int32. Teacher token t is split into
@@ -93,9 +94,10 @@ class VocabularyMap:
         A byte-level tokenizer has one piece ` story` after a blank, and another one, `story`, both
         in `(story)` and inside `history`. WordPiece has `story` after a blank and in `(story)`, and
         `##story` inside `history`. A vocabulary of suffixes has `story</w>` in all of these, and
-        `story` in `storyteller`. So between these the piece depends on the place. It does
-        between two vocabularies that mark blanks as well, unless they have one tokenizer: only one
-        of them may put a blank in front of a text. Between others, this is the only map.
+        `story` in `storyteller`. So between these the piece depends on the place. It does between
+        two WordPieces of which only one isolates Chinese, and between two vocabularies that mark
+        blanks, unless they have one tokenizer: only one of them may put a blank in front of a text.
+        Between others, this is the only map.
         """
         # Made when an alignment needs them: that of decoders, `bytes`, never does.
         teacher, student = self.teacher.marks, self.student.marks
@@ -122,6 +124,11 @@ class VocabularyMap:
             for side in (self.teacher, self.student)
         )
         return teacher, student
+
+    @cached_property
+    def teacher_ends(self) -> Booleans:
+        """Return which tokens of the teacher have the mark of a word's end: bool [Vt]."""
+        return np.array([piece.marked for piece in self.teacher.pieces], bool)
 
     @cached_property
     def student_edges(self) -> tuple[Booleans, Booleans]:
@@ -202,9 +209,11 @@ class _StudentPieces:
     def _rank(self, token: str, piece: Piece) -> tuple[bool, bool]:
         return token.startswith("<0x") and len(piece.text) == 1, not piece.free
 
-    def _edge(self, piece: Piece) -> tuple[bool, bool]:
-        """Return whether a piece of the teacher is at the edge of a word, and whether this is
-        unknown; then it is the likelier case."""
+    def _edge(self, piece: Piece, text: bytes) -> tuple[bool, bool]:
+        """Return whether a piece of the teacher, normalised to `text`, is at the edge of a word,
+        and whether this is unknown; if it is, the likelier case."""
+        if self.style == "suffix" and _ends_alone(text, self.student.marks.isolates):
+            return True, False
         if self.edge is not None:
             return self.edge, False
         if self.style == "suffix":
@@ -227,14 +236,14 @@ class _StudentPieces:
         own = self.tokens.get(self.teacher.tokens[number], -1) if self.same_marks else -1
         if own >= 0 and self.student.pieces[own].text == text:
             return own
-        edge, unknown = self._edge(self.teacher.pieces[number])
+        edge, unknown = self._edge(self.teacher.pieces[number], text)
         found = self.exact.get((text, edge), -1)
         return self.exact.get((text, not edge), -1) if found < 0 and unknown else found
 
     def split(self, number: int, text: bytes) -> list[int] | None:
         """Spell the teacher's piece `number`, whose normalised text is `text`, in the student's
         pieces; None if they cannot spell it."""
-        edge, unknown = self._edge(self.teacher.pieces[number])
+        edge, unknown = self._edge(self.teacher.pieces[number], text)
         likely = self._split(text, edge)
         if likely is None and (unknown or (edge and self.style == "blank")):
             return self._split(text, not edge)
@@ -272,6 +281,12 @@ class _StudentPieces:
             ids.append(number)
             begin = end
         return ids
+
+
+def _ends_alone(text: bytes, isolates: int) -> bool:
+    """Return whether a piece ends with an isolated character, so that a word ends there."""
+    last = text[-4:].decode(errors="replace")[-1:]
+    return bool(last and isolation(last) & isolates)
 
 
 def _words(text: bytes, begins: bool, isolates: int) -> list[tuple[bytes, bool]]:

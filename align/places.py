@@ -36,7 +36,11 @@ def maps_at(
     token = student.ids[runs[1][:, 1] - 1 if style == "suffix" else runs[1][:, 0]]
     edge, shown = edges[token], showing[token]
     if style == "suffix":
-        return np.where(shown, np.where(edge, AT_EDGE, INSIDE), AS_MARKED)
+        elsewhere = np.where(edge, AT_EDGE, INSIDE)
+        same = ~shown
+        if vocabulary.teacher.marks.style == "suffix":
+            same |= edge == vocabulary.teacher_ends[teacher.ids[runs[0]]]
+        return np.where(same, AS_MARKED, elsewhere)
     own = vocabulary.begins[0][teacher.ids[runs[0]]]
     starts = _word_starts(text, teacher, vocabulary, runs[0])
     if style == "blank":
@@ -59,7 +63,7 @@ def _word_starts(
     text: FlatText, teacher: Tokens, vocabulary: VocabularyMap, tokens: Integers
 ) -> Booleans:
     """Return which `tokens` of the teacher begin a word for the side that marks pieces inside
-    words: bool [G], false if neither side does.
+    words, the student if both do: bool [G], false if neither does.
 
     A token begins a word if its place, before its blank if it has one, is the start of the text, or
     follows white space or a character that is a word of this side by itself.

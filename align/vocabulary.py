@@ -58,8 +58,9 @@ def isolation(character: str) -> int:
     # Unicode.
     ascii_symbol = 32 < code < 127 and not character.isalnum()
     punctuation = ascii_symbol or (code > 127 and category[0] == "P")
-    # The complement of the regular expression `\\w` of Unicode.
-    word = category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character.isspace()
+    # `Whitespace` splits by the expression \w+|[^\w\s]+; zero-width joiners belong to words.
+    word = category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character in "\u200c\u200d"
+    word |= character.isspace()
     chinese = any(low <= code <= high for low, high in CJK)
     return CHINESE * chinese + PUNCTUATION * punctuation + SYMBOL * (not word)
 
@@ -137,7 +138,8 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
         # Isolated punctuation is a word wherever it stands, so `.` does not show that a word
         # begins.
         flags = [isolation(character) & marks.isolates for character in token]
-        alone = not marked and all(flags) and not any(map(divides, flags, flags[1:]))
+        whole = bool(flags) and all(flags) and not any(map(divides, flags, flags[1:]))
+        alone = whole and not marked
         return Piece(text, not marked and not alone, marked, alone)
     return Piece(text, True, marked, True)
 

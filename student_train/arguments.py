@@ -139,7 +139,7 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
         )
     # The same kind as the teacher, so that --init can copy the teacher's layers; for a teacher of
     # another family a kind that predicts what it does.
-    other = suggested_decoder(config).partition(":")[0] if predicts_next(store) else "bert"
+    other = "llama" if predicts_next(store) else "bert"
     own = str(config.get("model_type"))
     kind = own if own in SHAPES else other
     if SHAPES[kind].causal:

@@ -68,7 +68,7 @@ def spelled_share(sides: Tokenizations) -> float:
     written, whole, spelled = pieces.written(), octets.flat.tobytes(), 0
     vocabulary = sides.vocabulary.student
     for number in np.flatnonzero(vocabulary.special).tolist():
-        # Without bytes as a piece, but written in a text, as the marks of a chat are, it is read.
+        # Special tokens have no bytes as pieces, but a chat's text contains them.
         written[number] = vocabulary.tokens[number].encode()
     for first, last in runs.student.tolist():
         low, high = int(begin[first]), int(reach[last - 1])

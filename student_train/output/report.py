@@ -131,10 +131,10 @@ def check_same_settings(
         ignored |= {"device", "precision", *(settings.keys() - before["settings"].keys())}
     now = {name: value for name, value in settings.items() if name not in ignored}
     # As it is read back from the file, where a tuple is a list.
-    then, now = (
-        {**each, "loss": loss_words(each.get("loss") or {})}
-        for each in (before["settings"], json.loads(json.dumps(now)))
-    )
+    then, now = before["settings"], json.loads(json.dumps(now))
+    if then.get("loss") and now.get("loss") and then["loss"] != now["loss"]:
+        # As they are typed, for the message.
+        then, now = ({**each, "loss": loss_words(each["loss"])} for each in (then, now))
     changed = describe_changes(then, now)
     if changed and resume:
         raise UserError(

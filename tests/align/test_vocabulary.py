@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
-from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
+from teachonce.align import AlignmentError, Tokens, Vocabulary, VocabularyMap
 from teachonce.align.normalisers import normaliser_of
+from teachonce.align.places import maps_at
+from teachonce.align.text import FlatText
 from tests.align.support import KINDS, PAIRS, tokenizer, vocabulary, vocabulary_map
+
+BERT = {"pre_tokenizer": {"type": "BertPreTokenizer"}}
 
 
 def of(
@@ -44,8 +49,8 @@ def metaspace(*pieces: str, **model: Any) -> Vocabulary:
     return of("Unigram", list(pieces), ("<unk>",), parts, **model)
 
 
-def suffixed(*pieces: str) -> Vocabulary:
-    return of("BPE", list(pieces), ("<unk>",), merges=[], end_of_word_suffix="</w>")
+def suffixed(*pieces: str, parts: Any = None) -> Vocabulary:
+    return of("BPE", list(pieces), ("<unk>",), parts, merges=[], end_of_word_suffix="</w>")
 
 
 def matches(teacher: Vocabulary, student: Vocabulary) -> dict[str, str]:
@@ -112,6 +117,24 @@ def test_same_pieces_across_marks() -> None:
     assert matches(pieces, suffixed("story</w>", "story", "ry</w>")) == {
         "story": "story</w>", "##ry": "ry</w>", "ry": "ry</w>",
     }  # fmt: skip
+
+
+def test_the_maps_of_a_student_of_suffixes() -> None:
+    """At the end of a word, and elsewhere; what it isolates always ends one."""
+    student = suffixed("story</w>", "story", ".</w>", ".", parts=BERT)
+    teacher = byte_level("Ġstory", "story", ".")
+    expected = ("story</w>", "story</w>", "story")
+    for each, piece in zip(VocabularyMap.between(teacher, student).maps, expected, strict=True):
+        assert [student.tokens[i] for i in each.match] == [piece, piece, ".</w>"]
+    # The teacher's own marks hold wherever they are those of the text.
+    other = suffixed("story</w>", "story", parts=BERT)
+    found = VocabularyMap.between(other, student)
+    text, run = FlatText.of(["story"]), np.array([[0, 1]])
+    for number in (0, 1):
+        read, unlike = (Tokens.of([[each]], [[(0, 5)]], [[0]]) for each in (number, 1 - number))
+        assert other.tokens[number] == student.tokens[number]
+        assert maps_at(text, read, read, found, (run[:, 0], run)).tolist() == [0]
+        assert maps_at(text, unlike, read, found, (run[:, 0], run)).tolist() == [1 + number]
 
 
 def test_split_is_greedy_and_respects_the_start_of_words() -> None:
