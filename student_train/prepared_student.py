@@ -15,7 +15,7 @@ from teachonce.student_train.data.blocks import output_kind_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.model.any_student import has_attention
-from teachonce.student_train.model.chats import set_chat_template
+from teachonce.student_train.model.chats import set_up_chat
 from teachonce.student_train.model.decoder_sizes import copied_settings
 from teachonce.student_train.model.freezing import add_low_rank
 from teachonce.student_train.model.kinds import make_student
@@ -144,7 +144,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
     if read.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
     _check_truncation(tokenizer, plan)
-    return set_chat_template(tokenizer, plan.store) if plan.shape.causal else ""
+    return set_up_chat(tokenizer, plan.stores) if plan.shape.causal else ""
 
 
 def _check_truncation(tokenizer: Any, plan: TrainPlan) -> None:

@@ -169,11 +169,9 @@ def _train_byte_level(
     size: int,
     pattern: str,
 ) -> PreTrainedTokenizerFast:
-    """Train a decoder's vocabulary, with the special tokens of the teacher that chats have."""
+    """Train a decoder's vocabulary, with the special tokens of the teacher that chats contain."""
     texts = partial(_texts, store, blocks, others)
-    marks, roles = chat_marks(store, texts()), byte_level.SPECIALS
-    if (end := store.teacher_settings("tokenizer_config.json").get("eos_token")) in marks:
-        roles = {**roles, "eos_token": end}  # `generate` stops at the end of a message
+    marks, roles = chat_marks((store, *others), texts()), byte_level.SPECIALS
     specials = [*dict.fromkeys([*roles.values(), *marks])]
     trained = byte_level.train_byte_level(between(marks, texts()), size, pattern, specials)
     further = [mark for mark in marks if mark not in roles.values()]

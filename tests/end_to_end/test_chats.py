@@ -151,6 +151,27 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
             assert 0 < batch.predicted_bytes <= sum(len(answer.encode()) for answer in answers)
 
 
+def test_a_student_reads_a_chat_as_in_its_training(tmp_path: Path, model: Path) -> None:
+    """Whatever the template writes first, and with whatever token a message ends."""
+    template = "<end>" + TEMPLATE.replace("<end>", "<|endoftext|>")
+    other = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
+    rows, path = chats(6), tmp_path / "a.zarr"
+    ok(teacher_dump, *words_for(other, write_chats(tmp_path / "chats.jsonl", rows), path))
+    store = open_store(path)
+    text = "".join(record.text for record in store if record.document == 0)
+    assert text.startswith("<|system|>") and "<|endoftext|>" in text
+    for vocab in ("300", "teacher", "pruned:400"):
+        batches = StudentBatches(path, vocab, student="llama:32x1x2", loss={"next": 1})
+        batches.tokenizer.save_pretrained(tmp_path / "student")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
+        read = tokenizer.apply_chat_template(rows[0], tokenize=False)
+        assert read == tokenizer.bos_token + text
+        assert tokenizer.encode(text)[0] == tokenizer.bos_token_id
+        assert tokenizer.eos_token == "<|endoftext|>"
+        ids = tokenizer.encode("a<|endoftext|>", add_special_tokens=False)
+        assert ids[-1] == tokenizer.eos_token_id
+
+
 def test_a_student_chats(tmp_path: Path, model: Path) -> None:
     path, out = tmp_path / "a.zarr", tmp_path / "student"
     ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", chats(6)), path))
