@@ -83,8 +83,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         shape = shape_of_folder(checked_folder(student, option), student, option)
         # A --vocab or --init that was given stays: `TrainOptions` refuses one that does not fit.
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
-    if _is_static(given):
-        given.setdefault("vocab", STATIC_VOCABULARY)
+    fill_in_vocabulary(given)
     if not given.get("stages") and of_vectors(given):
         fill_in_batch(given, stores.opened[0])
     fill_in_decoder(given, lambda: stores.opened[0])
@@ -177,6 +176,12 @@ def fill_in_decoder(given: dict[str, Any], opened: Callable[[], FeatureStore]) -
     if _is_decoder(given):
         given.setdefault("temperature", NEXT_TEMPERATURE)
         given.setdefault("view", 0)
+
+
+def fill_in_vocabulary(given: dict[str, Any]) -> None:
+    """Set the default of `vocab` for a static student."""
+    if _is_static(given):
+        given.setdefault("vocab", STATIC_VOCABULARY)
 
 
 def of_vectors(given: Mapping[str, Any]) -> bool:

@@ -14,7 +14,12 @@ from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from teachonce.store import FeatureStore, open_store
-from teachonce.student_train.arguments import default_losses, fill_in_batch, fill_in_decoder
+from teachonce.student_train.arguments import (
+    default_losses,
+    fill_in_batch,
+    fill_in_decoder,
+    fill_in_vocabulary,
+)
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.data.stream import Epochs, ready
@@ -66,7 +71,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
 
     store: a FeatureStore, or its path or URL.
     vocab: a value of `--vocab`, such as `5k` or a folder, or a fast tokenizer of transformers,
-        which is copied.
+        which is copied; None for the default of `--vocab`.
     device: the device of the batches. Workers of a DataLoader leave them on the CPU; call
         `batch.to(device)`, which does nothing if the batch is already there.
     rank, world_size: this process and the number of processes, by default from torchrun or
@@ -85,7 +90,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
     def __init__(
         self,
         store: FeatureStore | str | Path,
-        vocab: Any = "5k",
+        vocab: Any = None,
         *,
         device: torch.device | str = "cpu",
         rank: int | None = None,
@@ -104,7 +109,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
         check_batches(plan)
         (self._plan,), (source,) = plan.stages[0].batches, plan.sources
         self._blocks, self._held_out = source.blocks(self._plan), source.held_out
-        self.tokenizer = _tokenizer(vocab, self.store, plan.shape.pattern)
+        word = self.options.vocab if vocab is None else vocab
+        self.tokenizer = _tokenizer(word, self.store, plan.shape.pattern)
         fit_tokenizer(self.tokenizer, plan)
         self.collator = make_collator(plan, self.store, self.tokenizer)
         if plan.shape.causal:
@@ -211,6 +217,7 @@ def _options(
     fill_in_batch(given, store)
     if isinstance(vocab, str):
         given["vocab"] = vocab
+    fill_in_vocabulary(given)
     options = TrainOptions(store=str(store.path), device=device, **given).resolved()
     if options.data == "balanced":
         raise UserError(

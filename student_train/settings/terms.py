@@ -37,8 +37,8 @@ SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
 # Batches of 64 texts move no figure (RESULTS, "Students of sentence embeddings").
 VECTOR_TEXTS = 128
 """The default of `--batch-texts` for losses of text vectors."""
-# STS mean .709 and nDCG@10 .361 of 192 numbers for each of 20,000 pieces, .682 and .348 of 512 for
-# each of 5,000, at about as many bytes (RESULTS, "Students of sentence embeddings").
+# STS mean .701 and nDCG@10 .360 of 128 numbers for each of 20,000 pieces, .682 and .348 of 512 for
+# each of 5,000, with more bytes (RESULTS, "Students of sentence embeddings").
 STATIC_VOCABULARY = "20k"
 """The default of `--vocab` for a static student."""
 # For masked LMs `reduce` reaches 4.39 nats instead of 4.42 but takes 1.5 times as long per step;

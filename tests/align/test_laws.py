@@ -213,7 +213,7 @@ def test_untrimmed_offsets_align_like_trimmed_ones(texts: list[str]) -> None:
 
 
 STUDENTS = ("wordpiece", "wordpiece-lower", "wordpiece-bare", "bpe-ends", *BLANK_KINDS)
-# As a student it reads the second point of `..` as `##.`, which no map knows.
+# As a student it reads the second point of `..` as `##.`, which no map has.
 TEACHERS = ("wordpiece-runs", *STUDENTS)
 PUNCTUATED = st.lists(
     st.one_of(

@@ -13,6 +13,7 @@ import torch
 
 from teachonce.store import open_store
 from teachonce.student_train.arguments import checked_from
+from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.embedder import settings_of
 from teachonce.student_train.settings.options import TrainOptions
@@ -129,6 +130,7 @@ def test_defaults_follow_the_store_and_the_student(stores: Callable[..., Path]) 
     assert default(both, student="static:8") == {"embedding", "similarity"}
     for student, vocab in (("static:8", "20k"), ("32x1x4", "5k")):
         assert checked_from({"store": (both,), "student": student}).vocab == vocab
+        assert StudentBatches(both, student=student).options.vocab == vocab
         assert checked_from({"store": (both,), "student": student, "vocab": "9k"}).vocab == "9k"
 
 
