@@ -76,6 +76,9 @@ class Distributions:
         self.whole = None
         if exact and head is not None:
             self.whole = whole_head(vocabulary, tokenizer.get_vocab_size(), head, spec)
+        styles = vocabulary.teacher.marks.style, vocabulary.student.marks.style
+        # The pieces of a WordPiece, or with suffixes, have no blank, whatever the text has.
+        self._spaces_by_text = styles[0] != "blank" and styles[1] == "blank"
         self._readers = dict[tuple[str, bool], TargetReader]()  # by `Aligned.reader_key`
 
     def prepare(self, wanted: Aligned, *, causal: bool) -> None:
@@ -93,7 +96,9 @@ class Distributions:
         if strategy.predicted != "first":
             pieces = np.stack([each.match for each in maps])
         elif causal:
-            pieces = next_pieces(self.vocabulary, self.tokenizer)
+            blanks = (False, True) if self._spaces_by_text else (False,)
+            each = (next_pieces(self.vocabulary, self.tokenizer, blank=blank) for blank in blanks)
+            pieces = np.stack([*each])
         else:
             pieces = np.stack([first_pieces(each) for each in maps])
         self._readers[wanted.reader_key] = TargetReader(pieces, self.head, self.spec)
@@ -109,15 +114,19 @@ class Distributions:
         """Return the student's tokens before each run, as runs of one token, and the teacher's
         distribution over the piece that comes next there: stored, or the input of its head."""
         rows, before = predicting_tokens(alignment, sides.teacher, student)
-        # Where only one of the two next tokens has a blank, as at the start of a text in front of
-        # which one tokenizer puts a blank, the student's piece is not the mapped one.
         theirs, own = self.vocabulary.begins
-        same = theirs[sides.teacher.ids[rows + 1]] == own[student.ids[before + 1]]
-        rows, before = rows[same], before[same]
+        spaced, places = own[student.ids[before + 1]], None
+        if self._spaces_by_text:
+            places = spaced.astype(np.int64)
+        else:
+            # Where only one of the two next tokens has a blank, as at the start of a text in front
+            # of which one tokenizer puts a blank, the student's piece is not the mapped one.
+            same = theirs[sides.teacher.ids[rows + 1]] == spaced
+            rows, before = rows[same], before[same]
         assert batch.logits is not None
         targets = None
         if self.whole is None:
-            targets, some = self._readers[wanted.reader_key].of(batch.logits, rows)
+            targets, some = self._readers[wanted.reader_key].of(batch.logits, rows, places)
             before = before[some]
         following = torch.from_numpy(np.asarray(student.ids[before + 1], np.int64))
         runs = Runs.of(np.stack([before, before + 1], axis=1))

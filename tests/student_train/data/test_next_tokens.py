@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teachonce.align import Alignment, Tokens
+from teachonce.align import Alignment, Tokenizations, Tokens
+from teachonce.store import LogitsSpec
+from teachonce.store.read.record import Logits
+from teachonce.student_train.data.distributions import Aligned, Distributions
 from teachonce.student_train.data.next_tokens import following, learnt_of_student, learnt_runs
 from teachonce.student_train.data.student_tokens import IGNORED
+from teachonce.student_train.losses.next_token import NextTargets
+from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.arrays import Array, starts
+from tests.align.support import encode, tokenizer, vocabulary, vocabulary_map
+from tests.texts import SENTENCES
 
 CUTS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -55,3 +66,29 @@ def test_the_learnt_tokens_of_a_student(texts: list[list[int]], seed: int, share
     runs = np.array([(i, i + 2) for i in range(0, len(student.ids) - 1, 2)], np.int32)
     chosen = learnt_runs(Alignment(runs, runs), found)
     assert chosen.student.tolist() == [run for run in runs.tolist() if found[slice(*run)].all()]
+
+
+@pytest.mark.parametrize("teacher", ["bpe", "unigram", "wordpiece", "bpe-ends"])
+def test_the_next_token_is_the_one_that_the_student_reads(teacher: str) -> None:
+    """A teacher that knows the next token: wherever one token of the student has its characters, it
+    is the target, whether the teacher's pieces have the blanks of the text or not."""
+    sides = encode(teacher, SENTENCES), encode("bpe", SENTENCES)
+    found = Tokenizations(SENTENCES, *sides, vocabulary_map(teacher, "bpe"), 512)
+    student, alignment = found.align("bytes")
+    following = np.append(sides[0].ids[1:], 0).astype(np.int32)[:, None]
+    nothing = np.zeros(len(following), np.float32)
+    logits = Logits("topk", nothing, following, nothing[:, None], nothing - np.inf)
+    batch: Any = SimpleNamespace(logits=logits)
+    wanted = Aligned("bytes", ALIGNMENTS["bytes"], ["logits"], {"distribution"})
+    spec = LogitsSpec("topk", 1, True)
+    distributions = Distributions(found.vocabulary, tokenizer("bpe"), None, spec, exact=True)
+    distributions.prepare(wanted, causal=True)
+    runs, targets, _ = distributions.of_next(batch, wanted, found, student, alignment)
+    assert isinstance(targets, NextTargets)
+    single = (np.diff(alignment.teacher) == 1) & (np.diff(alignment.student) == 1)
+    alone = np.isin(runs.member.numpy() + 1, alignment.student[single[:, 0], 0])
+    assert alone.sum() > 0.9 * single.sum()
+    read = targets.ids[alone, 0]
+    known = read != vocabulary("bpe").roles["unk"]  # the teacher's unk tells no text
+    assert known.float().mean() > 0.8
+    assert (read[known] == targets.following[alone][known]).all()
