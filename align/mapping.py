@@ -23,9 +23,9 @@ class VocabularyMap:
 
     match: int32 [V], the student's id of an equal piece, or -1. Two pieces are equal if they have
         the same text after the student's normaliser and both begin a word, or neither does (for a
-        student of suffixes: both end one, or neither does). Special
-        tokens are matched by role (cls, sep, mask, pad, unk), then by name. Several teacher tokens
-        may share a match, for instance if the student lower-cases.
+        student of suffixes: both end one, or neither does). Special tokens are matched by role
+        (cls, sep, mask, pad, unk), then by name. Several teacher tokens may share a match, for
+        instance if the student lower-cases.
     split_start, split_ids: int64 [V + 1] and flat int32. Teacher token t is split into
         split_ids[split_start[t] : split_start[t + 1]], longest piece first from the left. The split
         is empty if the student's normaliser deletes the whole text.

@@ -178,7 +178,7 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
         )
     # Both words change nothing for other heads (`Teacher.start_with`).
     if head != "causal" and options.bos not in (AUTO, "none"):
-        yield (f"--bos {options.bos}: applies to a causal head, and {found}; leave it out")
+        yield f"--bos {options.bos}: applies to a causal head, and {found}; leave it out"
     if head == "causal" and options.views > 1:
         # A causal teacher never saw [MASK]; its logits for masked words would mean nothing.
         yield f"--views {options.views}: a causal head reads no masked words; use --views 1"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teachonce.checkpoints.declared import config_of, declared_kind
-from teachonce.checkpoints.names import resolve_vectors
+from teachonce.checkpoints.names import EXPORTED, resolve_vectors
 from teachonce.student_export.options import DECODER
 from teachonce.support.errors import UserError
 from teachonce.support.option_types import MaybePath
@@ -22,7 +22,7 @@ def check_folder(folder: Path) -> None:
 def decoder_refused(folder: Path) -> UserError:
     # An export has no weights that transformers loads; its README.md has the lines for its format.
     run = "as its README.md shows"
-    if not (folder / "export.json").is_file():
+    if not (folder / EXPORTED).is_file():
         run = "with pipeline('text-generation') of transformers"
     return UserError(
         f"{folder}: is a decoder, which continues a text and gives no answer about it; run it {run}"
