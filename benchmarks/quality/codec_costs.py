@@ -169,7 +169,7 @@ def relabelled(source: FeatureStore, path: Path, codec: str, kept: int, tokens: 
     identity = {"teacher": {"id": "relabelled"}, "corpus": {"tokens": count}}
     writer = StoreWriter.create_or_resume(path, identity, features)
     part = writer.part(0, [len(record.token_ids) for record in records])
-    whole = {
+    whole: dict[str, Any] = {
         key: np.concatenate([getattr(r, key) for r in records])
         for key in ("token_ids", "offsets", "special")
     }

@@ -4,7 +4,8 @@
 
 All ways train a student of the same shape on the same texts; a second's teacher tokens say how much
 text is read. Plain steps are those of a straightforward script: texts in random order, a fixed
-number of sequences padded to the longest, AdamW, bf16.
+number of sequences padded to the longest, AdamW. All compute in bf16 where the hardware multiplies
+it, else in float32.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def teacher_in_memory(model: str, options: TrainOptions) -> Loss:
     """Cross-entropy and KL over all logits of the teacher, which reads each batch."""
     from transformers import AutoModelForCausalLM
 
-    teacher: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+    teacher: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
 
     def loss_of(student: Any, ids: Tensor, mask: Tensor, chosen: list[int]) -> Tensor:
         with torch.no_grad():
@@ -169,7 +171,6 @@ def main(
         other = TrainOptions(
             store=str(store), view=0, held_out=0.0, student=student, vocab=vocab, init="random",
             loss=parse_losses(("next=1",)), batch_tokens=batch_tokens, steps=steps,
-            precision="bf16",
         ).resolved()  # fmt: skip
         same = replace(other, vocab="teacher")
         taught = dict(NEXT_LOSS)
@@ -197,7 +198,7 @@ def main(
     text = (
         f"`python -m benchmarks.speed.decoders`; teacher {Path(model).name}, student {student},"
         f" {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP},"
-        f" about {batch_tokens:,} teacher tokens a batch, bf16; medians of {repeats}"
+        f" about {batch_tokens:,} teacher tokens a batch, {other.precision}; medians of {repeats}"
         f" interleaved processes of {steps} steps. Ours with the default losses is"
         f" `{loss_words(NEXT_LOSS)}`; plain scripts with a teacher take half cross-entropy and half"
         f" KL. The second table is computed from the first: {STUDENTS} students of {TOKENS:,}"

@@ -21,10 +21,16 @@ FLAGS = ("next_token", "observed", "ranked")
 """Keys of `logits` that are true or absent."""
 SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
 """Bounds of `cap`. Beyond them a float32 cap may become 0 or infinity, and capped logits NaN."""
-MARKS = ("context", "learn")
-"""Keys of `features` that are true or absent: which tokens students are trained on."""
+MARKS = ("context", "learn", "messages")
+"""Keys of `features` that are true or absent: they announce arrays about what students are trained
+on."""
 CONTEXT, LEARN = "sequence/context", "token/learn"
 """Arrays of a part that say which tokens students are trained on."""
+MESSAGES = "chat"
+"""The group of a part with the spans and roles of the messages of chats."""
+ROLES = ("assistant", "system", "developer", "user", "tool", "function", "ipython")
+"""Roles of messages by number; OTHER_ROLE is any other."""
+OTHER_ROLE = 255
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
 """For each task, the array of a part with the gold labels, and the group of a view's logits."""
 
@@ -299,6 +305,7 @@ class Features:
     context: for each sequence, the number of its first tokens that only give context is stored:
         these tokens also end the previous sequence.
     learn: for each token it is stored whether students are trained on it.
+    messages: sequences are chats, and the spans and roles of their messages are stored.
     """
 
     views: int = 1
@@ -314,6 +321,7 @@ class Features:
     form: int = 0  # 0 is the form that is written; others are only read
     context: bool = False
     learn: bool = False
+    messages: bool = False
 
     def __post_init__(self) -> None:
         _whole(self.views, "views", 1, 1024)

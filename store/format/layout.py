@@ -14,7 +14,7 @@ import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
-from teachonce.store.format.features import CONTEXT, LEARN, Features, TaskSpec
+from teachonce.store.format.features import CONTEXT, LEARN, MESSAGES, Features, TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.whole_numbers import whole_number
 
@@ -87,8 +87,8 @@ class Counts:
     """Sizes of a part.
 
     squares: the sum of L^2 over its sequences of length L. spans: the number of masked words in
-        each view. draws: the number of sampled ids, or of distinct ids of ranked logits, in each
-        view.
+        each view, for view 0 that of the messages of chats. draws: the number of sampled ids, or of
+        distinct ids of ranked logits, in each view.
     """
 
     sequences: int
@@ -199,6 +199,19 @@ def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
     return ArraySpec(np.dtype(np.float32), (counts.sequences, len(task.labels)))
 
 
+def spans_group(view: int) -> str:
+    """Return the group of the spans that `Counts.spans[view]` counts: the masked words of a view,
+    or for view 0, which has none, the messages of chats."""
+    return f"view{view}/mask" if view else MESSAGES
+
+
+def _spans(group: str, number: str, sequences: int, spans: int) -> dict[str, ArraySpec]:
+    """Return the specs of spans of characters of the sequences, each with a number."""
+    each = {"begin": np.int32, "end": np.int32, number: np.uint8}
+    start = {f"{group}/start": _flat(np.int64, sequences + 1)}
+    return start | {f"{group}/{name}": _flat(dtype, spans) for name, dtype in each.items()}
+
+
 def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     """List the arrays of a part by path inside the part, in the order in which they are written."""
     sequences, tokens = counts.sequences, counts.tokens
@@ -221,6 +234,8 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
         arrays[CONTEXT] = _flat(np.int32, sequences)
     if features.learn:
         arrays[LEARN] = _token(np.bool_, tokens)
+    if features.messages:
+        arrays |= _spans(spans_group(0), "role", sequences, counts.spans[0])
     if task := features.task:
         gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
         arrays[task.gold] = gold
@@ -233,9 +248,7 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     for view in range(features.views):
         here = f"view{view}"
         if view:
-            arrays[f"{here}/mask/start"] = _flat(np.int64, sequences + 1)
-            for name, dtype in (("begin", np.int32), ("end", np.int32), ("action", np.uint8)):
-                arrays[f"{here}/mask/{name}"] = _flat(dtype, counts.spans[view])
+            arrays |= _spans(spans_group(view), "action", sequences, counts.spans[view])
         for name, spec in _logits(features, tokens, counts.draws[view]).items():
             arrays[f"{here}/logits/{name}"] = spec
         for hidden in features.hidden:
@@ -303,8 +316,9 @@ _DIMENSIONS = {
         r"sequence/embedding/scale": ("sequence", "embedding_group"),
         r"text/utf8": ("byte",),
         r"token/\w+": ("token",),
-        r"view\d+/mask/start": ("sequence_edge",),
+        r"(view\d+/mask|chat)/start": ("sequence_edge",),
         r"view\d+/mask/\w+": ("masked_word",),
+        r"chat/\w+": ("message",),
         r"view\d+/logits/start": ("token_edge",),
         r"view\d+/logits/counts": ("draw",),
         r"view\d+/logits/values": ("token", "head_channel"),

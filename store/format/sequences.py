@@ -9,10 +9,35 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import CONTEXT, LEARN, Features, TaskSpec
+from teachonce.store.format.features import (
+    CONTEXT,
+    LEARN,
+    MESSAGES,
+    OTHER_ROLE,
+    ROLES,
+    Features,
+    TaskSpec,
+)
 from teachonce.support.arrays import Array, starts
 
 ACTIONS = 3
+
+
+@dataclass(frozen=True)
+class SpanKind:
+    """Describes spans of a text: masked words, or the messages of chats.
+
+    what: the spans, for messages. number: the name of the array with a number for each span.
+    numbers: the numbers that it may have.
+    """
+
+    what: str
+    number: str
+    numbers: tuple[int, ...]
+
+
+MASK = SpanKind("masked words", "action", tuple(range(ACTIONS)))
+MESSAGE = SpanKind("messages", "role", (*range(len(ROLES)), OTHER_ROLE))
 
 
 def _encode_text(text: str, where: str) -> bytes:
@@ -40,6 +65,8 @@ class Sequences:
     context: [n], for each sequence the number of its first tokens that only give context; None if
         no sequence has any.
     learn: bool [N], the tokens that students are trained on; None for all.
+    messages: [n], for each sequence int32 [M, 3]: begin and end of the content of each message of a
+        chat, in characters of the text, and the number of its role in `ROLES` or OTHER_ROLE.
     """
 
     texts: Sequence[str]
@@ -52,6 +79,7 @@ class Sequences:
     gold: ArrayLike | None = None
     context: ArrayLike | None = None
     learn: ArrayLike | None = None
+    messages: Sequence[ArrayLike] | None = None
 
 
 def encode_sequences(
@@ -114,6 +142,10 @@ def encode_sequences(
         "token/special": special,
     }
     made |= _encode_marks(given, token_start, features, where)
+    if features.messages:
+        contents = given.messages or [()] * sequences
+        found = encode_spans(contents, given.texts, where, MESSAGE)
+        made |= {f"{MESSAGES}/{name}": array for name, array in found.items()}
     if task := features.task:
         made[task.gold] = _encode_gold(task, given.gold, token_start, special, where)
     elif given.gold is not None:
@@ -143,6 +175,8 @@ def _encode_marks(
         found[LEARN] = learn
     if given.context is not None and not features.context:
         raise StoreError(f"{where}: this store has no context, but context was given")
+    if given.messages is not None and not features.messages:
+        raise StoreError(f"{where}: this store has no messages of chats, but messages were given")
     if given.learn is not None and not features.learn:
         raise StoreError(f"{where}: this store has no marks of learnt tokens, but learn was given")
     return found
@@ -178,24 +212,28 @@ def wrong_gold(task: TaskSpec, gold: Array, special: Array) -> Array:
     return bad | (special & (gold != -1)) if task.kind == "tagging" else bad
 
 
-def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -> dict[str, Array]:
-    """Return the arrays start, begin, end and action of the masked words.
+def encode_spans(
+    spans: Sequence[ArrayLike], texts: Sequence[str], where: str, kind: SpanKind
+) -> dict[str, Array]:
+    """Return the arrays start, begin, end and that of the numbers of the spans, [M, 3] for each
+    sequence.
 
     Raises StoreError, which names the sequence.
     """
     if len(spans) != len(texts):
-        raise StoreError(f"{where}: masks of {len(spans)} sequences, expected {len(texts)}")
+        raise StoreError(f"{where}: {kind.what} of {len(spans)} sequences, expected {len(texts)}")
     rows = []
     for number, (given, text) in enumerate(zip(spans, texts, strict=True)):
         masked = np.asarray(given, np.int64).reshape(-1, 3)
-        begin, end, action = masked.T
+        begin, end, number_of = masked.T
         ordered = (begin < end).all() and (begin[1:] >= end[:-1]).all()
         # Of ascending spans, the first and the last bound all others.
         inside = not len(masked) or (begin[0] >= 0 and end[-1] <= len(text))
-        if not ordered or not inside or ((action < 0) | (action >= ACTIONS)).any():
+        if not ordered or not inside or not np.isin(number_of, kind.numbers).all():
             raise StoreError(
-                f"{where}, sequence {number}: masked words must be ascending spans begin < end of "
-                f"its {len(text)} characters with an action 0..{ACTIONS - 1}"
+                f"{where}, sequence {number}: {kind.what} must be ascending spans begin < end of"
+                f" its {len(text)} characters with the {kind.number}"
+                f" {', '.join(map(str, kind.numbers))}"
             )
         rows.append(masked)
     words = np.concatenate(rows) if rows else np.empty((0, 3), np.int64)
@@ -203,5 +241,5 @@ def encode_masks(spans: Sequence[ArrayLike], texts: Sequence[str], where: str) -
         "start": starts([len(masked) for masked in rows]),
         "begin": words[:, 0].astype(np.int32),
         "end": words[:, 1].astype(np.int32),
-        "action": words[:, 2].astype(np.uint8),
+        kind.number: words[:, 2].astype(np.uint8),
     }

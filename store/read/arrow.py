@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import CONTEXT, LEARN
+from teachonce.store.format.features import CONTEXT, LEARN, ROLES
 from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.stream import Batch, Streamer
@@ -33,7 +33,7 @@ LEAST_TOKENS, MOST_TOKENS = 256, 2**16  # of a batch
 LABELS = 20  # that the description of a column lists
 METADATA = b"teachonce"  # key of the schema's metadata about the store
 
-Per = Literal["sequence", "token", "masked word", "draw", "pair of tokens"]
+Per = Literal["sequence", "token", "masked word", "message", "draw", "pair of tokens"]
 Values = Callable[[Batch], Any]
 
 
@@ -71,6 +71,9 @@ class Column:
         flat = self._flat(self.values(batch))
         if self.per == "masked word":
             return _lists(batch.spans_start, flat)
+        if self.per == "message":
+            assert batch.messages is not None
+            return _lists(batch.messages[0], flat)
         if self.per == "draw":
             assert batch.logits is not None
             flat = _lists(batch.logits.start, flat)
@@ -230,6 +233,11 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
     if index.features.learn:
         text = "whether students are trained on each token"
         of_token.append(("learn", "bool", text, lambda batch: batch.stored[LEARN]))
+    if index.features.messages:
+        text = f"characters of each message's content, and its role: {', '.join(ROLES)}, by number"
+        for place, name in enumerate(("begin", "end", "role")):
+            values = partial(_messages, place)
+            yield Column(f"message_{name}", "message", "int32", text, values)
     for name, dtype, description, values in of_sequence:
         yield Column(name, "sequence", dtype, description, values)
     for name, dtype, description, values in of_token:
@@ -328,6 +336,11 @@ def _logits_columns(
 
 def _spans(place: int, batch: Batch) -> Array:
     return batch.spans[:, place]
+
+
+def _messages(place: int, batch: Batch) -> Array:
+    assert batch.messages is not None
+    return batch.messages[1][:, place]
 
 
 def _states(name: str, batch: Batch) -> Array:

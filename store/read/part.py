@@ -13,7 +13,7 @@ from teachonce.store.containers.interface import Slices, StoreSource
 from teachonce.store.containers.network import with_refetches
 from teachonce.store.errors import NO_NUMBERS, VERIFY, StoreError, without_remedy
 from teachonce.store.format.features import Features
-from teachonce.store.format.layout import EMBEDDING, part_arrays
+from teachonce.store.format.layout import EMBEDDING, part_arrays, spans_group
 from teachonce.store.format.manifest import Part, digest
 from teachonce.store.format.ranked_ids import look_up
 from teachonce.store.read.cached_arrays import BLOCK, CachedSlices
@@ -278,12 +278,12 @@ class PartReader:
         return values
 
     def spans(self, view: int, begin: int, end: int) -> tuple[Array, Array]:
-        """Read the masked words of sequences begin..end: start [n + 1] from 0, int32 [M, 3]."""
-        if view == 0:
+        """Read the masked words of sequences begin..end, or in view 0 the messages of chats: start
+        [n + 1] from 0, int32 [M, 3]."""
+        if view == 0 and not self.features.messages:
             return np.zeros(end - begin + 1, np.int64), np.empty((0, 3), np.int32)
-        total = self.part.counts.spans[view]
-        start = self._ragged(f"view{view}/mask/start", begin, end, total)
+        group, number = spans_group(view), "action" if view else "role"
+        start = self._ragged(f"{group}/start", begin, end, self.part.counts.spans[view])
         left, right = int(start[0]), int(start[-1])
-        columns = [self.read(f"view{view}/mask/{k}", left, right) for k in ("begin", "end")]
-        action = self.read(f"view{view}/mask/action", left, right).astype(np.int32)
-        return start - left, np.stack([*columns, action], axis=1)
+        columns = [self.read(f"{group}/{key}", left, right) for key in ("begin", "end", number)]
+        return start - left, np.stack([each.astype(np.int32) for each in columns], axis=1)

@@ -10,8 +10,8 @@ import numpy as np
 from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.codecs.levels import bound
 from teachonce.store.format.features import CONTEXT, Calibration
-from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.format.sequences import ACTIONS, wrong_gold
+from teachonce.store.format.layout import EMBEDDING, spans_group
+from teachonce.store.format.sequences import MASK, MESSAGE, wrong_gold
 from teachonce.store.format.value_laws import (
     Violation,
     find_violation,
@@ -33,7 +33,7 @@ def check_part(part: PartReader, calibration: Calibration) -> list[str]:
     lengths = np.array([len(text) for text in texts], np.int64)
     problems = [*_broken_tokens(part, lengths)]
     for view in range(part.features.views):
-        problems += _broken_masks(part, view, lengths)
+        problems += _broken_spans(part, view, lengths)
     problems += _broken_context(part)
     problems += [*_broken_pairs(part, texts), *_broken_task(part), *_broken_vectors(part, texts)]
     single = _broken_arrays(part, calibration)
@@ -66,21 +66,20 @@ def _broken_tokens(part: PartReader, lengths: Array) -> list[str]:
     ]
 
 
-def _broken_masks(part: PartReader, view: int, lengths: Array) -> list[str]:
-    if view == 0:
-        return []
+def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
     start, spans = part.spans(view, 0, len(lengths))
+    group, kind = spans_group(view), MASK if view else MESSAGE
     if start[-1] != part.part.counts.spans[view]:
-        return [f"view{view}/mask/start does not end at the number of masked words"]
-    begin, end, action = spans.T
+        return [f"{group}/start does not end at the number of {kind.what}"]
+    begin, end, number = spans.T
     after = np.zeros(len(spans), np.int64)
     after[1:] = end[:-1]
     heads = start[:-1]
     # A sequence without words at the end of the part begins behind the last word.
     after[heads[heads < len(spans)]] = 0
     limit = np.repeat(lengths, np.diff(start))
-    bad = (begin < after) | (begin >= end) | (end > limit) | (action >= ACTIONS)
-    return [f"view{view}/mask is not ascending words of the text"] if bad.any() else []
+    bad = (begin < after) | (begin >= end) | (end > limit) | ~np.isin(number, kind.numbers)
+    return [f"{group} is not ascending {kind.what} of the text"] if bad.any() else []
 
 
 def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]:

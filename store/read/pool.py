@@ -13,7 +13,7 @@ import numpy as np
 
 from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.features import CONTEXT, Calibration
-from teachonce.store.format.layout import EMBEDDING
+from teachonce.store.format.layout import EMBEDDING, spans_group
 from teachonce.store.format.value_laws import Violation, find_violation
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
@@ -130,13 +130,14 @@ class Pool:
             if spec.per_token and name.startswith(("token/", *groups))
         ]  # fmt: skip
         self._map_names = [f"view{view}/attention/{name}/values" for name in self.attention]
-        ragged = [f"view{view}/mask/"] if view else []
+        ragged = [f"{spans_group(view)}/"]
         ragged += [f"view{view}/logits/"] if self.logits and self.logits.tier == "sample" else []
         self._ragged_names = [
             name for name in self._specs
             if name.startswith(tuple(ragged)) and name not in self._token_names
         ]  # fmt: skip
         wanted = ["sequence/label", CONTEXT, *[f"view{view}/classes/values"] * ("task" in kinds)]
+        wanted += ["sequence/document_begin"] * features.messages
         self._sequence_names = [name for name in wanted if name in self._specs]
         if "embedding" in kinds:
             self._sequence_names += [n for n in self._specs if n.startswith(f"{EMBEDDING}/")]
@@ -300,13 +301,13 @@ class Pool:
     def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
         """Start to check whole arrays of the pool's parts: only parts in share number `share` of
         `shares`."""
-        here = f"view{self.view}"
-        groups = ("sequence/", "text/", f"{here}/mask/", *[f"{here}/logits/"] * bool(self.logits))
+        groups = ["sequence/", "text/", f"{spans_group(self.view)}/"]
+        groups += [f"view{self.view}/logits/"] * bool(self.logits)
         read = {*self._token_names, *self._map_names, *self._sequence_names}
         for part, _ in self._parts:
             # Processes that share a stream share its checks: each part is checked by one of them.
             if (part.part.number - share) % shares == 0:
-                names = [n for n in part.names() if n in read or n.startswith(groups)]
+                names = [n for n in part.names() if n in read or n.startswith(tuple(groups))]
                 check.submit(part, sorted(names))
 
     def read(self, buffers: Buffers) -> None:
@@ -345,7 +346,7 @@ class Pool:
         self._gather_ragged(list(each(self._ragged, self._located(self.ragged))))
 
     def _ragged(self, run: tuple[PartReader, int, int]) -> tuple[Any, ...]:
-        """Read documents, numbers of masked words, masked words and draws of a run."""
+        """Read documents, numbers of spans, spans (`PartReader.spans`) and draws of a run."""
         part, first, last = run
         edges, masked = part.spans(self.view, first, last)
         draws = None

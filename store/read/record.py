@@ -140,6 +140,8 @@ class View:
     def spans(self) -> Array:
         """Return int32 [M, 3], characters begin, end, and action (0 mask, 1 random, 2
         unchanged)."""
+        if self.number == 0:
+            return np.empty((0, 3), np.int32)
         position = self._record.position
         return self._record.part.spans(self.number, position, position + 1)[1]
 
@@ -288,6 +290,13 @@ class Record:
         """Return bool [T], the tokens that students are trained on; None if the store does not mark
         them."""
         return self.part.read(LEARN, *self.tokens) if self.features.learn else None
+
+    @cached_property
+    def messages(self) -> Array | None:
+        """Return int32 [M, 3], the messages of a chat: begin and end of the content, in characters
+        of the text, and role, its number in `ROLES`; None if the store has no messages."""
+        found = self.part.spans(0, self.position, self.position + 1)[1]
+        return found if self.features.messages else None
 
     @cached_property
     def embedding(self) -> Floats:

@@ -85,6 +85,8 @@ class Batch:
     class_logits, tag_logits: the teacher's, float32 [B, C] or [N, C]; else None.
     learnt: bool [N], the tokens that students are trained on; None for all. The other tokens only
         give context, or are marks and turns of a chat that students are not trained on.
+    messages: int64 [B + 1] and int32 [M, 3], the messages of chats: begin and end of the content,
+        in characters of the text, and role (`ROLES`). None in masked views and other stores.
     stored: the same arrays by path, not decoded (FORMAT.md, section 6). Callers may decode them on
         another device with the codecs of `level`.
     """
@@ -109,6 +111,7 @@ class Batch:
     class_logits: Floats | None = None
     tag_logits: Floats | None = None
     learnt: Array | None = None
+    messages: tuple[Array, Array] | None = None
 
     @cached_property
     def embedding(self) -> Floats | None:
@@ -325,7 +328,9 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
     offsets = buffers.get("offsets", (int(lengths.sum()), 2), np.dtype(np.int32))
     offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
     span_sizes = np.diff(pool.span_start)[ragged]
-    spans = pool.spans[ranges(pool.span_start[ragged], span_sizes)]
+    spans = starts(span_sizes), pool.spans[ranges(pool.span_start[ragged], span_sizes)]
+    no_words = np.zeros(len(chosen) + 1, np.int64), np.empty((0, 3), np.int32)
+    words = spans if pool.view else no_words  # the spans of view 0 are messages
     here, level = f"view{pool.view}", pool.features.level
     hidden = {
         name: HiddenBatch(
@@ -346,8 +351,8 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         offsets=offsets,
         special=stored["token/special"],
         document=pool.document[ragged],
-        spans_start=starts(span_sizes),
-        spans=spans,
+        spans_start=words[0],
+        spans=words[1],
         hidden=LazyMap(tuple(hidden), hidden.__getitem__, "hidden state"),
         logits=_logits(pool, ragged, lengths, stored) if pool.logits else None,
         attention=LazyMap(pool.attention, attention, "attention map"),
@@ -360,6 +365,7 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         tag_logits=stored.get(f"{here}/tags/values"),
         load_embedding=lambda: _vectors(pool.features, stored),
         learnt=learnt_tokens(stored.get(CONTEXT), stored.get(LEARN), lengths),
+        messages=spans if pool.features.messages and not pool.view else None,
     )
 
 

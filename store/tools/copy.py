@@ -16,7 +16,7 @@ from teachonce.store.errors import StoreError
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.features import Features
-from teachonce.store.format.layout import Counts, dimension_names
+from teachonce.store.format.layout import Counts, dimension_names, spans_group
 from teachonce.store.format.manifest import digest
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.part import DAMAGED, PartReader
@@ -73,7 +73,7 @@ def _ragged(
         return arrays["sequence/text_start"], rows["sequence"]
     if kind == "token_pair":
         return starts(lengths**2), rows["sequence"]
-    of = {"masked_word": "sequence", "draw": "token"}[kind]
+    of = {"masked_word": "sequence", "message": "sequence", "draw": "token"}[kind]
     return arrays[f"{group}/start"], rows[of]
 
 
@@ -84,9 +84,8 @@ def _rows_of(start: Array, chosen: Array) -> Array:
 def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
     lengths = np.diff(arrays["sequence/token_start"])
 
-    def ragged(name: str) -> tuple[int, ...]:
-        paths = [f"view{view}/{name}" for view in range(features.views)]
-        return tuple(len(arrays[path]) if path in arrays else 0 for path in paths)
+    def ragged(path: Callable[[int], str]) -> tuple[int, ...]:
+        return tuple(len(arrays.get(path(view), ())) for view in range(features.views))
 
     spec = features.logits
     # One count serves both tiers (FORMAT.md, section 8): ids drawn, or different ids of the part.
@@ -96,8 +95,8 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
         tokens=int(lengths.sum()),
         squares=int((lengths**2).sum()),
         text_bytes=len(arrays["text/utf8"]),
-        spans=ragged("mask/begin"),
-        draws=ragged(drawn),
+        spans=ragged(lambda view: f"{spans_group(view)}/begin"),
+        draws=ragged(lambda view: f"view{view}/{drawn}"),
     )
 
 

@@ -171,7 +171,8 @@ def describe(store: FeatureStore) -> dict[str, Any]:
 def _learnt(features: Features) -> str:
     """Describe which tokens students are trained on; "" for all."""
     context = ["without the first tokens of windows that only give context"] * features.context
-    return ", ".join([*["marked tokens"] * features.learn, *context])
+    of_chats = "marked tokens of chats" if features.messages else "marked tokens"
+    return ", ".join([*[of_chats] * features.learn, *context])
 
 
 def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> list[str]:

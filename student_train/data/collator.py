@@ -35,6 +35,7 @@ from teachonce.student_train.data.next_tokens import (
     learnt_runs,
     predicted_bytes,
 )
+from teachonce.student_train.data.own_template import OwnTemplate, covers_any
 from teachonce.student_train.data.student_tokens import (
     IGNORED,
     MaskedTokens,
@@ -60,7 +61,7 @@ class Collator:
     head: weight [V,D] and bias [V] of the teacher's head, for losses on logits of the `head` tier.
     exact: a decoder with the teacher's vocabulary is compared over all pieces of the `head` tier.
     store: if given, its text is tokenized once for all batches (`token_table`), else batch by
-        batch.
+        batch. A student with a chat template of its own reads the chats of the store in it.
 
     Raises UserError for a tokenizer that `align` cannot read.
     """
@@ -82,7 +83,9 @@ class Collator:
         # `Inputs.of` pads batches: the table must not have padding.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length, direction=student_tokenizer.truncation_side)
-        self.table = None if store is None else token_table(store, self.tokenizer)
+        self.own_template = OwnTemplate.of(student_tokenizer, store)
+        texts = self.own_template.texts(store) if self.own_template and store else None
+        self.table = None if store is None else token_table(store, self.tokenizer, texts)
         self.padding = student_tokenizer.pad_token_id
         self.max_length = max_length
         self.vocabulary = vocabulary_map(teacher_tokenizer_json, self.tokenizer.to_str())
@@ -161,21 +164,28 @@ class Collator:
         In view 0 the masks are drawn from `key`; other views have the teacher's masks. Raises
         StoreError if the stored tokens do not match the stored texts.
         """
-        return self._made(batch, self._native(batch), view, key)
+        return self._made(*self._read(batch), view, key)
 
     def for_validation(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
         """Make a student batch, and count the characters and bytes that it predicts."""
-        native = self._native(batch)
-        made, count = self._made(batch, native, view, key), 0
+        batch, native, learnt = self._read(batch)
+        made, count = self._made(batch, native, learnt, view, key), 0
         predicted = made.masked.numpy() + (1 if self.causal else 0)
         if self.causal:
-            learnt, pieces = self._learnt(batch, native), self.vocabulary.student_bytes
+            pieces = self.vocabulary.student_bytes
             count = predicted_bytes(batch.texts, native, pieces, learnt)
         return replace(made, characters=_characters(native, predicted), predicted_bytes=count)
 
-    def _made(self, batch: Batch, native: Tokens, view: int, key: tuple[int, ...]) -> StudentBatch:
+    def _made(
+        self,
+        batch: Batch,
+        native: Tokens,
+        learnt: Array | None,
+        view: int,
+        key: tuple[int, ...],
+    ) -> StudentBatch:
         if self.causal:
-            read = following(native, self._learnt(batch, native))
+            read = following(native, learnt)
         elif view:
             read = self.masker.stored(native, batch.spans, batch.spans_start, key)
         else:
@@ -203,12 +213,20 @@ class Collator:
     def _inputs(self, ids: Array, tokens: Tokens) -> Inputs:
         return Inputs.of(ids, tokens.start, self.padding, self._types(tokens))
 
-    def _learnt(self, batch: Batch, native: Tokens) -> Array | None:
-        """Return which student tokens a decoder is trained on: bool [N]; None for all."""
-        if batch.learnt is None:
-            return None
+    def _read(self, batch: Batch) -> tuple[Batch, Tokens, Array | None]:
+        """Return the batch with the texts that the student reads, its tokens, and which of them a
+        decoder is trained on: bool [N]; None for all."""
+        marks = None
+        if self.own_template:
+            batch, marks = self.own_template.of_batch(batch)
+        native = self._native(batch)
+        if not self.causal or batch.learnt is None:
+            return batch, native, None
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
-        return learnt_of_student(batch.learnt, teacher, native)
+        learnt = learnt_of_student(batch.learnt, teacher, native)
+        if marks is not None:
+            learnt &= ~covers_any(marks, batch.texts, native)
+        return batch, native, learnt
 
     def _types(self, tokens: Tokens) -> Array | None:
         return None if self.separator is None else tokens.types

@@ -9,6 +9,7 @@ from teachonce.align import Tokenizations, Tokens
 from teachonce.align.byte_edges import TextBytes, token_ends
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.own_template import Chat
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.support.arrays import starts
 from teachonce.support.errors import UserError
@@ -48,6 +49,10 @@ def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
         starts([len(each.token_ids) for each in records]),
     )
     texts = [each.text for each in records]
+    if collator.own_template:
+        chats = [Chat.of(each) for each in records]
+        learnt = np.concatenate([np.asarray(each.learn) for each in records])
+        texts, teacher, _ = collator.own_template.read(chats, teacher, learnt)
     student = tokenize(collator.tokenizer, texts)
     return Tokenizations(texts, teacher, student, collator.vocabulary, collator.max_length)
 

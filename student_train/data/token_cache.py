@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -36,11 +37,16 @@ UNFINISHED = ".tmp-"  # before the name of a folder that is being written
 TRIED = 32  # texts that are tokenized again to check a cached table
 
 
-def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
+def token_table(
+    store: FeatureStore, tokenizer: Any, texts: Iterable[str] | None = None
+) -> TokenTable:
     """Return the token table of a store for a `tokenizers.Tokenizer`, from the cache if possible.
 
-    If the cache folder is not writable, the table is made in a temporary folder each time.
+    texts: what the student reads in place of the store's texts; their table is not cached. If the
+        cache folder is not writable, the table is made in a temporary folder each time.
     """
+    if texts is not None:
+        return _uncached(lambda folder: _write(folder, texts, None, tokenizer))
     try:
         # Tokenizing runs at 435,000 tokens a second, the cache at 18.7M, its checksum included.
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
@@ -52,10 +58,14 @@ def token_table(store: FeatureStore, tokenizer: Any) -> TokenTable:
             _publish(store, tokenizer, folder)
         return TokenTable.load(folder)
     except OSError:
-        with tempfile.TemporaryDirectory() as there:  # mapped files stay readable when deleted
-            _make(store, tokenizer, Path(there))
-            # Without `folder` the arrays are pickled: no other process can map deleted files.
-            return replace(TokenTable.load(Path(there)), folder=None)
+        return _uncached(lambda folder: _make(store, tokenizer, folder))
+
+
+def _uncached(make: Callable[[Path], None]) -> TokenTable:
+    with tempfile.TemporaryDirectory() as there:  # mapped files stay readable when deleted
+        make(Path(there))
+        # Without `folder` the arrays are pickled: no other process can map deleted files.
+        return replace(TokenTable.load(Path(there)), folder=None)
 
 
 def drop_tables(store: FeatureStore) -> None:
@@ -162,14 +172,14 @@ def _make(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     """Write the files of a table. A tokenizer that is not plain runs in a process with limits."""
     # An object that runs a teacher may be given instead of a store: no process can open it again.
     if not isinstance(store, FeatureStore):
-        _write(folder, store, tokenizer)
+        _write(folder, store.texts(), store.features.separator, tokenizer)
         return
     settings = tokenizer.to_str()
     within_bounds(
         settings.encode(),
         sum(part.counts.text_bytes for part in store.manifest.parts),
         store.path,
-        lambda: _write(folder, store, tokenizer),
+        lambda: _write(folder, store.texts(), store.features.separator, tokenizer),
         _write_in_process,
         *(store.path, store.source.options, settings, str(folder)),
     )
@@ -183,16 +193,17 @@ def _write_in_process(
     # Opened again, as only JSON is sent to this process. The first process has decided whether an
     # unfinished store may be read.
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
-        _write(Path(folder), store, Tokenizer.from_str(settings))
+        separator = store.features.separator
+        _write(Path(folder), store.texts(), separator, Tokenizer.from_str(settings))
 
 
-def _write(folder: Path, store: FeatureStore, tokenizer: Any) -> None:
-    texts, separator = store.texts(), store.features.separator
+def _write(folder: Path, texts: Iterable[str], separator: str | None, tokenizer: Any) -> None:
+    rest = iter(texts)
     total = np.zeros(1, np.int64)
     with contextlib.ExitStack() as opened:
         files = {name: opened.enter_context((folder / name).open("wb")) for name in ARRAYS}
         files["start"].write(total.tobytes())
-        while some := list(islice(texts, TEXTS_AT_ONCE)):
+        while some := list(islice(rest, TEXTS_AT_ONCE)):
             tokens = tokenize(tokenizer, some, separator)
             spans = tokens.offsets.T
             start, total = total[-1] + tokens.start[1:], total[-1] + tokens.start[-1:]

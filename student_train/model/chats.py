@@ -9,36 +9,57 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.checkpoints.first_token import prepended_token
-from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE, SETTINGS
+from teachonce.checkpoints.chat_template import with_first_token
+from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE
 from teachonce.store import FeatureStore
-from teachonce.store.errors import VERIFY, StoreError
+from teachonce.student_train.data.own_template import (
+    OwnTemplate,
+    teacher_template,
+    template_of_student,
+)
+from teachonce.support.errors import UserError
 
-PROBE = [{"role": "user", "content": "x"}]
 SEQUENCES = 64  # whose messages show with which token they end
 
 
 def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
-    """Give a student's tokenizer the chat template of the first store that has one, and as eos the
-    token that ends a message there.
+    """Set the chat template of a student's tokenizer, and as eos the token that ends a message.
 
-    Returns a line if another template is replaced, else "". Raises StoreError if the template is
-    not UTF-8.
+    A tokenizer with another template than the teacher's retains it, if it writes the chats of all
+    stores. Else it gets the template of the first store that has one. Returns a line if the
+    tokenizer had another template, else "". Raises StoreError if a template is not UTF-8.
     """
-    store = next((each for each in stores if CHAT_TEMPLATE in each.teacher_files()), None)
-    if store is None:
+    chats = [each for each in stores if CHAT_TEMPLATE in each.teacher_files()]
+    if not chats:
         return ""
-    try:
-        template = store.teacher_file(CHAT_TEMPLATE).decode()
-    except UnicodeDecodeError:
-        raise StoreError(f"{store.path}: {CHAT_TEMPLATE} in it is not UTF-8; {VERIFY}") from None
-    before, end = tokenizer.chat_template, _end_of_message(store)
-    if end is not None and end in tokenizer.get_vocab():
-        tokenizer.eos_token = end  # `generate` stops there
-    tokenizer.chat_template = template
-    tokenizer.chat_template = _with_first_token(template, tokenizer, store)
-    replaced = before is not None and before != template
-    return "chat template of the teacher, in place of that of the tokenizer" * replaced
+    before, problem = tokenizer.chat_template, ""
+    if before is not None and before != teacher_template(chats[0]):
+        if not (problem := _why_not(tokenizer, chats)):
+            own = OwnTemplate(tokenizer)
+            _end_with(tokenizer, own.end_of_answers())
+            tokenizer.chat_template = with_first_token(before, tokenizer)
+            return "chats in the chat template of the tokenizer, aligned message by message"
+        problem = f"chat template of the teacher, in place of that of the tokenizer: {problem}"
+    _end_with(tokenizer, _end_of_message(chats[0]))
+    tokenizer.chat_template = template_of_student(chats[0], tokenizer)
+    return problem
+
+
+def _why_not(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
+    """Return why a tokenizer's own template cannot write the chats of the stores; "" if it can."""
+    for store in stores:
+        if not store.features.messages:
+            return f"{store.path} does not tell contents and marks apart"
+        try:
+            OwnTemplate(tokenizer).check(store)
+        except UserError as error:
+            return f"this one refuses chats of {store.path} ({error})"
+    return ""
+
+
+def _end_with(tokenizer: Any, token: str) -> None:
+    if token and token in tokenizer.get_vocab():
+        tokenizer.eos_token = token  # `generate` stops there
 
 
 def chat_marks(stores: Sequence[FeatureStore], texts: Iterable[str]) -> list[str]:
@@ -63,9 +84,9 @@ def between(marks: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
         yield from pattern.split(text) if pattern else (text,)
 
 
-def _end_of_message(store: FeatureStore) -> str | None:
-    """Return the special token on which students of the first chats are trained most often; None
-    if there is none. Of all special tokens they are trained on those that end messages alone."""
+def _end_of_message(store: FeatureStore) -> str:
+    """Return the special token on which students of the first chats are trained most often; "" if
+    there is none. Of all special tokens they are trained on those that end messages alone."""
     added = store.tokenizer().get_added_tokens_decoder()
     special = [number for number, token in added.items() if token.special]
     found = Counter[int]()
@@ -73,24 +94,4 @@ def _end_of_message(store: FeatureStore) -> str | None:
         if record.learn is not None:
             learnt = record.token_ids[record.learn]
             found.update(learnt[np.isin(learnt, special)].tolist())
-    return added[found.most_common(1)[0][0]].content if found else None
-
-
-def _with_first_token(template: str, tokenizer: Any, store: FeatureStore) -> str:
-    """Let a template begin with the token that the student's tokenizer puts in front of a text, for
-    `apply_chat_template` adds none. `tokenizer` has the template."""
-    first = prepended_token(tokenizer.backend_tokenizer)
-    if first is None or first != tokenizer.bos_token_id:
-        return template
-    try:
-        text = str(tokenizer.apply_chat_template(PROBE, tokenize=False))
-    except Exception:  # templates raise errors of any type, such as for a chat without a system
-        return template
-    if text.startswith(tokenizer.bos_token):
-        return template
-    held = SETTINGS in store.teacher_files()
-    theirs = store.teacher_settings(SETTINGS).get("bos_token") if held else None
-    if theirs and text.startswith(theirs):  # which the dump took out of the text
-        rest = f"chat[{len(theirs)}:]"
-        return f"{{% set chat %}}{template}{{% endset %}}{{{{ bos_token + {rest} }}}}"
-    return "{{ bos_token }}" + template
+    return added[found.most_common(1)[0][0]].content if found else ""

@@ -50,7 +50,8 @@ class Document:
     """One text of the corpus. `number` counts the documents of the whole corpus from 0.
 
     messages: the messages of a chat, before they are rendered. learn: ascending spans of characters
-        of `text` that students are trained on; None for all.
+        of `text` that students are trained on; None for all. contents: begin and end of each
+        message in `text`, and its role as a number (`ROLES`).
     """
 
     text: str
@@ -59,6 +60,7 @@ class Document:
     gold: Gold | None = None
     messages: tuple[Message, ...] = ()
     learn: tuple[tuple[int, int], ...] | None = None
+    contents: tuple[tuple[int, int, int], ...] = ()
 
 
 class Corpus:

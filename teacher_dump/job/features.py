@@ -82,6 +82,7 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
         embedding=vector,
         context=teacher.head == "causal" and options.stride > 0,
         learn=options.messages is not None,
+        messages=options.messages is not None,
     )
 
 

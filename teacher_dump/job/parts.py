@@ -223,4 +223,7 @@ def sequences_of(windows: list[Window], features: Features) -> Sequences:
         )
         if features.learn
         else None,
+        messages=[() if w.messages is None else w.messages for w in windows]
+        if features.messages
+        else None,
     )

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from teachonce.checkpoints.chat_template import Messages, closing, filled, texts_around
 from teachonce.checkpoints.first_token import prepended_token
+from teachonce.store.format.features import OTHER_ROLE, ROLES
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.labelled_text import Message
 
-# A mark in place of a content shows what the template writes around it. Private-use characters:
-# no template looks for them, and blanks at the ends would be trimmed.
-PLACE = "\ue0f0{}\ue0f1"
-OTHER_ROLES = ("system", "developer", "user", "tool", "function", "ipython")
-"""Roles whose messages are no answers of the model."""
+ANSWERS, *OTHER_ROLES = ROLES
+"""The role of the model's answers, and the other roles."""
 
 
 class ChatRenderer:
@@ -71,18 +71,22 @@ class ChatRenderer:
         return "strftime_now" in str(tokenizer.chat_template)
 
     def rendered(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents with the rendered chat as `text`, and as `learn` the spans of it that
-        students are trained on.
+        """Yield the documents with the rendered chat as `text`, the spans of its messages as
+        `contents`, and as `learn` the spans that students are trained on.
 
         Raises UserError for messages that the template refuses, or does not render verbatim.
         """
         for document in documents:
             text, spans = self._render(document.messages, document)
-            yield replace(document, text=text, learn=spans)
+            roles = [_number(role) for role, _ in document.messages]
+            contents = tuple((*span, role) for span, role in zip(spans, roles, strict=True))
+            learnt = self._learnt(text, document.messages, spans)
+            yield replace(document, text=text, learn=learnt, contents=contents)
 
     def _render(
         self, messages: Sequence[Message], document: Document
-    ) -> tuple[str, tuple[tuple[int, int], ...]]:
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text and the spans of the contents."""
         roles = dict.fromkeys(role for role, _ in messages)
         unknown = [role for role in roles if role not in OTHER_ROLES]
         if self._learn != "all" and unknown and "assistant" not in unknown:
@@ -91,27 +95,25 @@ class ChatRenderer:
                 f" which students are trained, but of {', '.join(unknown)}; rename the role of the"
                 " answers, or give --learn all"
             )
-        text = self._apply(messages, document)
+        apply = partial(self._apply, document=document)
+        text = apply([{"role": role, "content": content} for role, content in messages])
         # Contents are not searched for in the text: a content may be a word of the template, too.
-        marks = [(role, PLACE.format(n)) for n, (role, _) in enumerate(messages)]
-        around = self._apply(marks, document)
+        around = texts_around(apply, [role for role, _ in messages])
         # Many templates trim contents; the text then holds them without blanks at their ends.
         for contents in ([c for _, c in messages], [c.strip() for _, c in messages]):
-            found = _filled(around, contents)
             # Different if the template treats a content in another way than a mark.
-            if found is not None and found[0] == text:
-                return text, self._learnt(text, messages, found[1])
+            if around is not None and (found := filled(around, contents))[0] == text:
+                return found
         raise UserError(
             f"{document.source}, chat {document.number + 1}: the chat template of {self._name} does"
             " not write each content as it is (it drops or changes a message); give chats that it"
             " writes in full, or write them as texts and give --text-column"
         )
 
-    def _apply(self, messages: Sequence[Message], document: Document) -> str:
-        table = [{"role": role, "content": content} for role, content in messages]
+    def _apply(self, messages: Messages, document: Document) -> str:
         try:
             with self._fixed_date():
-                text = str(self._tokenizer.apply_chat_template(table, tokenize=False))
+                text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception as error:  # templates raise errors of any type
             raise UserError(
                 f"{document.source}, chat {document.number + 1}: the chat template of {self._name}"
@@ -143,27 +145,23 @@ class ChatRenderer:
         found = []
         for (role, _), (begin, end) in zip(messages, spans, strict=True):
             if self._learn == "all" or role == "assistant":
-                # Llama 2 writes a blank between an answer and its end.
-                at = end + len(text[end:]) - len(text[end:].lstrip(" "))
-                closing = next((each for each in self._ends if text.startswith(each, at)), "")
-                found.append((begin, at + len(closing) if closing else end))
+                found.append((begin, end + closing(text, self._ends, end)))
         return tuple(found)
 
 
-def _filled(around: str, contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]] | None:
-    """Replace the placeholders in `around` by the contents. Return the text and the spans of the
-    contents, or None if a placeholder is missing, occurs twice or out of order."""
-    pieces, spans, length = [], list[tuple[int, int]](), 0
-    for number, content in enumerate(contents):
-        before, place, around = around.partition(PLACE.format(number))
-        if not place:
-            return None
-        length += len(before)
-        spans.append((length, length + len(content)))
-        pieces += [before, content]
-        length += len(content)
-    text = "".join([*pieces, around])
-    return None if PLACE[0] in around else (text, spans)
+def _number(role: str) -> int:
+    return ROLES.index(role) if role in ROLES else OTHER_ROLE
+
+
+def messages_of(contents: Sequence[tuple[int, int, int]], begin: int, text: str) -> Array:
+    """Return begin, end and role of the contents in a window of a document, int32 [M, 3].
+
+    contents: as in `Document`. begin: the character of the document at which the window, with
+    `text`, starts.
+    """
+    found = np.array(contents, np.int32).reshape(-1, 3)
+    found[:, :2] = np.clip(found[:, :2] - begin, 0, len(text))
+    return found[found[:, 0] < found[:, 1]]
 
 
 def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text: str) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
-from teachonce.teacher_dump.windows.chats import learnt_of
+from teachonce.teacher_dump.windows.chats import learnt_of, messages_of
 from teachonce.teacher_dump.windows.masked_views import cjk_positions, joins, word_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
@@ -166,11 +166,13 @@ def _cut_batch(
 
 
 def _annotated(window: Window, document: Document) -> Window:
-    """Add the document's gold labels, and the marks of the tokens that students are trained on, to
-    a window."""
+    """Add to a window the document's gold labels, or of a chat the messages and the marks of the
+    tokens that students are trained on."""
     if document.learn is not None:
-        learn = learnt_of(document.learn, window.document_begin, window.offsets, window.text)
-        window = replace(window, learn=learn)
+        begin = window.document_begin
+        learn = learnt_of(document.learn, begin, window.offsets, window.text)
+        messages = messages_of(document.contents, begin, window.text)
+        window = replace(window, learn=learn, messages=messages)
     return replace(window, gold=document.gold) if document.gold else window
 
 

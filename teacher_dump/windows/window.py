@@ -17,7 +17,7 @@ from teachonce.support.arrays import Array, starts
 from teachonce.teacher_dump.corpus.labelled_text import Gold
 
 ABSENT = -1  # written as the length of an array that a window does not have
-OPTIONAL = ("numbers", "types", "read", "learn")
+OPTIONAL = ("numbers", "types", "read", "learn", "messages")
 
 
 # Without `eq`: NumPy compares arrays element by element, which gives no truth value.
@@ -35,6 +35,7 @@ class Window:
     lost: the number of characters that truncation cut off; `packed` does not store it.
     context: the number of first tokens that the previous window has as well.
     learn: bool [T], the tokens that students are trained on; None for all.
+    messages: int32 [M, 3], begin, end and role of the contents of a chat, as `Sequences` has them.
     """
 
     text: str
@@ -51,6 +52,7 @@ class Window:
     lost: int = 0
     context: int = 0
     learn: Array | None = None
+    messages: Array | None = None
 
     @property
     def teacher_ids(self) -> Array:
@@ -166,7 +168,7 @@ def _windows(arrays: dict[str, Array]) -> tuple[int, list[Window]]:
     tokens = np.cumsum(arrays["lengths"])[:-1]
     ids, offsets, special = (np.split(arrays[n], tokens) for n in ("ids", "offsets", "special"))
     text, ends = arrays["text"].tobytes(), starts(arrays["text_lengths"])
-    numbers, types, read, learn = (_optional(arrays, name) for name in OPTIONAL)
+    numbers, types, read, learn, messages = (_optional(arrays, name) for name in OPTIONAL)
     windows = [
         Window(
             text[ends[i] : ends[i + 1]].decode(),
@@ -181,6 +183,7 @@ def _windows(arrays: dict[str, Array]) -> tuple[int, list[Window]]:
             read=read[i],
             context=int(arrays["context"][i]),
             learn=learn[i],
+            messages=messages[i],
         )
         for i in range(len(arrays["lengths"]))
     ]

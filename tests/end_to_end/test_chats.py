@@ -172,6 +172,80 @@ def test_a_student_reads_a_chat_as_in_its_training(tmp_path: Path, model: Path) 
         assert ids[-1] == tokenizer.eos_token_id
 
 
+OWN = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
+
+
+def with_own_marks(folder: Path, source: Path, template: str = OWN) -> Path:
+    """A tokenizer with another template, whose marks are special tokens of its own."""
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    marks = ["<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("learn", ["assistant", "all"])
+@pytest.mark.parametrize("length", [128, 40])
+def test_a_student_with_its_own_template_is_aligned_message_by_message(
+    tmp_path: Path, model: Path, learn: str, length: int
+) -> None:
+    cut = length == 40
+    rows = chats(6) if cut else [row[-3:] for row in chats(18)[::3]]
+    path = tmp_path / "a.zarr"
+    words = words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path)
+    ok(teacher_dump, *words, "--max-length", length, "--learn", learn)
+    ok(feature_store, "verify", path)
+    own, loss = str(with_own_marks(tmp_path / "own", model)), {"next": 1.0, "alm": 1.0}
+    batches = StudentBatches(path, own, student="llama:32x2x4", loss=loss)
+    store, collator, tokenizer = open_store(path), batches.collator, batches.tokenizer
+    (raw,) = store.gather([np.arange(len(store))])
+    assert collator.own_template is not None and cut == (len(store) > len(rows))
+    read, _ = collator.own_template.of_batch(raw)
+    # Windows that begin or end inside a message have no marks there.
+    expected = "".join(tokenizer.apply_chat_template(row, tokenize=False) for row in rows)
+    assert "".join(read.texts) == expected
+    batch = collator.for_validation(raw, 0, (0,))
+    labels, chunks = tokenizer.decode(batch.labels), batch.aligned["bytes"].chunks
+    if not cut:
+        answers = [m for row in rows for m in row if learn == "all" or m["role"] == "assistant"]
+        assert labels == "".join(f"{answer['content']}<|im_end|>" for answer in answers)
+    assert batch.predicted_bytes == len(labels.encode())
+    # Both sides have the same pieces, so each token of a content is a run, and so is the end.
+    taught = list[float]()
+    for record in store:
+        assert record.messages is not None and record.learn is not None
+        (places,) = record.learn.nonzero()
+        if record.messages[0, 0] == 0:  # the student has no token before the first one
+            places = places[places > 1]
+        taught += record.views[0].logits.observed[places - 1].tolist()
+    assert chunks is not None and len(chunks.begin) == len(batch.labels)
+    assert np.array_equal(chunks.following, batch.labels)
+    assert np.array_equal(chunks.logprobs, np.array(taught, np.float32))
+
+
+def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Path) -> None:
+    rows, path = chats(6), tmp_path / "a.zarr"
+    words = words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path)
+    ok(teacher_dump, *words)
+    refusing = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    )
+    with_own_marks(tmp_path / "own", model, refusing + OWN)
+    words = ("--store", path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu")
+    said = ok(student_train, *words, "--vocab", tmp_path / "own", "--out", tmp_path / "student")
+    says(said, "chat template of the teacher, in place of", "no system")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
+    assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token == "<end>"
+    with_own_marks(tmp_path / "own", model)
+    said = ok(student_train, *words, "--vocab", tmp_path / "own", "--out", tmp_path / "other")
+    says(said, "chat template of the tokenizer", "message by message")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
+    assert tokenizer.chat_template == OWN and tokenizer.eos_token == "<|im_end|>"
+
+
 def test_a_student_chats(tmp_path: Path, model: Path) -> None:
     path, out = tmp_path / "a.zarr", tmp_path / "student"
     ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", chats(6)), path))

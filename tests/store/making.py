@@ -21,7 +21,7 @@ from teachonce.store import (
     StoreWriter,
     TaskSpec,
 )
-from teachonce.store.format.features import TASKS
+from teachonce.store.format.features import OTHER_ROLE, ROLES, TASKS
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.arrays import Array
 
@@ -41,7 +41,7 @@ def features_of(
     """`tier` may also be a task: the store of a teacher that was fine-tuned; `pairs`, of texts that
     it classified; `embedding`, of texts with a prompt and a vector each; or `next-topk` and
     `next-sample`, of a causal teacher; `ranked-topk`, with ranked ids; `chat`,
-    with tokens that are not to be learnt."""
+    with tokens that are not to be learnt, and messages."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
     task = TaskSpec(tier, LABELS) if tier in TASKS else None
     if tier == "pairs":
@@ -58,7 +58,7 @@ def features_of(
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
         hidden=("mean", "groups2.1"), attention=("mean",), logits=logits, task=task,
-        embedding=vector, context=chat, learn=chat,
+        embedding=vector, context=chat, learn=chat, messages=chat,
     )  # fmt: skip
 
 
@@ -84,6 +84,7 @@ class Part:
     vectors: Array | None = None
     context: Array | None = None
     learn: Array | None = None
+    messages: list[Array] | None = None
     document_begin: Array | None = None
     hard_cut: Array | None = None
 
@@ -163,6 +164,12 @@ def _made_part(features: Features, seed: int, sequences: int) -> Part:
         part.context = rng.integers(0, counts)
     if features.learn:
         part.learn = rng.random(total) < 0.7
+    if features.messages:
+        # Not from `rng`: parts without messages have the values that golden stores have.
+        own = np.random.default_rng(seed)
+        part.messages = [_mask(text, own) for text in texts]
+        for rows in part.messages:
+            rows[:, 2] = own.choice([0, 3, len(ROLES) - 1, OTHER_ROLE], len(rows))
     for view in range(features.views):
         for name in features.hidden:
             states = rng.normal(size=(total, features.width)) * channel_scale(features.width)
@@ -263,7 +270,7 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
     cuts = zeros > 0 if part.hard_cut is None else part.hard_cut
     sequences = Sequences(
         part.texts, part.document, begins, cuts, part.token_ids, part.offsets, part.special,
-        part.gold, part.context, part.learn,
+        part.gold, part.context, part.learn, part.messages,
     )  # fmt: skip
     w.set_sequences(sequences)
     for view, spans in part.spans.items():

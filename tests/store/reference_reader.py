@@ -59,6 +59,12 @@ def open_tree(path: Path) -> tuple[Any, Json]:
     return lambda name: root[name][:], attributes | {"version": int(root.attrs["version"])}
 
 
+def spans_of(part: Json, group: str, number: str, s: int) -> Array:
+    """Spans of sequence s, int32 [M, 3]: begin, end, and a number."""
+    at = slice(*part[f"{group}/start"][s : s + 2])
+    return np.stack([part[f"{group}/{key}"][at] for key in ("begin", "end", number)], 1)
+
+
 def decode_logs(codes: Array, encoding: Json) -> Array:
     """Log-probabilities, float32 (section 7)."""
     values = codes.astype(np.float32)
@@ -144,6 +150,8 @@ class Store:
         each = ("id", "begin", "end", "special", "tag", "learn")
         found = {key: part[f"sequence/{key}"][s] for key in one if f"sequence/{key}" in part}
         found |= {key: part[f"token/{key}"][rows] for key in each if f"token/{key}" in part}
+        if self.features.get("messages"):  # characters begin, end and the role of each message
+            found["messages"] = spans_of(part, "chat", "role", s)
         text = part["text/utf8"][slice(*part["sequence/text_start"][s : s + 2])]
         found["text"] = text.tobytes().decode("utf-8")
         if vector := self.features.get("embedding"):
@@ -157,8 +165,7 @@ class Store:
         """What the teacher gave for a sequence in one view."""
         spans = np.empty((0, 3), np.int32)
         if here != "view0":  # characters begin, end and the action of masked words
-            at = slice(*part[f"{here}/mask/start"][s : s + 2])
-            spans = np.stack([part[f"{here}/mask/{k}"][at] for k in ("begin", "end", "action")], 1)
+            spans = spans_of(part, f"{here}/mask", "action", s)
         # A token is masked if it shares a character with a masked word.
         begin = np.maximum(found["begin"][:, None], spans[:, 0])
         end = np.minimum(found["end"][:, None], spans[:, 1])

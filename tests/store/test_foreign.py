@@ -49,6 +49,8 @@ def assert_equal(found: dict[str, Any], record: Record) -> None:
     assert found.get("context", 0) == record.context
     assert ("learn" in found) == (record.learn is not None)
     assert record.learn is None or np.array_equal(found["learn"], record.learn)
+    assert ("messages" in found) == (record.messages is not None)
+    assert record.messages is None or np.array_equal(found["messages"], record.messages)
     assert ("tag" in found) == (record.tags is not None)
     assert record.tags is None or np.array_equal(found["tag"], record.tags)
     assert ("embedding" in found) == bool(record.features.embedding)

@@ -23,6 +23,7 @@ STORES = {
     "chat.h5": ("small", "chat"),  # made later, when tokens could first be left out of a training
     "causal.h5": ("default", "next-topk"),  # made later, with the log-probability of each token
     "ranked.h5": ("default", "ranked-topk"),  # made later, with ids as places in a list
+    "messages.h5": ("small", "chat"),  # made later, with the messages of chats
 }
 
 
@@ -59,6 +60,8 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
             arrays["embedding"] = record.embedding.tolist()
         if fs.features.context and record.learn is not None:
             fields["context"], arrays["learn"] = record.context, record.learn.tolist()
+        if record.messages is not None:
+            arrays["messages"] = record.messages.tolist()
         if record.tags is not None:
             arrays["tags"] = record.tags.tolist()
         records.append(fields | arrays | {"special": record.special.tolist(), "views": views})
@@ -68,6 +71,8 @@ def values_of(fs: FeatureStore) -> dict[str, Any]:
 def main(folder: Path) -> None:
     for name, (codec, tier) in STORES.items():
         features = dataclasses.replace(features_of(codec, tier), hidden=("mean",))
+        if name == "chat.h5":
+            features = dataclasses.replace(features, messages=False)
         writer = begin(folder / name, features)
         put_part(writer, 3, make_part(features, seed=1, sequences=3))
         writer.seal()

@@ -40,9 +40,12 @@ def wanted(record: Record, column: str) -> Any:
         number, _, column = column.removeprefix("view").partition("_")
         view = record.views[int(number)]
     kind, _, name = column.partition("_")
-    spans = {"begin": 0, "end": 1, "action": 2}
+    spans = {"begin": 0, "end": 1, "action": 2, "role": 2}
     if kind == "masked":
         return view.spans[:, spans[name]]
+    if kind == "message":
+        assert record.messages is not None
+        return record.messages[:, spans[name]]
     if kind == "hidden":
         return view.hidden[name]
     if kind == "attention":
@@ -89,7 +92,7 @@ def test_the_table_holds_what_the_records_hold(made: Made, ext: str, codec: str,
     expected = {"hidden_mean", "view1_hidden_groups2.1", "attention_mean", "view1_masked_action"}
     own = {"classification": "class_logits", "pairs": "text_b", "tagging": "view1_tag_logits",
            "embedding": "embedding", "head": "logits_values",
-           "next-topk": "logits_observed", "chat": "learn"}  # fmt: skip
+           "next-topk": "logits_observed", "chat": "message_role"}  # fmt: skip
     assert {*PLAIN, *expected, own.get(tier, "view1_logits_ids")} <= set(rows[0])
     assert all(field.metadata[b"description"] for field in table.schema)
     if tier == "classification":

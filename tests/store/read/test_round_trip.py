@@ -187,6 +187,7 @@ def test_stream_gives_what_records_give(
                 assert batch.learnt is not None and record.learn is not None
                 learnt = record.learn & (np.arange(len(record.learn)) >= record.context)
                 assert (batch.learnt[rows] == learnt).all() and record.context < len(learnt)
+                assert batch.messages is None  # of a masked view
             else:
                 assert batch.learnt is None and record.learn is None and record.context == 0
             if fs.features.logits:
@@ -204,6 +205,17 @@ def test_stream_gives_what_records_give(
                 assert (batch.class_logits[place] == view.class_logits).all()
                 assert batch.tags is batch.tag_logits is None
     assert sorted(seen) == list(range(len(fs)))
+
+
+def test_a_stream_gives_the_messages_of_chats(made: Callable[..., Any]) -> None:
+    fs = open_store(made("zarr", "default", "chat")[0])
+    for batch in fs.stream(3, 1, 150):
+        assert batch.messages is not None and not len(batch.spans) and not batch.mask.any()
+        for place, index in enumerate(batch.index.tolist()):
+            rows = slice(*batch.messages[0][place : place + 2])
+            record = fs[index]
+            assert np.array_equal(batch.messages[1][rows], record.messages)
+            assert not len(record.views[0].spans)
 
 
 def compare_logits(batch: Any, record: Any, rows: slice) -> None:

@@ -95,6 +95,8 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "letters": ("topk", "text/utf8", put(0, ord("X")), "does not give the stored tokens"),
     "mask": ("topk", "view1/mask/end", put(0, 0), "view1/mask is not ascending"),
     "action": ("topk", "view1/mask/action", put(0, 3), "view1/mask is not ascending"),
+    "message": ("chat", "chat/end", put(0, 0), "chat is not ascending messages"),
+    "role": ("chat", "chat/role", put(0, 9), "chat is not ascending messages"),
     "starts": ("topk", "view1/mask/start", put(-1, 3), "view1/mask/start"),
     "best": ("topk", "view1/logits/ids", put(2, 5000), "logits/ids is outside the vocabulary"),
     "a place": (

@@ -122,10 +122,12 @@ def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None
         ({"context": [3]}, "context must be 1 numbers of tokens, each below the length"),
         ({"context": [-1]}, "context must be 1 numbers"),
         ({"learn": [True]}, r"learn has shape \[1\], expected \[3\]"),
+        ({"messages": [[[0, 2, 7]]]}, "messages must be ascending .* the role 0, 1, .*, 6, 255"),
+        ({"messages": [[], []]}, "messages of 2 sequences, expected 1"),
     ],
 )
 def test_bad_marks_of_tokens_are_refused(change: dict[str, Any], message: str) -> None:
-    features = Features(max_length=9, vocabulary=100, context=True, learn=True)
+    features = Features(max_length=9, vocabulary=100, context=True, learn=True, messages=True)
     stored = PartWriter(features, {}, [3]).set_sequences(Sequences(**GOOD))
     assert stored["sequence/context"].tolist() == [0] and stored["token/learn"].all()
     with pytest.raises(StoreError, match=message):

@@ -1,0 +1,250 @@
+"""Stored chats in a student's own chat template: the contents are the teacher's, with the student's
+marks around them, and the teacher's tokens are moved to the new text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from teachonce.align import Tokens
+from teachonce.checkpoints.chat_template import (
+    Messages,
+    closing,
+    filled,
+    texts_around,
+    with_first_token,
+)
+from teachonce.checkpoints.first_token import prepended_token
+from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE, SETTINGS
+from teachonce.store import Batch, FeatureStore, Record
+from teachonce.store.errors import VERIFY, StoreError
+from teachonce.store.format.features import ROLES
+from teachonce.support.arrays import Array, starts
+from teachonce.support.errors import UserError, first_line
+
+USER = ROLES.index("user")
+
+
+def teacher_template(store: FeatureStore) -> str:
+    """Return the teacher's chat template, or "". Raises StoreError if it is not UTF-8."""
+    if CHAT_TEMPLATE not in store.teacher_files():
+        return ""
+    try:
+        return store.teacher_file(CHAT_TEMPLATE).decode()
+    except UnicodeDecodeError:
+        raise StoreError(f"{store.path}: {CHAT_TEMPLATE} in it is not UTF-8; {VERIFY}") from None
+
+
+def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
+    """Return the teacher's chat template for the tokenizer of a student."""
+    held = SETTINGS in store.teacher_files()
+    theirs = store.teacher_settings(SETTINGS).get("bos_token") if held else None
+    return with_first_token(teacher_template(store), tokenizer, theirs or "")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Holds a stored sequence of a chat.
+
+    text: in the teacher's template. messages: int32 [M, 3], begin, end and role of each content.
+    continued: whether the sequence begins inside a document.
+    """
+
+    text: str
+    messages: Array
+    continued: bool
+
+    @classmethod
+    def of(cls, record: Record) -> Chat:
+        assert record.messages is not None
+        return cls(record.text, record.messages, record.document_begin > 0)
+
+
+@dataclass(frozen=True)
+class StudentText:
+    """Holds a chat as the student reads it.
+
+    contents: the spans of the contents, [M, 2]. ends: the end of the special token behind each
+        message, [M]; that of the content if there is none.
+    """
+
+    text: str
+    contents: list[tuple[int, int]]
+    ends: list[int]
+
+
+class OwnTemplate:
+    """Writes stored chats in the chat template of a student's tokenizer (of transformers).
+
+    A sequence that begins or ends inside a message has no marks there. Where the template refuses
+    chats that do not begin with the user, a sequence that continues a chat begins behind one.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+        self._specials = sorted((each.content for each in added), key=len, reverse=True)
+        first = prepended_token(tokenizer.backend_tokenizer)
+        own = first is not None and first == tokenizer.bos_token_id
+        # The tokenizer puts it in front of each text, also of those that begin with it.
+        self._first = tokenizer.bos_token if own else ""
+        self._known = dict[tuple[tuple[int, ...], bool], tuple[str, ...]]()
+
+    @classmethod
+    def of(cls, tokenizer: Any, store: FeatureStore | None) -> OwnTemplate | None:
+        """Return None for a student that reads the text of the store: it has no chats, or the
+        student has the teacher's template."""
+        if store is None or not store.features.messages or not tokenizer.chat_template:
+            return None
+        same = tokenizer.chat_template in (
+            teacher_template(store), template_of_student(store, tokenizer)
+        )  # fmt: skip
+        return None if same else cls(tokenizer)
+
+    def check(self, store: FeatureStore) -> None:
+        """Raise UserError for a store with chats that the template does not write."""
+        for record in store:
+            self.write(Chat.of(record))
+
+    def texts(self, store: FeatureStore) -> Iterator[str]:
+        """Yield the texts of a store as the student reads them."""
+        return (self.write(Chat.of(record)).text for record in store)
+
+    def end_of_answers(self) -> str:
+        """Return the special token that ends the model's messages, or ""."""
+        behind = self._around((USER, 0), False)[2]
+        return behind[: closing(behind, self._specials)].lstrip(" ")
+
+    def write(self, chat: Chat) -> StudentText:
+        """Write the text of a chat for the student. Raises UserError if the template does not write
+        chats with these roles."""
+        contents = chat.messages[:, :2].tolist()
+        if not contents:  # a window of marks alone, of which no student learns anything
+            return StudentText(chat.text, [], [])
+        around = list(self._around(tuple(chat.messages[:, 2].tolist()), chat.continued))
+        if chat.continued and contents[0][0] == 0:
+            around[0] = ""
+        if contents[-1][1] == len(chat.text):
+            around[-1] = ""
+        text, spans = filled(around, [chat.text[begin:end] for begin, end in contents])
+        ends = [end + closing(text, self._specials, end) for _, end in spans]
+        return StudentText(text, spans, ends)
+
+    def read(
+        self, chats: Sequence[Chat], teacher: Tokens, learnt: Array
+    ) -> tuple[list[str], Tokens, Array]:
+        """Return the texts that the student reads, the teacher's tokens with offsets in them, and
+        bool [C], which characters of the joined texts are marks that students are not trained on.
+
+        learnt: bool [N], which of the teacher's tokens students are trained on.
+
+        A token of the teacher's marks covers all of the student's marks in its place. Where the
+        student has none, it counts as special.
+        """
+        texts, unlearnt = list[str](), list[Array]()
+        offsets, special = teacher.offsets.copy(), teacher.special.copy()
+        for chat, (low, high) in zip(chats, pairwise(teacher.start.tolist()), strict=True):
+            own, rows = self.write(chat), slice(low, high)
+            texts.append(own.text)
+            places = _Places.of(chat, own, offsets[rows], learnt[rows])
+            offsets[rows] = places.moved(offsets[rows])
+            unlearnt.append(places.marks(own.text))
+        had_text = teacher.offsets[:, 0] < teacher.offsets[:, 1]
+        special |= had_text & (offsets[:, 0] == offsets[:, 1])
+        offsets[special] = 0
+        tokens = replace(teacher, offsets=offsets, special=special)
+        return texts, tokens, np.concatenate(unlearnt)
+
+    def of_batch(self, batch: Batch) -> tuple[Batch, Array]:
+        """Return a batch with the student's texts, and bool [C]; see `read`."""
+        assert batch.messages is not None and batch.learnt is not None
+        start, messages = batch.messages
+        continued = batch.stored["sequence/document_begin"] > 0
+        each = zip(batch.texts, pairwise(start.tolist()), continued.tolist(), strict=True)
+        chats = [Chat(text, messages[low:high], inside) for text, (low, high), inside in each]
+        teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
+        texts, tokens, marks = self.read(chats, teacher, batch.learnt)
+        offsets, special = np.asarray(tokens.offsets), np.asarray(tokens.special)
+        moved = replace(batch, offsets=offsets, special=special, load_texts=lambda: texts)
+        return moved, marks
+
+    def _around(self, roles: tuple[int, ...], continued: bool) -> tuple[str, ...]:
+        """Return what the template writes around contents with these roles."""
+        if (roles, continued) not in self._known:
+            self._known[roles, continued] = self._texts_around(roles, continued)
+        return self._known[roles, continued]
+
+    def _texts_around(self, roles: tuple[int, ...], continued: bool) -> tuple[str, ...]:
+        if max(roles) >= len(ROLES):
+            raise UserError(f"roles other than {', '.join(ROLES)} have no place in it")
+        try:
+            found = texts_around(self._render, [ROLES[number] for number in roles])
+        except Exception as error:  # templates raise errors of any type
+            if not continued or roles[0] == USER:
+                raise UserError(first_line(error)) from error
+            return self._texts_around((USER, *roles), False)[1:]
+        if found is None:
+            raise UserError("it drops a content, writes one twice, or changes their order")
+        return tuple(found)
+
+    def _render(self, messages: Messages) -> str:
+        text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        return text.removeprefix(self._first)
+
+
+def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
+    """Return bool [N], which tokens cover one of the characters `marks`, bool [C], of the joined
+    texts."""
+    shift = np.repeat(starts([len(text) for text in texts])[:-1], np.diff(tokens.start))
+    begin, end = tokens.offsets.astype(np.int64).T + shift
+    before = starts(marks)
+    return np.asarray(before[end] > before[begin])
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Holds the places that a teacher's and a student's text of a chat share: the beginning, for
+    each message begin and end of the content and the end of the token that ends it, and the end of
+    the text. theirs, own: [3 M + 2], ascending."""
+
+    theirs: Array
+    own: Array
+
+    @classmethod
+    def of(cls, chat: Chat, own: StudentText, offsets: Array, learnt: Array) -> _Places:
+        theirs, student = [0], [0]
+        contents = chat.messages[:, :2].tolist()
+        limits = [begin for begin, _ in contents[1:]] + [len(chat.text)]
+        for (begin, end), limit, (low, high), last in zip(
+            contents, limits, own.contents, own.ends, strict=True
+        ):
+            # The student is trained on the end of a message if the teacher's is learnt.
+            closes = learnt & (offsets[:, 0] >= end) & (offsets[:, 1] <= limit)
+            reach = int(offsets[closes, 1].max(initial=end))
+            theirs += [begin, end, reach]
+            student += [low, high, last if reach > end else high]
+        return cls(np.array([*theirs, len(chat.text)]), np.array([*student, len(own.text)]))
+
+    def moved(self, offsets: Array) -> Array:
+        """Return offsets [T, 2] of the teacher's text in the student's text."""
+        begin, end = offsets.astype(np.int64).T
+        first = np.searchsorted(self.theirs, begin, "right") - 1
+        last = np.searchsorted(self.theirs, end, "left") - 1
+        low = self.own[first] + np.where(first % 3 == 1, begin - self.theirs[first], 0)
+        inside = self.own[last] + end - self.theirs[last]
+        high = np.where(last % 3 == 1, inside, self.own[np.minimum(last + 1, len(self.own) - 1)])
+        moved = np.stack([low, np.maximum(low, high)], axis=1)
+        return np.asarray(np.where((end > begin)[:, None], moved, 0))
+
+    def marks(self, text: str) -> Array:
+        """Return bool [C], which characters of the student's text are in marks other than those
+        that end messages."""
+        found = np.zeros(len(text), bool)
+        for low, high in zip(self.own[:-1:3].tolist(), self.own[1::3].tolist(), strict=True):
+            # The first token of a content may begin with a blank before it.
+            found[low : low + len(text[low:high].rstrip(" "))] = True
+        return found

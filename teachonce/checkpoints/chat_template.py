@@ -1,0 +1,76 @@
+"""What a chat template writes around the contents of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from teachonce.checkpoints.first_token import prepended_token
+
+# A mark in place of a content shows what the template writes around it. Private-use characters:
+# no template looks for them, and blanks at the ends would be trimmed.
+PLACE = "\ue0f0{}\ue0f1"
+Messages = list[dict[str, str]]
+PROBE = [{"role": "user", "content": "x"}]
+
+
+def texts_around(render: Callable[[Messages], str], roles: Sequence[str]) -> list[str] | None:
+    """Return what a template writes before, between and after M contents: M + 1 texts.
+
+    render: applies the template, and may raise errors of any type. Returns None if it drops a
+    content, writes one twice, or changes their order.
+    """
+    places = [PLACE.format(number) for number in range(len(roles))]
+    rest = render([{"role": r, "content": p} for r, p in zip(roles, places, strict=True)])
+    found = list[str]()
+    for place in places:
+        before, there, rest = rest.partition(place)
+        if not there:
+            return None
+        found.append(before)
+    return None if PLACE[0] in rest else [*found, rest]
+
+
+def filled(around: Sequence[str], contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Write M contents between M + 1 texts. Return the text and the spans of the contents."""
+    pieces, spans, length = [around[0]], list[tuple[int, int]](), len(around[0])
+    for content, behind in zip(contents, around[1:], strict=True):
+        spans.append((length, length + len(content)))
+        pieces += [content, behind]
+        length += len(content) + len(behind)
+    return "".join(pieces), spans
+
+
+def closing(text: str, specials: Sequence[str], begin: int = 0) -> int:
+    """Return the length of the special token that ends a message whose content ends at `begin` of a
+    text, with blanks before it; 0 if there is none.
+
+    specials: the special tokens, longest first, as a token may begin with another.
+    """
+    # Llama 2 writes a blank between an answer and its end.
+    at = begin
+    while text.startswith(" ", at):
+        at += 1
+    found = next((each for each in specials if text.startswith(each, at)), "")
+    return at - begin + len(found) if found else 0
+
+
+def with_first_token(template: str, tokenizer: Any, theirs: str = "") -> str:
+    """Let a template begin with the token that a tokenizer puts in front of each text, for
+    `apply_chat_template` adds none.
+
+    theirs: the bos token with which the template begins for its own tokenizer, if it has one.
+    """
+    first = prepended_token(tokenizer.backend_tokenizer)
+    if first is None or first != tokenizer.bos_token_id:
+        return template
+    try:
+        text = str(tokenizer.apply_chat_template(PROBE, tokenize=False, chat_template=template))
+    except Exception:  # templates raise errors of any type, such as for a chat without a system
+        return template
+    if text.startswith(tokenizer.bos_token):
+        return template
+    if theirs and text.startswith(theirs):  # which the dump took out of the text
+        rest = f"chat[{len(theirs)}:]"
+        return f"{{% set chat %}}{template}{{% endset %}}{{{{ bos_token + {rest} }}}}"
+    return "{{ bos_token }}" + template
