@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from teachonce.checkpoints.chat_template import (
     Messages,
     closing,
     filled,
+    fixed_time,
     texts_around,
     with_first_token,
 )
@@ -44,6 +46,14 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
     held = SETTINGS in store.teacher_files()
     theirs = store.teacher_settings(SETTINGS).get("bos_token") if held else None
     return with_first_token(teacher_template(store), tokenizer, theirs or "")
+
+
+def has_own(tokenizer: Any, store: FeatureStore) -> bool:
+    """Return whether a tokenizer has another chat template than the teacher's."""
+    if not tokenizer.chat_template:
+        return False
+    theirs = teacher_template(store), template_of_student(store, tokenizer)
+    return tokenizer.get_chat_template() not in theirs
 
 
 @dataclass(frozen=True)
@@ -78,14 +88,17 @@ class StudentText:
 
 
 class OwnTemplate:
-    """Writes stored chats in the chat template of a student's tokenizer (of transformers).
+    """Writes the chats of a store in the chat template of a student's tokenizer (of transformers).
+    A template that writes the time gets that of the store's creation.
 
     A sequence that begins or ends inside a message has no marks there. Where the template refuses
     chats that do not begin with the user, a sequence that continues a chat begins behind one.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, store: FeatureStore) -> None:
         self._tokenizer = tokenizer
+        # A training that is continued on another day must read the same texts.
+        self._time = datetime.fromisoformat(store.meta["created"])
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
         self._specials = sorted((each.content for each in added), key=len, reverse=True)
         first = prepended_token(tokenizer.backend_tokenizer)
@@ -98,12 +111,9 @@ class OwnTemplate:
     def of(cls, tokenizer: Any, store: FeatureStore | None) -> OwnTemplate | None:
         """Return None for a student that reads the text of the store: it has no chats, or the
         student has the teacher's template."""
-        if store is None or not store.features.messages or not tokenizer.chat_template:
+        if store is None or not store.features.messages or not has_own(tokenizer, store):
             return None
-        same = tokenizer.chat_template in (
-            teacher_template(store), template_of_student(store, tokenizer)
-        )  # fmt: skip
-        return None if same else cls(tokenizer)
+        return cls(tokenizer, store)
 
     def check(self, store: FeatureStore) -> None:
         """Raise UserError for a store with chats that the template does not write."""
@@ -115,8 +125,11 @@ class OwnTemplate:
         return (self.write(Chat.of(record)).text for record in store)
 
     def end_of_answers(self) -> str:
-        """Return the special token that ends the model's messages, or ""."""
-        behind = self._around((USER, 0), False)[2]
+        """Return the special token that ends the model's messages; "" if there is none."""
+        try:
+            behind = self._around((USER, 0), False)[2]
+        except UserError:  # such as for a chat without a system
+            return ""
         return behind[: closing(behind, self._specials)].lstrip(" ")
 
     def write(self, chat: Chat) -> StudentText:
@@ -192,7 +205,8 @@ class OwnTemplate:
         return tuple(found)
 
     def _render(self, messages: Messages) -> str:
-        text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        with fixed_time(self._tokenizer, self._time):
+            text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         return text.removeprefix(self._first)
 
 

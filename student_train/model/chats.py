@@ -14,7 +14,7 @@ from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.own_template import (
     OwnTemplate,
-    teacher_template,
+    has_own,
     template_of_student,
 )
 from teachonce.support.errors import UserError
@@ -32,12 +32,12 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     chats = [each for each in stores if CHAT_TEMPLATE in each.teacher_files()]
     if not chats:
         return ""
-    before, problem = tokenizer.chat_template, ""
-    if before is not None and before != teacher_template(chats[0]):
+    problem = ""
+    if has_own(tokenizer, chats[0]):
         if not (problem := _why_not(tokenizer, chats)):
-            own = OwnTemplate(tokenizer)
-            _end_with(tokenizer, own.end_of_answers())
-            tokenizer.chat_template = with_first_token(before, tokenizer)
+            _end_with(tokenizer, OwnTemplate(tokenizer, chats[0]).end_of_answers())
+            own = tokenizer.get_chat_template()  # of several, the one for plain chats
+            tokenizer.chat_template = with_first_token(own, tokenizer)
             return "chats in the chat template of the tokenizer, aligned message by message"
         problem = f"chat template of the teacher, in place of that of the tokenizer: {problem}"
     _end_with(tokenizer, _end_of_message(chats[0]))
@@ -51,7 +51,7 @@ def _why_not(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
         if not store.features.messages:
             return f"{store.path} does not tell contents and marks apart"
         try:
-            OwnTemplate(tokenizer).check(store)
+            OwnTemplate(tokenizer, store).check(store)
         except UserError as error:
             return f"this one refuses chats of {store.path} ({error})"
     return ""

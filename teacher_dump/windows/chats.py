@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.checkpoints.chat_template import Messages, closing, filled, texts_around
+from teachonce.checkpoints.chat_template import Messages, closing, filled, fixed_time, texts_around
 from teachonce.checkpoints.first_token import prepended_token
 from teachonce.store.format.features import OTHER_ROLE, ROLES
 from teachonce.support.arrays import Array
@@ -112,7 +111,7 @@ class ChatRenderer:
 
     def _apply(self, messages: Messages, document: Document) -> str:
         try:
-            with self._fixed_date():
+            with fixed_time(self._tokenizer, self._date):
                 text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception as error:  # templates raise errors of any type
             raise UserError(
@@ -121,23 +120,6 @@ class ChatRenderer:
             ) from error
         # The tokenizer puts its own bos in front of every text, also of those that begin with it.
         return text.removeprefix(self._own_bos)
-
-    @contextmanager
-    def _fixed_date(self) -> Iterator[None]:
-        """Let the template write the date of this renderer inside the `with` block."""
-        if self._date is None:
-            yield
-            return
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        # `apply_chat_template` replaces functions in its arguments. It compiles a template once;
-        # globals of the compiled one hide those of its environment.
-        found = _compile_jinja_template(self._tokenizer.get_chat_template()).globals
-        found["strftime_now"] = self._date.strftime
-        try:
-            yield
-        finally:
-            del found["strftime_now"]
 
     def _learnt(
         self, text: str, messages: Sequence[Message], spans: list[tuple[int, int]]

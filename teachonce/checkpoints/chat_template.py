@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from teachonce.checkpoints.first_token import prepended_token
@@ -39,6 +41,25 @@ def filled(around: Sequence[str], contents: Sequence[str]) -> tuple[str, list[tu
         pieces += [content, behind]
         length += len(content) + len(behind)
     return "".join(pieces), spans
+
+
+@contextmanager
+def fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
+    """Let the chat template of a tokenizer write this time inside the `with` block; None for the
+    current time."""
+    if time is None:
+        yield
+        return
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    # `apply_chat_template` replaces functions in its arguments. It compiles a template once;
+    # globals of the compiled one hide those of its environment.
+    found = _compile_jinja_template(tokenizer.get_chat_template()).globals
+    found["strftime_now"] = time.strftime
+    try:
+        yield
+    finally:
+        del found["strftime_now"]
 
 
 def closing(text: str, specials: Sequence[str], begin: int = 0) -> int:

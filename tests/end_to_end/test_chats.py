@@ -19,6 +19,7 @@ from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.data.own_template import OwnTemplate
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import plan
 from tests.end_to_end.support import invoke, ok, refused, says, write_corpus
@@ -239,11 +240,19 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     says(said, "chat template of the teacher, in place of", "no system")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
     assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token == "<end>"
+    # A student that has it is no student with another template.
+    said = ok(student_train, *words, "--vocab", tmp_path / "student", "--out", tmp_path / "next")
+    assert "chat template" not in said
     with_own_marks(tmp_path / "own", model)
     said = ok(student_train, *words, "--vocab", tmp_path / "own", "--out", tmp_path / "other")
     says(said, "chat template of the tokenizer", "message by message")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
     assert tokenizer.chat_template == OWN and tokenizer.eos_token == "<|im_end|>"
+    # A continued training reads the same time.
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%dT%H:%M:%SZ') }}" + OWN
+    store = open_store(path)
+    texts = list(OwnTemplate(tokenizer, store).texts(store))
+    assert texts[0].startswith(f"{store.meta['created']}<|im_start|>system")
 
 
 def test_a_student_chats(tmp_path: Path, model: Path) -> None:
