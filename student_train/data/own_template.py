@@ -232,7 +232,7 @@ class _Places:
     def of(cls, chat: Chat, own: StudentText, offsets: Array, learnt: Array) -> _Places:
         theirs, student = [0], [0]
         contents = chat.messages[:, :2].tolist()
-        limits = [begin for begin, _ in contents[1:]] + [len(chat.text)]
+        limits = [*(begin for begin, _ in contents), len(chat.text)][1:]
         for (begin, end), limit, (low, high), last in zip(
             contents, limits, own.contents, own.ends, strict=True
         ):
