@@ -12,6 +12,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3": {"head_dim": 16, "num_key_value_heads": 2},
     "Granite": {"logits_scaling": 4.0},
     "Cohere": {"logit_scale": 0.25},
+    "GPT2": {},
     "Gemma2": {"head_dim": 16, "final_logit_softcapping": 3.0, "sliding_window": 32},
 }
 """Names of families in transformers, with the settings that set their logits apart."""
@@ -56,7 +57,7 @@ def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: A
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     model.float().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
