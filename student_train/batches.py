@@ -186,7 +186,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         share = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
         return (
             f"<StudentBatches {self.store.path}: epoch {self.epoch} of {len(self):,} batches"
-            f"{share}; {len(self.tokenizer):,} pieces; {losses}; {self.options.align}>"
+            f"{share}; {len(self.tokenizer):,} pieces; {losses}; {self.options.resolved_align}>"
         )
 
 

@@ -291,7 +291,8 @@ def _describe_pairs(options: TrainOptions) -> str:
     # Next-token losses compare single places, so nothing is pooled.
     if not set(options.alignments) - {NEXT}:
         return ", ".join(options.alignments)
-    aligned = options.align if "=" in options.align else ", ".join(options.alignments)
+    words = options.resolved_align
+    aligned = words if "=" in words else ", ".join(options.alignments)
     projected = any(each.projection != "none" for each in named(options.losses()))
     more = f", {options.projection} projection" if projected else ""
     if parse_student(options.student).causal:  # a decoder has read a run only at its last token

@@ -140,22 +140,26 @@ def _check_predictions(options: TrainOptions) -> None:
         )
     if causal:
         _check_decoder(options)
-    alignments = parse_alignments(options.align)
-    own, others = alignments.own, alignments.others
-    # The default cannot be distinguished from the same alignment given by hand.
-    unread = others not in (default_of(type(options), "align"), NEXT)
-    aligned = [loss for loss in registry.named(options.loss) if not loss.of_text_alone]
-    if causal and unread and all(loss.of_next or loss.name in own for loss in aligned):
-        raise UserError(
-            f"--align {others}: next tokens are predicted where tokens of both sides end at the"
-            f" same byte, and {others} trims white space; leave it out, or give {NEXT}"
-        )
+    own = parse_alignments(options.align).own
     trimmed = [loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT]
     if trimmed:
         raise UserError(
             f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
             f" both sides end at the same byte, and {own[trimmed[0]]} trims white space; leave"
             f" it out, or give {trimmed[0]}={NEXT}"
+        )
+
+
+def check_alignment_is_read(options: TrainOptions) -> None:
+    """Raise UserError for a decoder and an alignment that no loss of any stage reads."""
+    alignments = parse_alignments(options.align)
+    own, bare = alignments.own, alignments.bare
+    aligned = [loss for loss in registry.named(options.losses()) if not loss.of_text_alone]
+    unread = all(loss.of_next or loss.name in own for loss in aligned)
+    if parse_student(options.student).causal and unread and bare not in ("", NEXT):
+        raise UserError(
+            f"--align {bare}: next tokens are predicted where tokens of both sides end at the"
+            f" same byte, and {bare} trims white space; leave it out, or give {NEXT}"
         )
 
 

@@ -13,8 +13,8 @@ from teachonce.student_train.settings import alignments, terms
 from teachonce.student_train.settings import option_values as values
 from teachonce.support.console import DEVICES, check_device
 from teachonce.support.option_types import (
-    CommaList,
     FirstPathWord,
+    MaybeCommaList,
     MaybePath,
     MaybePathWord,
     PathWord,
@@ -105,10 +105,11 @@ class OptionFields:
         words=values.STUDENTS,
         check=values.check_student,
     )
-    align: CommaList = option(
-        "span",
+    align: MaybeCommaList = option(
+        None,
         f"How teacher and student tokens are paired; {alignments.help_text()}."
         " By loss: kl=match,hidden=reduce.",
+        default_text=terms.DEFAULT_ALIGNMENT,
         words=tuple(alignments.ALIGNMENTS),
         check=terms.check_alignments,
     )

@@ -14,7 +14,11 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.settings.alignments import ALIGNMENTS
-from teachonce.student_train.settings.contradictions import NEXT, check_together
+from teachonce.student_train.settings.contradictions import (
+    NEXT,
+    check_alignment_is_read,
+    check_together,
+)
 from teachonce.student_train.settings.naming import (
     MAIN,
     path_next_to,
@@ -30,7 +34,7 @@ from teachonce.student_train.settings.option_fields import (
 )
 from teachonce.student_train.settings.option_values import EXPECTED_PARTS, FOLDER, is_part
 from teachonce.student_train.settings.shapes import parse_student
-from teachonce.student_train.settings.terms import BatchPlan, parse_alignments
+from teachonce.student_train.settings.terms import DEFAULT_ALIGNMENT, BatchPlan, parse_alignments
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.options import (
@@ -63,6 +67,7 @@ class TrainOptions(OptionFields):
         self._parse_stores_and_stages()
         check_values(self)
         check_together(self)
+        check_alignment_is_read(self)
         for number, stage in enumerate(self.stages, 1):
             check_stage(stage, f"stage {number}")
             try:
@@ -187,6 +192,11 @@ class TrainOptions(OptionFields):
         return self.pool or ALIGNMENTS[alignment].pool
 
     @property
+    def resolved_align(self) -> str:
+        """Return `--align`, or its default."""
+        return self.align or DEFAULT_ALIGNMENT
+
+    @property
     def resolved_pool(self) -> str:
         """Describe how the outputs of a run are pooled: `mean` or `sum`, or `match=mean,reduce=sum`
         if the alignments in use differ."""
@@ -256,6 +266,7 @@ class TrainOptions(OptionFields):
             omitted |= {"eval_every"}  # validations decide nothing
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in omitted}
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
+        resolved |= {"align": self.resolved_align}
         resolved |= {"batch_tokens": self.batching.get("batch_tokens")}
         values |= {"loss": dict(self.loss), "stages": [{**stage} for stage in self.stages]}
         lists = {name: list(values[name]) for name in ("freeze", "others", "matryoshka")}
@@ -266,6 +277,8 @@ class TrainOptions(OptionFields):
         plain = {
             f.name for f in fields(self) if getattr(self, f.name) == default_of(type(self), f.name)
         }
+        if self.align == DEFAULT_ALIGNMENT:  # given or not, it is the same student
+            plain.add("align")
         return {name: value for name, value in self.describing().items() if name not in plain}
 
     def losses(self) -> set[str]:

@@ -117,11 +117,16 @@ def check_losses(loss: Any) -> None:
 
 @dataclass(frozen=True)
 class LossAlignments:
-    """Holds the alignment of each loss: `own` has those given for a loss, `others` is that of all
-    other losses."""
+    """Holds the alignment of each loss: `own` has those given for a loss, `bare` is the one given
+    for all other losses, "" if none was."""
 
-    others: str
+    bare: str
     own: Mapping[str, str]
+
+    @property
+    def others(self) -> str:
+        """Return the alignment of the losses that have none of their own."""
+        return self.bare or DEFAULT_ALIGNMENT
 
     def of(self, loss: str) -> str:
         """Return the name of a loss's alignment."""
@@ -129,14 +134,14 @@ class LossAlignments:
 
 
 @cache
-def parse_alignments(words: str) -> LossAlignments:
-    """Parse `match`, `kl=match,hidden=reduce` or `reduce,kl=match`.
+def parse_alignments(words: str | None) -> LossAlignments:
+    """Parse `match`, `kl=match,hidden=reduce` or `reduce,kl=match`; None if nothing was given.
 
     Raises UserError for an unknown loss or alignment, for a loss that is given twice, and for a
     loss without a teacher's side.
     """
     own, others = dict[str, str](), list[str]()
-    for word in (item.strip() for item in words.split(",")):
+    for word in () if words is None else map(str.strip, words.split(",")):
         name, given, alignment = word.rpartition("=")
         if alignment not in ALIGNMENTS:
             raise UserError(
@@ -162,7 +167,7 @@ def parse_alignments(words: str) -> LossAlignments:
             f"--align {words}: {' and '.join(others)} for all losses; give one, and further ones"
             " as LOSS=ALIGNMENT"
         )
-    return LossAlignments(others[0] if others else DEFAULT_ALIGNMENT, own)
+    return LossAlignments(others[0] if others else "", own)
 
 
 def check_alignments(words: Any) -> None:
@@ -170,7 +175,7 @@ def check_alignments(words: Any) -> None:
     parse_alignments(str(words))
 
 
-def check_alignment_of_shared(words: str, losses: Iterable[str]) -> None:
+def check_alignment_of_shared(words: str | None, losses: Iterable[str]) -> None:
     """Raise UserError if a loss over shared pieces has an alignment that does not pair identical
     pieces."""
     for loss in named(losses):

@@ -170,6 +170,7 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--loss", "kl=1,next=1"), ("--loss kl", "a decoder", "next, kl-next")),
         (("--align", "kl-next=span"), ("--align kl-next=span", "white space", "kl-next=bytes")),
         (("--align", "reduce"), ("--align reduce", "white space", "give bytes")),
+        (("--align", "span"), ("--align span", "white space", "give bytes")),
         (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave it out")),
         (("--vocab", "words"), ("--vocab words", "every byte")),
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),

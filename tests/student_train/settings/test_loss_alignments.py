@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from teachonce.student_train.settings.options import TrainOptions
@@ -63,3 +65,14 @@ def test_what_is_no_alignment_of_a_loss_is_told(words: str, told: str) -> None:
 def test_the_pool_of_each_alignment_is_told(words: str, pool: str | None, told: str) -> None:
     options = TrainOptions(store="a.zarr", loss=LOSS, align=words, pool=pool)
     assert options.describing()["pool"] == told
+
+
+@pytest.mark.parametrize("words", ["span", "reduce"])
+def test_a_decoder_may_have_an_alignment_that_one_stage_reads(words: str) -> None:
+    losses = {"next": 1.0}, {"hidden": 1.0}
+    stages = tuple({"loss": loss} for loss in losses)
+    given: dict[str, Any] = {"store": "a.zarr", "student": "llama:8x1x1", "align": words}
+    options = TrainOptions(**given, loss=losses[1], stages=stages)
+    assert options.alignments == (words,)
+    with pytest.raises(UserError, match=f"--align {words}: .* trims white space"):
+        TrainOptions(**given, loss=losses[0], stages=stages[:1])

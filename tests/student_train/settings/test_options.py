@@ -171,6 +171,9 @@ def test_what_does_not_shape_a_student_is_not_told() -> None:
 def test_a_name_and_a_description_show_what_is_not_the_default() -> None:
     plain = TrainOptions(store="a.zarr", lr=1e-3, steps=5)
     assert plain.chosen().keys() == {"store", "steps", "lr"}
+    typed = replace(plain, align="span")
+    assert typed.digest() == plain.digest() and typed.describing() == plain.describing()
+    assert plain.describing()["align"] == "span"
     changed = replace(plain, dropout=0.1, lr_end=1e-4)
     assert changed.describing() == plain.describing() | {"dropout": 0.1, "lr_end": 1e-4}
     assert changed.digest() != plain.digest()
@@ -265,7 +268,7 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
         ({"loss": {"embedding": 1.0}, "student": "static:16"}, "1 embedding"),
         ({"loss": {"next": 1.0, "alm": 1.0}, "student": "llama:8x1x1"}, "1 next + 1 alm; bytes"),
         (
-            {"loss": {"alm": 1.0, "hidden": 1.0}, "student": "llama:8x1x1"},
+            {"loss": {"alm": 1.0, "hidden": 1.0}, "student": "llama:8x1x1", "align": "span"},
             "1 alm + 1 hidden; span, bytes, last token of a run, trainable projection",
         ),
     ],
