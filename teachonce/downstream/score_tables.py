@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_train.output.ranking import SCORED, SWEEP, ranked
 from teachonce.support import files
 from teachonce.support.console import counted, readable, wide_console
@@ -119,8 +120,8 @@ def _deviation(values: list[float]) -> float:
 def seed_table(result: dict[str, Any]) -> Table:
     """Make a table with a row for each split: mean ± deviation over the seeds, shares in percent.
 
-    A single seed has no deviation. Of several models that were not trained here, each has rows of
-    its own, before those of the mean.
+    A single seed has no deviation. If several models were scored without training, each has its own
+    rows; those of the mean follow only for models of one architecture and size (`_alike`).
     """
     as_is, models = result["settings"].get("as_is"), _each_model(result)
     runs = len(result["seeds"])
@@ -130,17 +131,31 @@ def seed_table(result: dict[str, Any]) -> Table:
     if result.get("setup"):
         what = f"{what}, {result['setup']}"
     table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
-    for each in (*models, {**result, "model": "mean"} if models else result):
+    averaged = not models or _alike(result["saved"])
+    means = [{**result, "model": "mean"}] if averaged else []
+    for each in (*models, *means):
         for split, mean in each["mean"].items():
             several = len(each["seeds"]) > 1
             cells = _cells(each, mean, each["deviation"][split] if several else None)
             which = f"{each['model']}: {split}" if models else split
             table.add_row(which, f"{each['examples'][split]:,}", *cells)
-    if found := result.get("file_deviation"):
+    if averaged and (found := result.get("file_deviation")):
         scale, places = result.get("scale", SHARES), result.get("decimals", 2)
         spreads = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
         table.add_row("between files", "", *spreads)
     return table
+
+
+def _alike(models: Sequence[str]) -> bool:
+    """Return whether models have the same architecture and sizes, as seeds of one setting have;
+    False if one has no config.json."""
+    sizes = []
+    for model in models:
+        file = resolve_vectors(model).folder() / "config.json"
+        config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        # Paths, versions and the names of labels may differ between seeds.
+        sizes.append({k: v for k, v in config.items() if not isinstance(v, str | float | dict)})
+    return bool(sizes[0]) and all(each == sizes[0] for each in sizes)
 
 
 def _cells(

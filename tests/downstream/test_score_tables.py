@@ -82,6 +82,9 @@ def test_several_models_as_they_are_have_a_mean_and_a_deviation(
     assert scores[2]["mean"]["test"]["accuracy"] == pytest.approx(np.mean(found))
     assert scores[2]["deviation"]["test"]["accuracy"] == pytest.approx(np.std(found, ddof=1))
     assert [each["model"] for each in scores[2]["seeds"]] == [str(models[n]) for n in (0, 1, 0)]
+    other = tiny_teacher("electra", "tagging", labels)
+    said = done(*words[:-1], tmp_path / "3", "--model", models[0], "--model", other)
+    assert "2 models as they are" in said and "mean: test" not in said
 
 
 def test_several_files_to_test_are_scored_apart_and_together(
