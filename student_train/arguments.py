@@ -17,7 +17,7 @@ from teachonce.checkpoints.declared import (
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import named
-from teachonce.student_train.model.decoder_sizes import shape_of_folder
+from teachonce.student_train.model.decoder_sizes import Sizes, shape_of_folder
 from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.plan.train_plan import Stores
@@ -142,21 +142,14 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
     own = str(config.get("model_type"))
     kind = own if own in SHAPES else other
     if SHAPES[kind].causal:
-        shape = _decoder_like_teacher(kind, number, config, (store.features.width, heads))
+        known = {"hidden_size": store.features.width, "num_attention_heads": heads}
+        sizes = Sizes.of_config({**config, **known}, str(store.path))
+        # Key-value heads that config.json lacks are not written: a folder's name has the shape.
+        shape = sizes.shape(kind, int(number), grouped=bool(config.get("num_key_value_heads")))
     else:
         shape = f"{kind}:{store.features.width}x{number}x{heads}"
     parse_student(shape, f"--student {student}, which is ")
     return shape
-
-
-def _decoder_like_teacher(
-    kind: str, layers: str, config: Mapping[str, Any], sizes: tuple[int, int]
-) -> str:
-    width, heads = sizes
-    inner = config.get("intermediate_size", config.get("n_inner")) or 4 * width
-    groups = config.get("num_key_value_heads")
-    size = f"{width}x{layers}x{heads}x{inner}"
-    return f"{kind}:{size}" + (f"x{groups}" if groups else "")
 
 
 def fill_in_decoder(given: dict[str, Any], opened: Callable[[], FeatureStore]) -> None:

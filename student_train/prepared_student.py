@@ -16,7 +16,7 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.model.any_student import has_attention
 from teachonce.student_train.model.chats import set_up_chat
-from teachonce.student_train.model.decoder_sizes import copied_settings
+from teachonce.student_train.model.decoder_sizes import copied_settings, is_tied
 from teachonce.student_train.model.freezing import add_low_rank
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.start import RANDOM, initialise
@@ -185,13 +185,17 @@ def _network(plan: TrainPlan) -> dict[str, Any]:
 
 
 def _copied_settings(how: str, plan: TrainPlan) -> dict[str, Any]:
-    """Return the settings of a teacher's config on which a decoder's copied layers depend.
+    """Return the settings of a teacher's config on which a decoder's copied layers depend, and
+    whether its output embeddings are its word embeddings.
 
     how: the resolved `--init`.
     """
     if not plan.shape.causal or not copies_layers(how):
         return {}
-    return copied_settings(start_config(how, plan.store)[0])
+    config, _ = start_config(how, plan.store)
+    # Layers are copied with word embeddings alone, a whole folder with its output embeddings.
+    tied = is_tied(config) or not how.startswith(FOLDER)
+    return {**copied_settings(config), "tie_word_embeddings": tied}
 
 
 def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Collator:

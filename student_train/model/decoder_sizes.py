@@ -4,11 +4,11 @@ teacher. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from teachonce.checkpoints.declared import layers_of
-from teachonce.student_train.settings.shapes import Shape
+from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.support.errors import UserError
 
 SCALED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -82,8 +82,22 @@ class Sizes:
     @classmethod
     def of_shape(cls, shape: Shape) -> Sizes:
         """Return the sizes of a student."""
-        each = shape.width // shape.heads
-        return cls(shape.width, shape.heads, shape.key_value_heads, each, shape.feed_forward)
+        groups, each = shape.key_value_heads, shape.head_size
+        return cls(shape.width, shape.heads, groups, each, shape.feed_forward)
+
+    @property
+    def fill_width(self) -> bool:
+        """Return whether the heads fill the hidden size, as in a shape without their size."""
+        return self.heads * self.each == self.width
+
+    def shape(self, kind: str, layers: int, grouped: bool) -> str:
+        """Return the value of `--student` for a decoder of these sizes.
+
+        grouped: whether it names the key-value heads if nothing follows them.
+        """
+        size = f"{kind}:{self.width}x{layers}x{self.heads}x{self.units}"
+        size += f"x{self.groups}" if grouped or not self.fill_width else ""
+        return size if self.fill_width else f"{size}x{self.each}"
 
 
 def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> None:
@@ -101,11 +115,16 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
         )
     theirs, own = Sizes.of_config(config, where), Sizes.of_shape(shape)
     if own.each != theirs.each:
+        fitting = replace(own, each=theirs.each).shape(kind, shape.layers, grouped=True)
+        # A shape of GPT-2 has no size of heads.
+        fitting = f"gpt2:HxLxA with H = {theirs.each} A" if kind == "gpt2" else fitting
         raise UserError(
             f"{start}: the heads of {where} have size {theirs.each}, the student's"
-            f" {own.each}, and heads are copied whole; choose --student {shape.kind}:HxLxA with H ="
-            f" {theirs.each} A"
+            f" {own.each}, and heads are copied whole; choose --student {fitting}"
         )
+    form, grouped = f"{kind}:HxLxAxF", f"{kind}:HxLxAxFxKV"
+    if not own.fill_width:
+        form = grouped = f"{grouped}x{own.each}"
     for what, letter, mine, limit in (
         ("hidden size", "H", own.width, theirs.width),
         ("feed-forward size", "F", own.units, theirs.units),
@@ -114,13 +133,13 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
         if mine > limit:
             raise UserError(
                 f"{start}: the student's {what} is {mine}, and {where} has {limit}; choose"
-                f" --student {shape.kind}:HxLxAxF with {letter} = {limit} or less"
+                f" --student {form} with {letter} = {limit} or less"
             )
     if own.groups > head_sets(theirs, own):
         raise UserError(
             f"{start}: {own.heads // own.groups} query heads share a key-value head in the"
             f" student, and {theirs.heads // theirs.groups} in {where}, which has {theirs.groups}:"
-            f" choose --student {shape.kind}:HxLxAxFxKV with another KV, such as"
+            f" choose --student {grouped} with another KV, such as"
             f" {own.heads if head_sets(theirs, own) == 0 else head_sets(theirs, own)}"
         )
     _check_layers(config, where, start)
@@ -138,22 +157,13 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     if kind not in EPSILONS or config.get("is_encoder_decoder"):
         raise UserError(
             f"{option}: the model in it is a {kind!s:.40}; a folder to continue holds a decoder of"
-            f" the kinds {', '.join(EPSILONS)}: give another, or a shape such as llama:256x4x4"
+            f" the kinds {', '.join(EPSILONS)}: give another, or --student llama:256x4x4"
         )
-    sizes = Sizes.of_config(config, folder)
-    layers = layers_of(config)
-    fits = sizes.each * sizes.heads == sizes.width and sizes.heads % sizes.groups == 0
-    # config.json may omit a default: GPT-2's embeddings are tied by default, Llama's are not.
-    if not layers or not fits or config.get("tie_word_embeddings", kind == "gpt2") is not True:
-        raise UserError(
-            f"{option}: its config.json has {layers} layers, {sizes.heads} heads of size"
-            f" {sizes.each} for the hidden size {sizes.width}, and tie_word_embeddings"
-            f" {config.get('tie_word_embeddings')}; expected heads that fill the hidden size, and"
-            " tied embeddings: give another folder, or a shape such as llama:256x4x4"
-        )
+    sizes, layers = Sizes.of_config(config, folder), layers_of(config) or 0
     _check_layers(config, folder, option)
-    size = f"{sizes.width}x{layers}x{sizes.heads}x{sizes.units}"
-    return f"{kind}:{size}" + ("" if kind == "gpt2" else f"x{sizes.groups}")
+    shape = sizes.shape(kind, layers, grouped=kind != "gpt2")
+    parse_student(shape, f"{option}, whose config.json says ")
+    return shape
 
 
 def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
@@ -162,8 +172,7 @@ def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
         if config.get(name) not in (None, own):
             raise UserError(
                 f"{option}: {name} in the config.json of {where} is {config[name]!r:.40}, and"
-                f" layers of students have {own}; give --student a shape such as llama:256x4x4,"
-                " and --init vocab"
+                f" layers of students have {own}; give --student llama:256x4x4 --init vocab"
             )
 
 
@@ -186,6 +195,13 @@ def copied_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         n: config[n] for n, of in names.items() if isinstance(config.get(n), of)
     }
     return found if kind == "gpt2" else found | {"rope_parameters": _rotary(config)}
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Return whether the output embeddings of the model with this config.json are its word
+    embeddings."""
+    # config.json may omit a default: GPT-2's embeddings are tied by default, Llama's are not.
+    return bool(config.get("tie_word_embeddings", config.get("model_type") == "gpt2"))
 
 
 def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:

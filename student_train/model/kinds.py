@@ -172,12 +172,12 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
             **_sizes(shape, positions),
             num_key_value_heads=shape.key_value_heads,
             # Qwen3's config has a default of 128, whatever the hidden size is.
-            head_dim=shape.width // shape.heads,
+            head_dim=shape.head_size,
             attention_dropout=dropout,
-            # `--init` sets only the word embeddings, which are then the output embeddings, too.
-            tie_word_embeddings=True,
             **_ends(tokenizer),
-            **common,
+            # `--init` sets only the word embeddings, which are then the output embeddings, too;
+            # only a folder may have both.
+            **{"tie_word_embeddings": True, **common},
         )
         if rotary := common.get("rope_parameters"):
             # transformers 4 reads these; 5 declares `rope_scaling` a synonym and warns.

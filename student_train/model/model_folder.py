@@ -15,6 +15,9 @@ from teachonce.checkpoints.names import ResolvedModel
 from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.support.arrays import Array
 
+OUTPUT = "lm_head.weight"
+"""The output embeddings of a decoder."""
+
 
 class WeightSource(Protocol):
     """A model from which a student's weights are copied: a `FeatureStore`, or a `ModelFolder`."""
@@ -29,15 +32,15 @@ class ModelFolder:
     """Reads config, tokenizer and weights of a language model that `save_pretrained` wrote.
 
     Weights have the same names as in a store: relative to the encoder. The masked-LM head is
-    included without its output embeddings; its output bias is `decoder.bias`. Weights are loaded on
-    first use.
+    included without its output embeddings; its output bias is `decoder.bias`. Of a decoder, output
+    embeddings are included if they are not its word embeddings. Weights are loaded on first use.
     causal: whether the model is a decoder; else it is a masked LM.
 
     Raises UserError for a folder without a model of this sort.
     """
 
     def __init__(self, path: str, option: str, causal: bool = False) -> None:
-        self.path, self._option = path, option
+        self.path, self._option, self._causal = path, option, causal
         self._class = AutoModelForCausalLM if causal else AutoModelForMaskedLM
         checked_folder(path, option)
         self._model = ResolvedModel(path, path)
@@ -72,6 +75,9 @@ class ModelFolder:
         found = network.base_model.state_dict()
         output = network.get_output_embeddings()
         # A head that the checkpoint lacks is random here, and is not copied.
+        if self._causal and not missing:
+            untied = output.weight is not network.get_input_embeddings().weight
+            found |= {OUTPUT: output.weight.detach()} if untied else {}
         if not missing and output is not None and output.bias is not None:
             # By memory, not by name: output embeddings may be tied to the word embeddings.
             own = {value.data_ptr() for value in (output.weight, output.bias)}

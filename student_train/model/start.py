@@ -16,7 +16,7 @@ from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.student_train.model.any_student import head_of, kind_of
 from teachonce.student_train.model.decoder_cut import PARTS, cut_decoder
-from teachonce.student_train.model.model_folder import ModelFolder, WeightSource
+from teachonce.student_train.model.model_folder import OUTPUT, ModelFolder, WeightSource
 from teachonce.student_train.model.start_checks import check_same_pieces, other_teacher
 from teachonce.student_train.model.teacher_layers import (
     cut_layers,
@@ -58,9 +58,11 @@ def initialise(
     - `layers:1,3,5@DIR`: as `layers`, from the model in a folder. It must have the student's hidden
       size and the pieces of the store's teacher.
     - `folder:DIR`: all weights of the decoder in DIR, which has the student's shape and vocabulary.
+      Only this student may have output embeddings of its own.
     - `teacher` and `layers` of a decoder: single layers, evenly spaced for `teacher`, with the
       channels, heads and feed-forward units of the largest activations (`decoder_cut.py`), and the
-      rows of `vocab` in these channels. The teacher is of the student's kind.
+      rows of `vocab` in these channels. The teacher is of the student's kind. Its word embeddings
+      become the student's output embeddings, too, whatever the teacher's are.
     - `mixed-vocab`: the word embeddings of a mixed-vocabulary training in the store (Zhao et al.
       2021); other weights are random.
     - `random`: random weights.
@@ -116,14 +118,21 @@ def initialise(
 def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
     """Copy all weights of a decoder of the same sizes. Return a line for the model card.
 
-    Raises UserError for weights of another shape, such as fewer rows than the student has pieces.
+    Raises UserError for weights of another shape, such as fewer rows than the student has pieces,
+    and for output embeddings that are not as `tie_word_embeddings` says.
     """
     weights, words = folder.teacher_weights(), student.get_input_embeddings().weight
+    if (tied := student.config.tie_word_embeddings) == (OUTPUT in weights):
+        raise UserError(
+            f"{folder.path}: tie_word_embeddings of its config.json is {str(tied).lower()}, and its"
+            f" weights have {'an' if tied else 'no'} {OUTPUT} of their own; correct it to"
+            f" {str(not tied).lower()}"
+        )
     with torch.no_grad():
-        # The output embeddings are the word embeddings: `shape_of_folder` refuses untied ones.
-        for name, own in student.base_model.named_parameters():
+        for name, own in student.named_parameters():
+            name = name.removeprefix(f"{student.base_model_prefix}.")
             values = weights[name]  # the loader has refused a folder without it
-            if own is words:
+            if own is words or name == OUTPUT:
                 values = values[: len(own)]  # rows behind the vocabulary are padding
             if values.shape != own.shape:
                 raise UserError(

@@ -97,9 +97,10 @@ class OptionFields:
         " feed-forward size (2 H if left out); tiny is 264x3x12. bert:HxLxA[xF]: a BERT (F is 4 H"
         " if left out; bert:tiny is 264x3x12x792). teacher:L: the teacher's hidden size and heads"
         " with L layers, of the teacher's kind if a student can be, else a BERT. llama:, qwen3: or"
-        " gpt2:HxLxA[xF[xKV]]: a decoder (KV: key-value heads; gpt2 has none). DIR: continues the"
-        " decoder in a folder, with its vocabulary. bilstm:E,H: embedding size, and LSTM size in"
-        " each direction. static:D: embeddings of D numbers without layers, for text vectors only.",
+        " gpt2:HxLxA[xF[xKV[xD]]]: a decoder (KV: key-value heads; D: size of a head, H/A if left"
+        " out; gpt2 has neither). DIR: continues the decoder in a folder, with its vocabulary."
+        " bilstm:E,H: embedding size, and LSTM size in each direction. static:D: embeddings of D"
+        " numbers without layers, for text vectors only.",
         default_text="tiny; for a store of a decoder a decoder of its kind, 256x4",
         scope={START},
         words=values.STUDENTS,

@@ -39,6 +39,7 @@ class Shape:
     width: the hidden size.
     embeddings: the size of a word embedding.
     heads, feed_forward: attention heads and feed-forward size; 0 for a kind without attention.
+    head_size: the size of a head, width / heads unless it is given.
     """
 
     kind: str
@@ -48,6 +49,12 @@ class Shape:
     embeddings: int
     feed_forward: int = 0
     key_value_heads: int = 0
+    head_size: int = 0
+
+    def __post_init__(self) -> None:
+        # So that a size that is written out is equal to one that is left out.
+        if self.heads and not self.head_size:
+            object.__setattr__(self, "head_size", self.width // self.heads)
 
     @property
     def causal(self) -> bool:
@@ -104,7 +111,7 @@ class ShapeKind:
     models: str = ""
 
 
-def _transformer(kind: str, size: str, inner: int) -> Shape:
+def _transformer(kind: str, size: str, inner: int, head_size: int = 0) -> Shape:
     found = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?", size)
     if not found:
         raise ValueError(
@@ -115,7 +122,9 @@ def _transformer(kind: str, size: str, inner: int) -> Shape:
         )
     width, layers, heads = map(int, found.groups()[:3])
     feed_forward = inner * width if found[4] is None else int(found[4])
-    if min(width, layers, heads) < 1 or width % heads:
+    # transformers refuses a Llama of another hidden size, whatever the size of its heads is.
+    multiple = not head_size or kind == "llama"
+    if min(width, layers, heads) < 1 or (multiple and width % heads):
         raise ValueError(
             f"the hidden size {width} must be a multiple of the {heads} heads, and all at least 1"
         )
@@ -126,7 +135,7 @@ def _transformer(kind: str, size: str, inner: int) -> Shape:
         )
     if feed_forward < 1:
         raise ValueError(f"feed-forward size {feed_forward}; give at least 1, or HxLxA")
-    return Shape(kind, width, layers, heads, width, feed_forward)
+    return Shape(kind, width, layers, heads, width, feed_forward, head_size=head_size)
 
 
 def _bert(kind: str, size: str) -> Shape:
@@ -139,7 +148,7 @@ def _modernbert(kind: str, size: str) -> Shape:
 
 def _even(shape: Shape) -> Shape:
     """Return the shape of a student with rotary positions. Raises ValueError for odd heads."""
-    each = shape.width // shape.heads
+    each = shape.head_size
     if each % 2:
         raise ValueError(
             f"{each} dimensions per head; rotary positions need an even number: choose hidden size"
@@ -166,14 +175,18 @@ def _static(kind: str, size: str) -> Shape:
 
 
 def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -> Shape:
-    found = re.fullmatch(r"(\d+x\d+x\d+)(?:x(\d+))?(?:x(\d+))?", size)
+    found = re.fullmatch(r"(\d+x\d+x\d+)(?:x(\d+))?(?:x(\d+))?(?:x(\d+))?", size)
     if not found or (found[3] and not grouped):
-        form = "HxLxA[xF[xKV]]" if grouped else "HxLxA[xF]"
+        form = "HxLxA[xF[xKV[xD]]]" if grouped else "HxLxA[xF]"
         about = "width x layers x heads, units of the feed-forward parts"
-        about += ", key-value heads" if grouped else ""
+        about += ", key-value heads, size of a head" if grouped else ""
         raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
+    if (each := int(found[4] or 0)) % 2:
+        raise ValueError(
+            f"heads of size {each}; rotary positions need an even number, such as {each + 1}"
+        )
     # The factor 1 is replaced below by the feed-forward size of the kind.
-    shape = _transformer(kind, found[1], 1)
+    shape = _transformer(kind, found[1], 1, each)
     heads = int(found[3] or shape.heads)
     feed_forward = int(found[2] or inner(shape.width))
     if heads < 1 or shape.heads % heads:

@@ -195,5 +195,10 @@ def suggested_decoder(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if kind not in ("llama", "qwen3", "gpt2"):
         return "llama:256x4x4"
-    # Only these sizes: 256 is a multiple of each.
-    return f"{kind}:256x4x{256 // size if size in (32, 64, 128) else 4}"
+    if size in (32, 64, 128):  # 256 is a multiple of each
+        return f"{kind}:256x4x{256 // size}"
+    # 680 is the feed-forward size that a shape of width 256 has by default.
+    if kind != "gpt2" and isinstance(size, int) and 64 < size <= 256 and size % 2 == 0:
+        heads = 2 if size <= 128 else 1
+        return f"{kind}:256x4x{heads}x680x{heads}x{size}"
+    return f"{kind}:256x4x4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.store import open_store
+from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.decoder_sizes import shape_of_folder
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.report import read_report
 from teachonce.student_train.prepared_student import prepare
@@ -23,55 +27,87 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.training_log import TrainingLog
 from tests.end_to_end.support import invoke, ok, refused, says
 
+WEIGHTS = "model.safetensors"
 SHORT = ("--steps", "2", "--batch-tokens", "512", "--device", "cpu", "--precision", "fp32")
 
 
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "own": ("llama:32x2x4x48x2", {}),
+    "untied": ("llama:32x2x4x48x2", {"tie_word_embeddings": False}),
+    "wide": ("qwen3:32x2x4x48x2x16", {"head_dim": 16}),
+    "uneven": (
+        "qwen3:32x2x3x48x1x10",
+        {"head_dim": 10, "num_attention_heads": 3, "num_key_value_heads": 1},
+    ),
+}
+"""The shapes of some decoders, and how their configs differ from that of the first."""
+
+
 @pytest.fixture(scope="module")
-def model(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with 300 pieces, four rows of padding behind them, and another rotary base."""
-    folder = tmp_path_factory.mktemp("models") / "own"
+def models(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Decoders with 300 pieces, four rows of padding behind them, and another rotary base."""
+    folder = tmp_path_factory.mktemp("models")
     with open_store(causal) as store:
-        student_tokenizer("300", store, pattern="llama-bpe").save_pretrained(folder)
-    torch.manual_seed(2)
-    config = LlamaConfig(
-        vocab_size=304,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
-        tie_word_embeddings=True,
-    )
-    made = LlamaForCausalLM(config)
-    for weight in made.parameters():
-        weight.data += 0.1 * torch.randn_like(weight)
-    made.save_pretrained(folder)
+        tokenizer = student_tokenizer("300", store, pattern="llama-bpe")
+    for name, (shape, changes) in MODELS.items():
+        torch.manual_seed(2)
+        sizes = {
+            "vocab_size": 304,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "tie_word_embeddings": True,
+        }
+        family = "Qwen3" if shape.startswith("qwen3:") else "Llama"
+        config = getattr(transformers, f"{family}Config")(**sizes | changes)
+        made = getattr(transformers, f"{family}ForCausalLM")(config)
+        for weight in made.parameters():
+            weight.data += 0.1 * torch.randn_like(weight)
+        made.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
     return folder
 
 
-def test_it_starts_with_all_of_its_weights(causal: Path, model: Path) -> None:
+@pytest.fixture(scope="module")
+def model(models: Path) -> Path:
+    return models / "own"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_starts_with_all_of_its_weights(causal: Path, models: Path, name: str) -> None:
+    model, shape = models / name, MODELS[name][0]
     options = TrainOptions(
-        str(causal), student="llama:32x2x4x48x2", vocab=str(model), init=f"folder:{model}",
+        str(causal), student=shape, vocab=str(model), init=f"folder:{model}",
         loss={"next": 1.0}, device="cpu",
     )  # fmt: skip
+    config = json.loads((model / "config.json").read_text())
+    assert shape_of_folder(config, str(model), "--student") == shape
     with open_store(causal) as store:
         student, collator, lines = prepare(options, store)
-    assert lines[-1].startswith("all weights of own, ") and collator.max_length == 64
+    assert lines[-1].startswith(f"all weights of {name}, ") and collator.max_length == 64
     ids = torch.arange(5, 45)[None]
-    theirs: Any = AutoModelForCausalLM.from_pretrained(model)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager")
     with torch.no_grad():
         own = student.eval()(input_ids=ids).logits
-        torch.testing.assert_close(own, theirs(input_ids=ids).logits[..., :300], atol=1e-5, rtol=0)
+        torch.testing.assert_close(own, theirs(input_ids=ids).logits[..., :300], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["own", "untied", "wide"])
 def test_it_is_trained_as_a_folder_of_the_same_kind(
-    causal: Path, model: Path, tmp_path: Path
+    causal: Path, models: Path, tmp_path: Path, name: str
 ) -> None:
-    out = tmp_path / "student"
+    out, model = tmp_path / "student", models / name
     said = ok(student_train, "--store", causal, "--student", model, "--out", out, *SHORT)
-    assert "llama:32x2x4x48x2" in said and "lr 0.0004" in said
+    assert MODELS[name][0] in said and "lr 0.0004" in said
+    for part in ("embed_tokens", "lm_head"):  # which have one row for each piece, and are trained
+        after = {key.split(".")[-2]: rows for key, rows in load_file(out / WEIGHTS).items()}
+        before = {key.split(".")[-2]: rows for key, rows in load_file(model / WEIGHTS).items()}
+        assert (part in after) == (part == "embed_tokens" or name == "untied")
+        assert part not in after or not torch.equal(after[part], before[part][:300])
     report = read_report(out)
     assert report is not None and report["result"]["valid_bits_per_byte"] > 3
     config = json.loads((out / "config.json").read_text())
@@ -82,21 +118,23 @@ def test_it_is_trained_as_a_folder_of_the_same_kind(
     assert str(model.parent) not in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["own", "untied"])
 def test_low_rank_changes_are_trained_alone_and_added(
-    causal: Path, model: Path, tmp_path: Path
+    causal: Path, models: Path, tmp_path: Path, name: str
 ) -> None:
     """Linear layers change by matrices of the rank, nothing else changes, the folder is an ordinary
     one, and a stopped training ends with the same weights."""
     pytest.importorskip("peft")
+    model = models / name
     words = ("--store", causal, "--student", model, "--lora", "3", *SHORT[2:])
     steps = ("--steps", "6", "--checkpoint-every", "2", "--eval-every", "3")
     said = ok(student_train, *words, *steps, "--out", tmp_path / "whole")
     assert "low-rank changes of rank 3" in said and "lr 0.004" in said
     before, after = (load_file(each / "model.safetensors") for each in (model, tmp_path / "whole"))
     assert before.keys() == after.keys()
-    for name, values in before.items():
-        change = after[name] - values[: len(after[name])]
-        linear = name.endswith("_proj.weight")
+    for key, values in before.items():
+        change = after[key] - values[: len(after[key])]
+        linear = key.endswith("_proj.weight")
         assert (torch.linalg.matrix_rank(change, atol=1e-6) == 3) if linear else not change.any()
     AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     stopped = tmp_path / "stopped"
@@ -129,12 +167,17 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
         ({}, ("--max-length", "65"), ("--max-length 65", "64 positions", "give --max-length 64")),
         ({"model_type": "bert"}, (), ("is a bert", "llama, qwen3")),
         ({"model_type": "t5", "is_encoder_decoder": True}, (), ("is a t5", "holds a decoder")),
+        ({"model_type": "qwen2"}, (), ("is a qwen2", "or --student llama:256x4x4")),
         (
             {"tie_word_embeddings": False},
             (),
-            ("tie_word_embeddings False", "or a shape such as"),
+            ("is false", "no lm_head.weight", "correct it to true"),
         ),
-        ({"head_dim": 16}, (), ("heads of size 16", "fill the hidden size")),
+        ({"head_dim": 16}, (), ("have other sizes than its config.json says",)),
+        ({"head_dim": 7}, (), ("says llama:32x2x4x48x2x7: heads of size 7", "such as 8")),
+        ({"num_key_value_heads": 3}, (), ("4 heads are not a multiple of 3 key-value heads",)),
+        ({"num_hidden_layers": 0}, (), ("says llama:32x0x4x48x2: ", "and all at least 1")),
+        ({"attention_bias": True}, (), ("attention_bias in", "llama:256x4x4 --init vocab")),
         ({"num_hidden_layers": 3}, (), ("lacks weights", "layers.2.")),
         ({"mlp_bias": True}, (), ("mlp_bias in the config.json", "is True", "--init vocab")),
     ],
@@ -147,4 +190,18 @@ def test_what_cannot_go_on_is_refused(
     read = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**read, **config}))
     given = ("--store", causal, "--student", folder, "--out", tmp_path / "s", *SHORT)
-    says(refused(student_train, *given, *words), *told)
+    says(said := refused(student_train, *given, *words), *told)
+    # What is advised can be typed.
+    for remedy in re.findall(r"--student llama:256x4x4(?: --init vocab)?", said):
+        typed = dict(zip(remedy.split()[::2], remedy.split()[1::2], strict=True))
+        checked_from({"store": (str(causal),), **{k[2:]: v for k, v in typed.items()}})
+
+
+def test_output_embeddings_beside_a_config_that_denies_them(
+    causal: Path, models: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models / "untied", tmp_path / "model"))
+    read = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**read, "tie_word_embeddings": True}))
+    given = ("--store", causal, "--student", folder, "--out", tmp_path / "s", *SHORT)
+    says(refused(student_train, *given), "is true", "have an lm_head.weight", "correct it to false")

@@ -19,9 +19,11 @@ from teachonce.student_export.cli import main as student_export
 from teachonce.student_train.arguments import checked_from, default_losses
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.model.decoder_sizes import check_cut
 from teachonce.student_train.output.report import read_report
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
@@ -46,6 +48,10 @@ def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Callable[[str], Pa
     assert suggested_decoder({"model_type": "qwen3", "head_dim": 128}) == "qwen3:256x4x2"
     narrow = {"model_type": "llama", "hidden_size": 2048, "num_attention_heads": 64}
     assert suggested_decoder(narrow) == "llama:256x4x8"
+    uneven = {"model_type": "llama", "hidden_size": 3200, "num_attention_heads": 32}
+    uneven["intermediate_size"] = 8640
+    assert suggested_decoder(uneven) == "llama:256x4x2x680x2x100"
+    check_cut("auto", parse_student(suggested_decoder(uneven)), uneven, "the teacher")
     assert suggested_decoder({"model_type": "gemma3_text", "head_dim": 256}) == "llama:256x4x4"
 
 

@@ -43,19 +43,21 @@ from tests.student_export.test_export import UNMEASURED, refused, run
 from tests.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
-KINDS = ("llama:64x2x4x96x2", "qwen3:64x2x4x96x2", "gpt2:64x2x4x96")
+UNTIED = "llama:64x2x4x96x2x24"
+KINDS = ("llama:64x2x4x96x2", UNTIED, "qwen3:64x2x4x96x2x32", "gpt2:64x2x4x96")
 TEXTS = [*ENGLISH[:2], "Don't 1234,5 \n\n  été 😀", RUSSIAN[0]]
 
 
 def decoder(kind: str, folder: Path) -> Path:
-    """A random student of a kind, with a vocabulary of the pattern of that kind."""
+    """A random student of a kind, with a vocabulary of the pattern of that kind; UNTIED has output
+    embeddings of its own."""
     shape = SHAPES[kind.partition(":")[0]]
     backend = train_byte_level(ENGLISH + RUSSIAN, 500, shape.pattern)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
     tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    model = make_student(kind, tokenizer, 256)
+    model = make_student(kind, tokenizer, 256, tie_word_embeddings=kind != UNTIED)
     with torch.no_grad():
         for weight in model.parameters():  # far from uniform, and norms far from 1
             weight.add_(0.1 * torch.randn_like(weight))

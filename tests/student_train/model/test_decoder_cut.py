@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from teachonce.store import FeatureStore, open_store
+from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.model import start_checks
 from teachonce.student_train.model.decoder_cut import chosen_heads, largest, spread_layers
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, copied_settings
@@ -26,9 +27,11 @@ from tests.making.models import trained_tokenizer
 
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e5},
-    "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False},
     "gpt2": {"layer_norm_epsilon": 1e-4},
 }
+GROUPS = {"llama": "x2", "qwen3": "x2x16", "gpt2": ""}
+"""The end of a shape: key-value heads, and the size of heads that do not fill the hidden size."""
 CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "gpt2": "GPT2"}
 LIVE = torch.arange(1, 32, 2)
 HEADS, UNITS, LAYER = (0, 3), tuple(range(5, 37)), 1
@@ -46,7 +49,7 @@ def teacher_of(kind: str) -> Any:
         "vocab_size": len(trained_tokenizer("bpe-plain")),
     }
     config = getattr(transformers, f"{CLASSES[kind]}Config")(
-        **sizes, **SIZES[kind], tie_word_embeddings=True
+        **{**sizes, "tie_word_embeddings": True, **SIZES[kind]}
     )
     torch.manual_seed(3)
     name = "GPT2LMHeadModel" if kind == "gpt2" else f"{CLASSES[kind]}ForCausalLM"
@@ -63,7 +66,8 @@ def teacher_of(kind: str) -> Any:
             written = weight.data.T if turned else weight.data  # from heads or units to channels
             written *= channels * (f".{LAYER}." not in name)
             if weight.ndim == 2 and "attn" in name:
-                written[[8 * head + n for head in HEADS for n in range(8)]] = 0.0
+                size = len(written) // 4
+                written[[size * head + n for head in HEADS for n in range(size)]] = 0.0
             elif weight.ndim == 2:
                 written[list(UNITS)] = 0.0
     return model.half().float().eval()  # what a store holds exactly
@@ -100,6 +104,13 @@ def student_of(store: Path, student: str, **words: Any) -> tuple[Any, list[str]]
     return model.eval(), lines
 
 
+def tied(folder: Path) -> Any:
+    """The teacher in a folder, with its word embeddings as output embeddings."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    return model
+
+
 def logits(model: Any) -> torch.Tensor:
     ids = torch.tensor([list(range(5, 45))])
     with torch.no_grad():
@@ -111,10 +122,10 @@ def logits(model: Any) -> torch.Tensor:
 def test_a_student_of_the_same_sizes_is_its_teacher(
     stores: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
-    """So are the epsilon of its norms and its rotary positions, in transformers 4 as well."""
-    groups = "" if kind == "gpt2" else "x2"
-    student, lines = student_of(stores[kind], f"{kind}:32x4x4x48{groups}", init="teacher")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folders[kind])
+    """So are the epsilon of its norms and its rotary positions, in transformers 4 as well. Only its
+    output embeddings are always its word embeddings."""
+    student, lines = student_of(stores[kind], f"{kind}:32x4x4x48{GROUPS[kind]}", init="teacher")
+    model = tied(folders[kind])
     torch.testing.assert_close(logits(student), logits(model), atol=2e-5, rtol=0)
     assert lines[0].startswith("word embeddings of 600 of 600 pieces")
     assert lines[1] == "layers 1, 2, 3, 4 of 4; 32 of 32 channels, 4 of 4 heads, 48 of 48" + (
@@ -129,11 +140,11 @@ def test_what_contributes_nothing_is_cut_first(
     stores: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
     """The rest of the teacher remains; a norm is over half of the channels."""
-    groups = "" if kind == "gpt2" else "x2"
-    student, lines = student_of(stores[kind], f"{kind}:16x3x2x16{groups}", init="layers:1,3,4")
+    shape = f"{kind}:16x3x2x16{GROUPS[kind]}"
+    student, lines = student_of(stores[kind], shape, init="layers:1,3,4")
     assert "layers 1, 3, 4 of 4; 16 of 32 channels, 2 of 4 heads, 16 of 48 feed-forward" in lines[1]
     assert "by the activations of " in lines[1]
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folders[kind])
+    model = tied(folders[kind])
     words = model.get_input_embeddings().weight[:, LIVE]
     assert torch.equal(student.get_input_embeddings().weight, words)
     if kind == "gpt2":
@@ -148,6 +159,13 @@ def test_what_contributes_nothing_is_cut_first(
             module.weight.data *= 0.5**0.5
             module.variance_epsilon /= 2
     torch.testing.assert_close(logits(student), logits(model), atol=1e-4, rtol=0)
+
+
+def test_a_student_of_its_teachers_sizes_has_its_heads(stores: dict[str, Path]) -> None:
+    options = checked_from({"store": (str(stores["qwen3"]),), "student": "teacher:2"})
+    assert options.student == "qwen3:32x2x4x48x2x16"
+    with open_store(stores["qwen3"]) as store:
+        assert resolved_start("auto", parse_student(options.student), store) == "teacher"
 
 
 def test_heads_with_common_keys_stay_together() -> None:
@@ -227,7 +245,16 @@ def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -
     [
         ("gpt2:16x2x2", {}, "the teacher is a llama and the student a gpt2; .* --student llama:"),
         ("llama:16x2x2", {"model_type": "opt"}, "the teacher is a opt .*: use --init vocab"),
-        ("llama:16x2x4", {}, "have size 8, the student's 4, .* llama:HxLxA with H = 8 A"),
+        ("llama:16x2x4", {}, "have size 8, the student's 4, .* --student llama:16x2x4x40x4x8$"),
+        ("llama:16x2x4x40x4x8", {}, "^$"),
+        ("gpt2:16x2x4", {"model_type": "gpt2"}, "have size 8, .* gpt2:HxLxA with H = 8 A$"),
+        ("llama:16x2x4x64x4x8", {}, "size is 64, .* llama:HxLxAxFxKVx8 with F = 48 or less"),
+        ("llama:24x2x6x16x2x4", {"head_dim": 4, "num_attention_heads": 8}, "^$"),
+        (
+            "llama:24x2x3x16x1x16",
+            {"head_dim": 16},
+            "3 query .*:HxLxAxFxKVx16 with .* as 3",
+        ),
         ("llama:40x2x5", {}, "the student's hidden size is 40, and the teacher has 32"),
         ("llama:16x2x2x64", {}, "size is 64, .* the teacher has 48; .* llama:HxLxAxF with F = 48 "),
         ("llama:24x2x3x16x1", {}, "3 query heads share .* such as 3"),
@@ -256,7 +283,7 @@ def test_what_cannot_be_cut_is_refused_in_a_line(
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_weight_of_a_decoder_is_in_a_part_that_can_be_frozen(kind: str) -> None:
     words = "transformer.wte" if kind == "gpt2" else "model.embed_tokens"
-    ends = {"student.model.norm", "student.transformer.ln_f"}
+    ends = {"student.model.norm", "student.transformer.ln_f", "student.lm_head"}
     for name, _ in teacher_of(kind).named_parameters(prefix="student"):
         owner, _, _ = name.rpartition(".")
         if owner == f"student.{words}":
