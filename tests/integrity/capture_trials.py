@@ -56,26 +56,28 @@ TEXTS = (
 )
 LAYERS = (1, 2, 3, 4)
 KEPT, LENGTH = 6, 8
+ENGINES = ("vllm", "sglang")
 
 
 @dataclass(frozen=True)
 class Read:
     """What an independent reading has of a sample: its ids and states by layer, or for each token
-    log-probabilities by id; or its text and vector."""
+    log-probabilities by id, and of an engine that of the next token; or its text and vector."""
 
     ids: list[int]
     states: list[Array] | None = None
     kept: list[dict[int, float]] | None = None
+    observed: list[float] | None = None
     text: str | None = None
     vector: list[float] | None = None
 
 
 def teacher(folder: Path) -> Path:
-    """A causal teacher's tokenizer and configuration."""
+    """A causal teacher."""
     place = folder / "teacher"
     if not place.exists():
         tokenizer = trained_tokenizer(TOKENIZER_OF["gpt2"])
-        random_model("gpt2", tokenizer, "causal").config.save_pretrained(place)
+        random_model("gpt2", tokenizer, "causal").save_pretrained(place)
         tokenizer.save_pretrained(place)
     return place
 
@@ -106,6 +108,10 @@ def sound(kind: str, folder: Path) -> Path:
         ids, logprobs = making.stacked(samples, LENGTH)
         making.megatron(place, [[logprobs[:, :1]], [logprobs[:, 1:2]], [logprobs[:, 2:]]], KEPT)
         np.save(place / "tokens.npy", ids.astype(np.int32))
+    elif kind in ENGINES:
+        place.mkdir()
+        for number, texts in enumerate((TEXTS[:2], TEXTS[2:])):
+            making.engine_rows(kind, teacher(folder), place / f"{number}.parquet", texts, KEPT)
     else:
         vectors = torch.randn(len(TEXTS), 5, generator=chance).tolist()
         rows = {"text": list(TEXTS), "label": vectors}
@@ -213,6 +219,14 @@ def _divided(ids: list[int], kept: list[dict[int, float]], end: int) -> Iterator
             yield Read(ids[first + 1 : last], kept=kept[first + 1 : last])
 
 
+def read_engine(source: Path) -> Iterator[Read]:
+    for path in _numbered(source, "*.parquet"):
+        for row in parquet.read_table(path).to_pylist():
+            pairs = zip(row["token_ids"], row["logprobs"], strict=True)
+            kept = [dict(zip(*each, strict=True)) for each in pairs]
+            yield Read(row["input_ids"][:-1], kept=kept, observed=row["observed"])
+
+
 def read_vectors(source: Path) -> Iterator[Read]:
     state = json.loads((source / "state.json").read_text())
     for each in state["_data_files"]:
@@ -227,6 +241,7 @@ READ: dict[str, Callable[[Path], Iterator[Read]]] = {
     "specforge": read_specforge,
     "distillkit": read_distillkit,
     "megatron": read_megatron,
+    **dict.fromkeys(ENGINES, read_engine),
     "sentence-transformers": read_vectors,
 }
 
@@ -260,9 +275,18 @@ def _holds(sample: Read, record: Any) -> bool:
                 return True
         elif sample.kept is not None:
             rows_of = zip(view.logits.ids, view.logits.logprobs, sample.kept[rows], strict=True)
-            if all(_alike(*each) for each in rows_of):
+            if all(_alike(*each) for each in rows_of) and _follows(sample.observed, first, view):
                 return True
     return False
+
+
+def _follows(observed: list[float] | None, first: int, view: Any) -> bool:
+    """Whether the last row of a sequence has no next token, and each other one what it had."""
+    if observed is None:
+        return view.logits.observed is None
+    *found, last = view.logits.observed.tolist()
+    known = [min(value, 0) for value in observed[first : first + len(found)]]
+    return last == -np.inf and np.allclose(found, known, 1e-5, 1e-5)
 
 
 def _alike(ids: Array, logs: Array, kept: dict[int, float]) -> bool:

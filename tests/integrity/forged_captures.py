@@ -259,7 +259,9 @@ def _table(path: Path, chance: random.Random) -> str:
     )
     row = chance.choice(rows)
     kept: Any = None
-    if how == "cell":
+    if how == "cell" and "observed" in row and chance.random() < 0.5:
+        how = _engine_row(row, chance)
+    elif how == "cell":
         row[name], how = _cell(row[name], chance)
         kept = table.schema if chance.random() < 0.5 else None
     elif how == "column":
@@ -276,12 +278,42 @@ def _table(path: Path, chance: random.Random) -> str:
         for each in rows:
             each[name] = _kind(each[name], chance.choice((float, str, bool)))
     made = pa.Table.from_pylist(rows, schema=kept or (table.schema if how in ("row",) else None))
+    # The metadata of an engine's table name the engine.
+    made = made.replace_schema_metadata(table.schema.metadata)
     if arrow:
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, made.schema) as writer:
             writer.write_table(made)
     else:
         parquet.write_table(made, path)
     return f"{name} {how}"
+
+
+def _engine_row(row: dict[str, Any], chance: random.Random) -> str:
+    """Change the columns of a row of an engine together, so that they may still fit one another."""
+    ids, best, logs, observed = (row[n] for n in ("input_ids", "token_ids", "logprobs", "observed"))
+    place = chance.randrange(len(observed))
+    how = chance.choice(("gone", "twice", "cut", "other id", "order", "less", "empty"))
+    if how == "gone":
+        for column in (ids, best, logs, observed):
+            del column[place]
+    elif how == "twice":
+        for column in (ids, best, logs, observed):
+            column.insert(place, column[place])
+    elif how == "cut":
+        del ids[place + 1 : -1], best[place + 1 :], logs[place + 1 :], observed[place + 1 :]
+    elif how == "other id":
+        ids[place + 1] = best[place][chance.randrange(len(best[place]))]
+        observed[place] = dict(zip(best[place], logs[place], strict=True))[ids[place + 1]]
+    elif how == "order":
+        for values in (*best, *logs):
+            values.reverse()
+    elif how == "less":
+        row["logprobs"] = [[value - 1 for value in values] for values in logs]
+        row["observed"] = [value - 1 for value in observed]
+    else:
+        kept = chance.randrange(len(best[0]))
+        row["logprobs"] = [[*v[:kept], *[-float("inf")] * len(v[kept:])] for v in logs]
+    return f"{how} at {place}"
 
 
 def _cell(value: Any, chance: random.Random) -> tuple[Any, str]:

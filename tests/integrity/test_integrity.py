@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from teachonce.feature_store.captures.formats import FORMATS
 from tests.integrity import capture_trials, damage, plain_tokenizers, trials
 
 
@@ -38,7 +40,7 @@ def test_a_tokenizer_that_ends_its_process_is_counted(monkeypatch: pytest.Monkey
     assert len(wrong) == 1 and "exit code 1: {" in wrong[0]
 
 
-@pytest.mark.parametrize("kind", capture_trials.READ)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_forged_captures(kind: str, tmp_path: Path) -> None:
     """In this process, so without bounds: a few of each format."""
     whole, tokenizer = capture_trials.sound(kind, tmp_path), capture_trials.teacher(tmp_path)
@@ -48,17 +50,15 @@ def test_forged_captures(kind: str, tmp_path: Path) -> None:
         assert how in capture_trials.HOW, why
 
 
-def test_another_store_than_the_capture_is_found(tmp_path: Path) -> None:
-    whole, tokenizer = (
-        capture_trials.sound("speculators", tmp_path),
-        capture_trials.teacher(tmp_path),
-    )
+@pytest.mark.parametrize("kind", ("speculators", "vllm"))
+def test_another_store_than_the_capture_is_found(kind: str, tmp_path: Path) -> None:
+    whole, tokenizer = capture_trials.sound(kind, tmp_path), capture_trials.teacher(tmp_path)
     target = tmp_path / "a.zarr"
-    assert capture_trials.outcome("speculators", whole, target, tokenizer) == ("imported", "")
-    samples = list(capture_trials.read_speculators(whole))
+    assert capture_trials.outcome(kind, whole, target, tokenizer) == ("imported", "")
+    samples = list(capture_trials.READ[kind](whole))
     assert capture_trials.unlike(target, samples, 0) == ""
     assert "tokens left out" in capture_trials.unlike(target, samples[:-1], 0)
-    states = samples[1].states
-    assert states is not None
-    states[2][0, 0] += 1
+    states, observed = samples[1].states, samples[1].observed
+    changed: Any = states[2][0] if states else observed
+    changed[0] += 1
     assert "of no sample behind" in capture_trials.unlike(target, samples, 0)

@@ -4,6 +4,7 @@
 - Megatron-LM, github.com/NVIDIA/Megatron-LM at d98e8a6: training/distillation/logits_saver.py
 - speculators, github.com/vllm-project/speculators at c05b95b: train/data.py
 - SpecForge, github.com/sgl-project/SpecForge at a6b6b02: scripts/prepare_hidden_states.py
+- vLLM, SGLang: examples/capture_vllm.py and capture_sglang.py write them here too
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 from teachonce.support.arrays import Array, Floats
+from tests.examples.loading import example
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,3 +232,64 @@ def stacked(samples: Sequence[Taught], length: int) -> tuple[Array, torch.Tensor
     ids = np.stack([sample.ids[:length] for sample in samples])
     logprobs = np.stack([sample.logprobs[:length] for sample in samples], 1)
     return ids, torch.from_numpy(logprobs)
+
+
+class Engine:
+    """A GPT-2 of transformers with the methods of vLLM's LLM and of SGLang's Engine."""
+
+    def __init__(self, folder: Path, kept: int) -> None:
+        from transformers import AutoTokenizer, GPT2LMHeadModel
+
+        self.model = GPT2LMHeadModel.from_pretrained(folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, eos_token="<|endoftext|>")
+        self.kept = kept
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            found: torch.Tensor = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return found
+
+    def generate(
+        self,
+        prompts: Sequence[Any] = (),
+        settings: Any = None,
+        input_ids: Sequence[list[int]] = (),
+        **asked: Any,
+    ) -> list[Any]:
+        if input_ids:
+            assert asked["return_logprob"] and asked["logprob_start_len"] == 0
+            return [self._sglang(ids) for ids in input_ids]
+        return [self._vllm(each["prompt_token_ids"]) for each in prompts]
+
+    def _vllm(self, ids: list[int]) -> Any:
+        """Flat lists: of each token but the first its own entry, then the best ones."""
+        flat = SimpleNamespace(start_indices=[0], end_indices=[0], token_ids=[], logprobs=[])
+        for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
+            values, best = row.topk(self.kept)
+            flat.start_indices.append(len(flat.token_ids))
+            flat.token_ids += [follows, *best.tolist()]
+            flat.logprobs += [float(row[follows]), *values.tolist()]
+            flat.end_indices.append(len(flat.token_ids))
+        return SimpleNamespace(prompt_token_ids=ids, prompt_logprobs=flat)
+
+    def _sglang(self, ids: list[int]) -> Any:
+        own: list[Any] = [(None, ids[0], None)]
+        best: list[Any] = [None]
+        for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
+            values, places = row.topk(self.kept)
+            own.append((float(row[follows]), follows, None))
+            pairs = zip(values.tolist(), places.tolist(), strict=True)
+            best.append([(value, token, None) for value, token in pairs])
+        return {"meta_info": {"input_token_logprobs": own, "input_top_logprobs": best}}
+
+
+def engine_rows(engine: str, folder: Path, out: Path, texts: Iterable[str], kept: int) -> Path:
+    """A capture as the example of an engine writes it, of the GPT-2 in `folder`."""
+    script, made = example(f"capture_{engine}"), Engine(folder, kept)
+    script.K, script.TOKENS = kept, 100
+    about = "settings" if engine == "vllm" else made.tokenizer
+    script.capture(made, about, [f"{text}\n" for text in texts], str(out))
+    return out

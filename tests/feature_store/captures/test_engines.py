@@ -1,13 +1,12 @@
 """Captures of vLLM and SGLang, which the examples write, and proofs of captures of any kind.
 
-The engines do not run here: objects of the same shape give the outputs of a real teacher.
+The engines do not run here: `making.Engine` gives the outputs of a real teacher in their shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,14 @@ from teachonce.store import open_store
 from tests.end_to_end.support import says
 from tests.examples.loading import example
 from tests.feature_store.captures.conftest import imported
-from tests.feature_store.captures.making import Taught, distillkit, megatron, stacked
+from tests.feature_store.captures.making import (
+    Engine,
+    Taught,
+    distillkit,
+    engine_rows,
+    megatron,
+    stacked,
+)
 from tests.feature_store.captures.test_refusals import importing
 from tests.making.models import random_model, trained_tokenizer
 from tests.texts import ENGLISH, RUSSIAN
@@ -29,66 +35,8 @@ LONG = " ".join(ENGLISH)  # more than one window
 ENGINES = ("vllm", "sglang")
 
 
-class Engine:
-    """A GPT-2 of transformers with the methods of vLLM's LLM and of SGLang's Engine."""
-
-    def __init__(self, folder: Path, kept: int) -> None:
-        from transformers import AutoTokenizer, GPT2LMHeadModel
-
-        self.model = GPT2LMHeadModel.from_pretrained(folder)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, eos_token="<|endoftext|>")
-        self.kept = kept
-
-    def get_tokenizer(self) -> Any:
-        return self.tokenizer
-
-    def logprobs(self, ids: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            found: torch.Tensor = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        return found
-
-    def generate(
-        self,
-        prompts: Sequence[Any] = (),
-        settings: Any = None,
-        input_ids: Sequence[list[int]] = (),
-        **asked: Any,
-    ) -> list[Any]:
-        if input_ids:
-            assert asked["return_logprob"] and asked["logprob_start_len"] == 0
-            return [self._sglang(ids) for ids in input_ids]
-        return [self._vllm(each["prompt_token_ids"]) for each in prompts]
-
-    def _vllm(self, ids: list[int]) -> Any:
-        """Flat lists: of each token but the first its own entry, then the best ones."""
-        flat = SimpleNamespace(start_indices=[0], end_indices=[0], token_ids=[], logprobs=[])
-        for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
-            values, best = row.topk(self.kept)
-            flat.start_indices.append(len(flat.token_ids))
-            flat.token_ids += [follows, *best.tolist()]
-            flat.logprobs += [float(row[follows]), *values.tolist()]
-            flat.end_indices.append(len(flat.token_ids))
-        return SimpleNamespace(prompt_token_ids=ids, prompt_logprobs=flat)
-
-    def _sglang(self, ids: list[int]) -> Any:
-        own: list[Any] = [(None, ids[0], None)]
-        best: list[Any] = [None]
-        for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
-            values, places = row.topk(self.kept)
-            own.append((float(row[follows]), follows, None))
-            pairs = zip(values.tolist(), places.tolist(), strict=True)
-            best.append([(value, token, None) for value, token in pairs])
-        return {"meta_info": {"input_token_logprobs": own, "input_top_logprobs": best}}
-
-
 def captured(engine: str, folder: Path, out: Path, kept: int = 16) -> Path:
-    """A capture as the example of the engine writes it."""
-    script, made = example(f"capture_{engine}"), Engine(folder, kept)
-    script.K, script.TOKENS = kept, 100
-    about = "settings" if engine == "vllm" else made.tokenizer
-    lines = [f"{text}\n" for text in (*TEXTS, "", LONG)]
-    script.capture(made, about, lines, str(out))
-    return out
+    return engine_rows(engine, folder, out, (*TEXTS, "", LONG), kept)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
