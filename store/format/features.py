@@ -22,15 +22,16 @@ FLAGS = ("next_token", "observed", "ranked")
 SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
 """Bounds of `cap`. Beyond them a float32 cap may become 0 or infinity, and capped logits NaN."""
 MARKS = ("context", "learn", "messages")
-"""Keys of `features` that are true or absent: they announce arrays about what students are trained
-on."""
+"""Keys of `features` that are true or absent: each announces arrays of the parts."""
 CONTEXT, LEARN = "sequence/context", "token/learn"
 """Arrays of a part that say which tokens students are trained on."""
 MESSAGES = "chat"
 """The group of a part with the spans and roles of the messages of chats."""
 ROLES = ("assistant", "system", "developer", "user", "tool", "function", "ipython")
-"""Roles of messages by number; OTHER_ROLE is any other."""
-OTHER_ROLE = 255
+"""Roles of messages by number; UNLISTED_ROLE is any other."""
+UNLISTED_ROLE = 255
+ACTIONS = 3
+"""What a teacher reads in place of a masked word: FORMAT.md, section 6."""
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
 """For each task, the array of a part with the gold labels, and the group of a view's logits."""
 
@@ -337,6 +338,8 @@ class Features:
                 check_name(name, f"features: {field}")
             if len(set(names)) != len(names):
                 raise StoreError(f"features: {field} lists a name twice: {', '.join(names)}")
+        if self.messages and not self.learn:
+            raise StoreError("features: messages requires learn; store which tokens are learnt")
         if self.logits is not None and not isinstance(self.logits, LogitsSpec):
             raise StoreError(f"features: logits must be a LogitsSpec, got {self.logits!r}")
         if self.logits and self.logits.tier == "topk" and self.logits.size > self.vocabulary:

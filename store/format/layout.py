@@ -14,7 +14,16 @@ import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.codecs.codec import DENSE, FAST, CodecArray, Packing
-from teachonce.store.format.features import CONTEXT, LEARN, MESSAGES, Features, TaskSpec
+from teachonce.store.format.features import (
+    ACTIONS,
+    CONTEXT,
+    LEARN,
+    MESSAGES,
+    ROLES,
+    UNLISTED_ROLE,
+    Features,
+    TaskSpec,
+)
 from teachonce.support.arrays import Array
 from teachonce.support.whole_numbers import whole_number
 
@@ -87,8 +96,8 @@ class Counts:
     """Sizes of a part.
 
     squares: the sum of L^2 over its sequences of length L. spans: the number of masked words in
-        each view, for view 0 that of the messages of chats. draws: the number of sampled ids, or of
-        distinct ids of ranked logits, in each view.
+        each view; of view 0, the number of messages of chats. draws: the number of sampled ids, or
+        of distinct ids of ranked logits, in each view.
     """
 
     sequences: int
@@ -199,17 +208,33 @@ def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
     return ArraySpec(np.dtype(np.float32), (counts.sequences, len(task.labels)))
 
 
-def spans_group(view: int) -> str:
-    """Return the group of the spans that `Counts.spans[view]` counts: the masked words of a view,
-    or for view 0, which has none, the messages of chats."""
-    return f"view{view}/mask" if view else MESSAGES
+@dataclass(frozen=True)
+class SpanKind:
+    """Describes spans of the texts: masked words, or the messages of chats.
+
+    group: the group of their arrays. what: their name in messages, in the plural. number: the array
+    with a number for each span. numbers: the numbers that it may have.
+    """
+
+    group: str
+    what: str
+    number: str
+    numbers: tuple[int, ...]
 
 
-def _spans(group: str, number: str, sequences: int, spans: int) -> dict[str, ArraySpec]:
-    """Return the specs of spans of characters of the sequences, each with a number."""
-    each = {"begin": np.int32, "end": np.int32, number: np.uint8}
-    start = {f"{group}/start": _flat(np.int64, sequences + 1)}
-    return start | {f"{group}/{name}": _flat(dtype, spans) for name, dtype in each.items()}
+def span_kind(view: int) -> SpanKind:
+    """Return the spans that `Counts.spans[view]` counts: the masked words of a view, or for view 0,
+    which has none, the messages of chats."""
+    if view:
+        return SpanKind(f"view{view}/mask", "masked words", "action", tuple(range(ACTIONS)))
+    return SpanKind(MESSAGES, "messages", "role", (*range(len(ROLES)), UNLISTED_ROLE))
+
+
+def _spans(kind: SpanKind, counts: Counts, view: int) -> dict[str, ArraySpec]:
+    spans = counts.spans[view]
+    each = {"begin": np.int32, "end": np.int32, kind.number: np.uint8}
+    start = {f"{kind.group}/start": _flat(np.int64, counts.sequences + 1)}
+    return start | {f"{kind.group}/{name}": _flat(dtype, spans) for name, dtype in each.items()}
 
 
 def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
@@ -235,7 +260,7 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     if features.learn:
         arrays[LEARN] = _token(np.bool_, tokens)
     if features.messages:
-        arrays |= _spans(spans_group(0), "role", sequences, counts.spans[0])
+        arrays |= _spans(span_kind(0), counts, 0)
     if task := features.task:
         gold = _token(np.int32, tokens) if task.kind == "tagging" else _flat(np.int32, sequences)
         arrays[task.gold] = gold
@@ -248,7 +273,7 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
     for view in range(features.views):
         here = f"view{view}"
         if view:
-            arrays |= _spans(spans_group(view), "action", sequences, counts.spans[view])
+            arrays |= _spans(span_kind(view), counts, view)
         for name, spec in _logits(features, tokens, counts.draws[view]).items():
             arrays[f"{here}/logits/{name}"] = spec
         for hidden in features.hidden:

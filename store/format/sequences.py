@@ -12,32 +12,11 @@ from teachonce.store.errors import StoreError
 from teachonce.store.format.features import (
     CONTEXT,
     LEARN,
-    MESSAGES,
-    OTHER_ROLE,
-    ROLES,
     Features,
     TaskSpec,
 )
+from teachonce.store.format.layout import SpanKind, span_kind
 from teachonce.support.arrays import Array, starts
-
-ACTIONS = 3
-
-
-@dataclass(frozen=True)
-class SpanKind:
-    """Describes spans of a text: masked words, or the messages of chats.
-
-    what: the spans, for messages. number: the name of the array with a number for each span.
-    numbers: the numbers that it may have.
-    """
-
-    what: str
-    number: str
-    numbers: tuple[int, ...]
-
-
-MASK = SpanKind("masked words", "action", tuple(range(ACTIONS)))
-MESSAGE = SpanKind("messages", "role", (*range(len(ROLES)), OTHER_ROLE))
 
 
 def _encode_text(text: str, where: str) -> bytes:
@@ -66,7 +45,7 @@ class Sequences:
         no sequence has any.
     learn: bool [N], the tokens that students are trained on; None for all.
     messages: [n], for each sequence int32 [M, 3]: begin and end of the content of each message of a
-        chat, in characters of the text, and the number of its role in `ROLES` or OTHER_ROLE.
+        chat, in characters of the text, and the number of its role in `ROLES` or UNLISTED_ROLE.
     """
 
     texts: Sequence[str]
@@ -143,9 +122,8 @@ def encode_sequences(
     }
     made |= _encode_marks(given, token_start, features, where)
     if features.messages:
-        contents = given.messages or [()] * sequences
-        found = encode_spans(contents, given.texts, where, MESSAGE)
-        made |= {f"{MESSAGES}/{name}": array for name, array in found.items()}
+        contents = [()] * sequences if given.messages is None else given.messages
+        made |= encode_spans(contents, given.texts, where, span_kind(0))
     if task := features.task:
         made[task.gold] = _encode_gold(task, given.gold, token_start, special, where)
     elif given.gold is not None:
@@ -215,31 +193,31 @@ def wrong_gold(task: TaskSpec, gold: Array, special: Array) -> Array:
 def encode_spans(
     spans: Sequence[ArrayLike], texts: Sequence[str], where: str, kind: SpanKind
 ) -> dict[str, Array]:
-    """Return the arrays start, begin, end and that of the numbers of the spans, [M, 3] for each
-    sequence.
+    """Return the arrays `start`, `begin`, `end` and `kind.number` by path in the part.
 
-    Raises StoreError, which names the sequence.
+    spans: [M, 3] for each sequence. Raises StoreError, which names the sequence.
     """
     if len(spans) != len(texts):
         raise StoreError(f"{where}: {kind.what} of {len(spans)} sequences, expected {len(texts)}")
     rows = []
     for number, (given, text) in enumerate(zip(spans, texts, strict=True)):
-        masked = np.asarray(given, np.int64).reshape(-1, 3)
-        begin, end, number_of = masked.T
+        each = np.asarray(given, np.int64).reshape(-1, 3)
+        begin, end, numbers = each.T
         ordered = (begin < end).all() and (begin[1:] >= end[:-1]).all()
         # Of ascending spans, the first and the last bound all others.
-        inside = not len(masked) or (begin[0] >= 0 and end[-1] <= len(text))
-        if not ordered or not inside or not np.isin(number_of, kind.numbers).all():
+        inside = not len(each) or (begin[0] >= 0 and end[-1] <= len(text))
+        if not ordered or not inside or not np.isin(numbers, kind.numbers).all():
             raise StoreError(
                 f"{where}, sequence {number}: {kind.what} must be ascending spans begin < end of"
                 f" its {len(text)} characters with the {kind.number}"
                 f" {', '.join(map(str, kind.numbers))}"
             )
-        rows.append(masked)
-    words = np.concatenate(rows) if rows else np.empty((0, 3), np.int64)
-    return {
-        "start": starts([len(masked) for masked in rows]),
-        "begin": words[:, 0].astype(np.int32),
-        "end": words[:, 1].astype(np.int32),
-        kind.number: words[:, 2].astype(np.uint8),
+        rows.append(each)
+    flat = np.concatenate(rows) if rows else np.empty((0, 3), np.int64)
+    arrays = {
+        "start": starts([len(each) for each in rows]),
+        "begin": flat[:, 0].astype(np.int32),
+        "end": flat[:, 1].astype(np.int32),
+        kind.number: flat[:, 2].astype(np.uint8),
     }
+    return {f"{kind.group}/{name}": array for name, array in arrays.items()}

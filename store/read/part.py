@@ -13,7 +13,7 @@ from teachonce.store.containers.interface import Slices, StoreSource
 from teachonce.store.containers.network import with_refetches
 from teachonce.store.errors import NO_NUMBERS, VERIFY, StoreError, without_remedy
 from teachonce.store.format.features import Features
-from teachonce.store.format.layout import EMBEDDING, part_arrays, spans_group
+from teachonce.store.format.layout import EMBEDDING, part_arrays, span_kind
 from teachonce.store.format.manifest import Part, digest
 from teachonce.store.format.ranked_ids import look_up
 from teachonce.store.read.cached_arrays import BLOCK, CachedSlices
@@ -282,8 +282,9 @@ class PartReader:
         [n + 1] from 0, int32 [M, 3]."""
         if view == 0 and not self.features.messages:
             return np.zeros(end - begin + 1, np.int64), np.empty((0, 3), np.int32)
-        group, number = spans_group(view), "action" if view else "role"
-        start = self._ragged(f"{group}/start", begin, end, self.part.counts.spans[view])
+        kind = span_kind(view)
+        start = self._ragged(f"{kind.group}/start", begin, end, self.part.counts.spans[view])
         left, right = int(start[0]), int(start[-1])
-        columns = [self.read(f"{group}/{key}", left, right) for key in ("begin", "end", number)]
+        names = [f"{kind.group}/{key}" for key in ("begin", "end", kind.number)]
+        columns = [self.read(name, left, right) for name in names]
         return start - left, np.stack([each.astype(np.int32) for each in columns], axis=1)

@@ -10,8 +10,8 @@ import numpy as np
 from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.codecs.levels import bound
 from teachonce.store.format.features import CONTEXT, Calibration
-from teachonce.store.format.layout import EMBEDDING, spans_group
-from teachonce.store.format.sequences import MASK, MESSAGE, wrong_gold
+from teachonce.store.format.layout import EMBEDDING, span_kind
+from teachonce.store.format.sequences import wrong_gold
 from teachonce.store.format.value_laws import (
     Violation,
     find_violation,
@@ -68,9 +68,9 @@ def _broken_tokens(part: PartReader, lengths: Array) -> list[str]:
 
 def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
     start, spans = part.spans(view, 0, len(lengths))
-    group, kind = spans_group(view), MASK if view else MESSAGE
+    kind = span_kind(view)
     if start[-1] != part.part.counts.spans[view]:
-        return [f"{group}/start does not end at the number of {kind.what}"]
+        return [f"{kind.group}/start does not end at the number of {kind.what}"]
     begin, end, number = spans.T
     after = np.zeros(len(spans), np.int64)
     after[1:] = end[:-1]
@@ -79,7 +79,7 @@ def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
     after[heads[heads < len(spans)]] = 0
     limit = np.repeat(lengths, np.diff(start))
     bad = (begin < after) | (begin >= end) | (end > limit) | ~np.isin(number, kind.numbers)
-    return [f"{group} is not ascending {kind.what} of the text"] if bad.any() else []
+    return [f"{kind.group} is not ascending {kind.what} of the text"] if bad.any() else []
 
 
 def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from teachonce.store.errors import NO_NUMBERS, StoreError
 from teachonce.store.format.features import CONTEXT, Calibration
-from teachonce.store.format.layout import EMBEDDING, spans_group
+from teachonce.store.format.layout import EMBEDDING, span_kind
 from teachonce.store.format.value_laws import Violation, find_violation
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
@@ -130,7 +130,7 @@ class Pool:
             if spec.per_token and name.startswith(("token/", *groups))
         ]  # fmt: skip
         self._map_names = [f"view{view}/attention/{name}/values" for name in self.attention]
-        ragged = [f"{spans_group(view)}/"]
+        ragged = [f"{span_kind(view).group}/"]
         ragged += [f"view{view}/logits/"] if self.logits and self.logits.tier == "sample" else []
         self._ragged_names = [
             name for name in self._specs
@@ -301,7 +301,7 @@ class Pool:
     def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
         """Start to check whole arrays of the pool's parts: only parts in share number `share` of
         `shares`."""
-        groups = ["sequence/", "text/", f"{spans_group(self.view)}/"]
+        groups = ["sequence/", "text/", f"{span_kind(self.view).group}/"]
         groups += [f"view{self.view}/logits/"] * bool(self.logits)
         read = {*self._token_names, *self._map_names, *self._sequence_names}
         for part, _ in self._parts:

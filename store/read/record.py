@@ -295,8 +295,9 @@ class Record:
     def messages(self) -> Array | None:
         """Return int32 [M, 3], the messages of a chat: begin and end of the content, in characters
         of the text, and role, its number in `ROLES`; None if the store has no messages."""
-        found = self.part.spans(0, self.position, self.position + 1)[1]
-        return found if self.features.messages else None
+        if not self.features.messages:
+            return None
+        return self.part.spans(0, self.position, self.position + 1)[1]
 
     @cached_property
     def embedding(self) -> Floats:

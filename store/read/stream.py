@@ -330,7 +330,8 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
     span_sizes = np.diff(pool.span_start)[ragged]
     spans = starts(span_sizes), pool.spans[ranges(pool.span_start[ragged], span_sizes)]
     no_words = np.zeros(len(chosen) + 1, np.int64), np.empty((0, 3), np.int32)
-    words = spans if pool.view else no_words  # the spans of view 0 are messages
+    of_chats = pool.features.messages and not pool.view
+    words, messages = (no_words, spans) if of_chats else (spans, None)
     here, level = f"view{pool.view}", pool.features.level
     hidden = {
         name: HiddenBatch(
@@ -365,7 +366,7 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         tag_logits=stored.get(f"{here}/tags/values"),
         load_embedding=lambda: _vectors(pool.features, stored),
         learnt=learnt_tokens(stored.get(CONTEXT), stored.get(LEARN), lengths),
-        messages=spans if pool.features.messages and not pool.view else None,
+        messages=messages,
     )
 
 

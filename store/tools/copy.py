@@ -16,7 +16,7 @@ from teachonce.store.errors import StoreError
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.features import Features
-from teachonce.store.format.layout import Counts, dimension_names, spans_group
+from teachonce.store.format.layout import Counts, dimension_names, span_kind
 from teachonce.store.format.manifest import digest
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.part import DAMAGED, PartReader
@@ -95,7 +95,7 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
         tokens=int(lengths.sum()),
         squares=int((lengths**2).sum()),
         text_bytes=len(arrays["text/utf8"]),
-        spans=ragged(lambda view: f"{spans_group(view)}/begin"),
+        spans=ragged(lambda view: f"{span_kind(view).group}/begin"),
         draws=ragged(lambda view: f"view{view}/{drawn}"),
     )
 

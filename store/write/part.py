@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import Calibration, Features
-from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays, spans_group
+from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays, span_kind
 from teachonce.store.format.ranked_ids import rank_ids
-from teachonce.store.format.sequences import MASK, Sequences, encode_sequences, encode_spans
+from teachonce.store.format.sequences import Sequences, encode_sequences, encode_spans
 from teachonce.store.format.value_laws import (
     LOG_SLACK,
     MASS_SLACK,
@@ -153,8 +153,7 @@ class PartWriter:
         if not 0 < view < self._features.views:
             raise StoreError(f"{self._where}: view {view} has no masks (views 1..)")
         where = f"{self._where}, view {view}"
-        for name, array in encode_spans(spans, self._texts, where, MASK).items():
-            self._arrays[f"{spans_group(view)}/{name}"] = array
+        self._arrays |= encode_spans(spans, self._texts, where, span_kind(view))
 
     def put_hidden(self, view: int, name: str, rows: ArrayLike, states: ArrayLike) -> None:
         """Put raw states float32 [n, D] of n rows."""
@@ -343,7 +342,7 @@ class PartWriter:
         missing += [
             f"masks of view {view}"
             for view in range(1, features.views)
-            if f"{spans_group(view)}/start" not in self._arrays
+            if f"{span_kind(view).group}/start" not in self._arrays
         ]
         if missing or self._taken:
             what = f"not put: {', '.join(missing)}" if missing else "published twice"
@@ -358,7 +357,7 @@ class PartWriter:
             tokens=self._tokens,
             squares=int(self.square_start[-1]),
             text_bytes=len(self._arrays["text/utf8"]),
-            spans=tuple(len(self._arrays.get(f"{spans_group(v)}/begin", ())) for v in views),
+            spans=tuple(len(self._arrays.get(f"{span_kind(v).group}/begin", ())) for v in views),
             draws=tuple(ragged(v) if ragged else 0 for v in views),
         )
         arrays, self._arrays = self._arrays, {}

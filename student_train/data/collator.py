@@ -83,8 +83,10 @@ class Collator:
         # `Inputs.of` pads batches: the table must not have padding.
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length, direction=student_tokenizer.truncation_side)
-        self.own_template = OwnTemplate.of(student_tokenizer, store)
-        texts = self.own_template.texts(store) if self.own_template and store else None
+        self.own_template = None
+        if store is not None and plan.causal:
+            self.own_template = OwnTemplate.of(student_tokenizer, store)
+        texts = self.own_template.texts() if self.own_template else None
         self.table = None if store is None else token_table(store, self.tokenizer, texts)
         self.padding = student_tokenizer.pad_token_id
         self.max_length = max_length

@@ -4,8 +4,10 @@ marks around them, and the teacher's tokens are moved to the new text."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +15,13 @@ import numpy as np
 
 from teachonce.align import Tokens
 from teachonce.checkpoints.chat_template import (
-    Messages,
     closing,
     filled,
-    fixed_time,
+    render,
+    special_tokens,
     texts_around,
     with_first_token,
 )
-from teachonce.checkpoints.first_token import prepended_token
 from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE, SETTINGS
 from teachonce.store import Batch, FeatureStore, Record
 from teachonce.store.errors import VERIFY, StoreError
@@ -48,7 +49,7 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
     return with_first_token(teacher_template(store), tokenizer, theirs or "")
 
 
-def has_own(tokenizer: Any, store: FeatureStore) -> bool:
+def has_own_template(tokenizer: Any, store: FeatureStore) -> bool:
     """Return whether a tokenizer has another chat template than the teacher's."""
     if not tokenizer.chat_template:
         return False
@@ -78,8 +79,8 @@ class Chat:
 class StudentText:
     """Holds a chat as the student reads it.
 
-    contents: the spans of the contents, [M, 2]. ends: the end of the special token behind each
-        message, [M]; that of the content if there is none.
+    contents: the spans of the contents, [M, 2]. ends: where the special token behind each content
+        ends, [M]; the end of the content if there is no such token.
     """
 
     text: str
@@ -89,45 +90,43 @@ class StudentText:
 
 class OwnTemplate:
     """Writes the chats of a store in the chat template of a student's tokenizer (of transformers).
-    A template that writes the time gets that of the store's creation.
+    A template that writes the current time gets the `created` timestamp of the store.
 
-    A sequence that begins or ends inside a message has no marks there. Where the template refuses
-    chats that do not begin with the user, a sequence that continues a chat begins behind one.
+    A sequence that begins or ends inside a message has no marks there. A sequence that continues a
+    chat is written as if a message of the user preceded it.
     """
 
     def __init__(self, tokenizer: Any, store: FeatureStore) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._store = tokenizer, store
         # A training that is continued on another day must read the same texts.
         self._time = datetime.fromisoformat(store.meta["created"])
-        added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-        self._specials = sorted((each.content for each in added), key=len, reverse=True)
-        first = prepended_token(tokenizer.backend_tokenizer)
-        own = first is not None and first == tokenizer.bos_token_id
-        # The tokenizer puts it in front of each text, also of those that begin with it.
-        self._first = tokenizer.bos_token if own else ""
+        self._specials = special_tokens(tokenizer)
         self._known = dict[tuple[tuple[int, ...], bool], tuple[str, ...]]()
 
     @classmethod
-    def of(cls, tokenizer: Any, store: FeatureStore | None) -> OwnTemplate | None:
+    def of(cls, tokenizer: Any, store: FeatureStore) -> OwnTemplate | None:
         """Return None for a student that reads the text of the store: it has no chats, or the
         student has the teacher's template."""
-        if store is None or not store.features.messages or not has_own(tokenizer, store):
-            return None
-        return cls(tokenizer, store)
+        own = store.features.messages and has_own_template(tokenizer, store)
+        return cls(tokenizer, store) if own else None
 
-    def check(self, store: FeatureStore) -> None:
-        """Raise UserError for a store with chats that the template does not write."""
-        for record in store:
-            self.write(Chat.of(record))
+    def refusal(self) -> str:
+        """Return why the template cannot write a chat of the store; "" if it writes all."""
+        try:
+            for _ in self.texts():
+                pass
+        except UserError as error:
+            return str(error)
+        return ""
 
-    def texts(self, store: FeatureStore) -> Iterator[str]:
-        """Yield the texts of a store as the student reads them."""
-        return (self.write(Chat.of(record)).text for record in store)
+    def texts(self) -> Iterator[str]:
+        """Yield the texts of the store as the student reads them."""
+        return (self.write(Chat.of(record)).text for record in self._store)
 
     def end_of_answers(self) -> str:
         """Return the special token that ends the model's messages; "" if there is none."""
         try:
-            behind = self._around((USER, 0), False)[2]
+            behind = self._around((USER, ROLES.index("assistant")), False)[2]
         except UserError:  # such as for a chat without a system
             return ""
         return behind[: closing(behind, self._specials)].lstrip(" ")
@@ -193,21 +192,19 @@ class OwnTemplate:
 
     def _texts_around(self, roles: tuple[int, ...], continued: bool) -> tuple[str, ...]:
         if max(roles) >= len(ROLES):
-            raise UserError(f"roles other than {', '.join(ROLES)} have no place in it")
+            raise UserError(f"a chat has another role than {', '.join(ROLES)}")
+        if continued:
+            # A template may write a system message in front of a chat, which this is not.
+            with suppress(UserError):
+                return self._texts_around((USER, *roles), False)[1:]
+        write = partial(render, self._tokenizer, time=self._time)
         try:
-            found = texts_around(self._render, [ROLES[number] for number in roles])
+            found = texts_around(write, [ROLES[number] for number in roles])
         except Exception as error:  # templates raise errors of any type
-            if not continued or roles[0] == USER:
-                raise UserError(first_line(error)) from error
-            return self._texts_around((USER, *roles), False)[1:]
+            raise UserError(first_line(error)) from error
         if found is None:
             raise UserError("it drops a content, writes one twice, or changes their order")
         return tuple(found)
-
-    def _render(self, messages: Messages) -> str:
-        with fixed_time(self._tokenizer, self._time):
-            text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
-        return text.removeprefix(self._first)
 
 
 def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
@@ -236,8 +233,10 @@ class _Places:
         for (begin, end), limit, (low, high), last in zip(
             contents, limits, own.contents, own.ends, strict=True
         ):
-            # The student is trained on the end of a message if the teacher's is learnt.
-            closes = learnt & (offsets[:, 0] >= end) & (offsets[:, 1] <= limit)
+            # The student is trained on the end of a message if the teacher's is learnt. The first
+            # marks alone: after others the end of an empty message may be learnt.
+            (behind,) = np.nonzero((offsets[:, 0] >= end) & (offsets[:, 1] <= limit))
+            closes = behind[np.cumprod(learnt[behind]) > 0]
             reach = int(offsets[closes, 1].max(initial=end))
             theirs += [begin, end, reach]
             student += [low, high, last if reach > end else high]

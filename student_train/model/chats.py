@@ -14,7 +14,7 @@ from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.own_template import (
     OwnTemplate,
-    has_own,
+    has_own_template,
     template_of_student,
 )
 from teachonce.support.errors import UserError
@@ -26,38 +26,45 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     """Set the chat template of a student's tokenizer, and as eos the token that ends a message.
 
     A tokenizer with another template than the teacher's retains it, if it writes the chats of all
-    stores. Else it gets the template of the first store that has one. Returns a line if the
-    tokenizer had another template, else "". Raises StoreError if a template is not UTF-8.
+    stores. Otherwise the tokenizer gets the template of the first store that has one. Returns a
+    line if the tokenizer had another template, else "". Raises StoreError if a template is not
+    UTF-8, and UserError for stores with several templates of which the first does not write all
+    chats.
     """
     chats = [each for each in stores if CHAT_TEMPLATE in each.teacher_files()]
     if not chats:
         return ""
-    problem = ""
-    if has_own(tokenizer, chats[0]):
-        if not (problem := _why_not(tokenizer, chats)):
-            _end_with(tokenizer, OwnTemplate(tokenizer, chats[0]).end_of_answers())
+    line = ""
+    if has_own_template(tokenizer, chats[0]):
+        if not (reason := _refusal(tokenizer, chats)):
+            _set_eos(tokenizer, OwnTemplate(tokenizer, chats[0]).end_of_answers())
             own = tokenizer.get_chat_template()  # of several, the one for plain chats
             tokenizer.chat_template = with_first_token(own, tokenizer)
             return "chats in the chat template of the tokenizer, aligned message by message"
-        problem = f"chat template of the teacher, in place of that of the tokenizer: {problem}"
-    _end_with(tokenizer, _end_of_message(chats[0]))
+        line = f"the tokenizer gets the teacher's chat template: {reason}"
+    _set_eos(tokenizer, _end_of_message(chats[0]))
     tokenizer.chat_template = template_of_student(chats[0], tokenizer)
-    return problem
+    others = [each for each in chats[1:] if each.features.messages]
+    if reason := _refusal(tokenizer, others):
+        raise UserError(
+            f"{chats[0].path} and {others[0].path} have different chat templates, and the student"
+            f" gets the first: {reason}; train on stores of one template"
+        )
+    return line
 
 
-def _why_not(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
-    """Return why a tokenizer's own template cannot write the chats of the stores; "" if it can."""
+def _refusal(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
+    """Return why the template of a tokenizer cannot write the chats of the stores; "" if it can."""
     for store in stores:
         if not store.features.messages:
-            return f"{store.path} does not tell contents and marks apart"
-        try:
-            OwnTemplate(tokenizer, store).check(store)
-        except UserError as error:
-            return f"this one refuses chats of {store.path} ({error})"
+            return f"{store.path} has no spans of messages; dump it again with --messages"
+        own = OwnTemplate.of(tokenizer, store)
+        if own and (reason := own.refusal()):
+            return f"the tokenizer's does not write the chats of {store.path} ({reason})"
     return ""
 
 
-def _end_with(tokenizer: Any, token: str) -> None:
+def _set_eos(tokenizer: Any, token: str) -> None:
     if token and token in tokenizer.get_vocab():
         tokenizer.eos_token = token  # `generate` stops there
 

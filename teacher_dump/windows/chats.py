@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.checkpoints.chat_template import Messages, closing, filled, fixed_time, texts_around
-from teachonce.checkpoints.first_token import prepended_token
-from teachonce.store.format.features import OTHER_ROLE, ROLES
+from teachonce.checkpoints.chat_template import (
+    Messages,
+    closing,
+    filled,
+    render,
+    special_tokens,
+    texts_around,
+)
+from teachonce.store.format.features import ROLES, UNLISTED_ROLE
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.labelled_text import Message
 
-ANSWERS, *OTHER_ROLES = ROLES
-"""The role of the model's answers, and the other roles."""
+NOT_ANSWERS = ROLES[1:]
+"""Roles whose messages are no answers of the model."""
 
 
 class ChatRenderer:
@@ -37,12 +43,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, name: str, learn: str, date: datetime | None = None) -> None:
         self.check(tokenizer, name)
         self._tokenizer, self._name, self._learn, self._date = tokenizer, name, learn, date
-        specials = {str(token) for token in tokenizer.added_tokens_decoder.values()}
-        # The longest first, as a token may begin with another.
-        self._ends = tuple(sorted(specials, key=len, reverse=True))
-        own = prepended_token(tokenizer.backend_tokenizer)
-        is_bos = own is not None and own == tokenizer.bos_token_id
-        self._own_bos = tokenizer.bos_token if is_bos else ""
+        self._specials = special_tokens(tokenizer)
 
     @staticmethod
     def check(tokenizer: Any, name: str) -> None:
@@ -87,7 +88,7 @@ class ChatRenderer:
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text and the spans of the contents."""
         roles = dict.fromkeys(role for role, _ in messages)
-        unknown = [role for role in roles if role not in OTHER_ROLES]
+        unknown = [role for role in roles if role not in NOT_ANSWERS]
         if self._learn != "all" and unknown and "assistant" not in unknown:
             raise UserError(
                 f"{document.source}, chat {document.number + 1}: has no message of `assistant`, on"
@@ -111,15 +112,12 @@ class ChatRenderer:
 
     def _apply(self, messages: Messages, document: Document) -> str:
         try:
-            with fixed_time(self._tokenizer, self._date):
-                text = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+            return render(self._tokenizer, messages, self._date)
         except Exception as error:  # templates raise errors of any type
             raise UserError(
                 f"{document.source}, chat {document.number + 1}: the chat template of {self._name}"
                 f" refuses it: {first_line(error)}; correct the chat, or remove it"
             ) from error
-        # The tokenizer puts its own bos in front of every text, also of those that begin with it.
-        return text.removeprefix(self._own_bos)
 
     def _learnt(
         self, text: str, messages: Sequence[Message], spans: list[tuple[int, int]]
@@ -127,12 +125,12 @@ class ChatRenderer:
         found = []
         for (role, _), (begin, end) in zip(messages, spans, strict=True):
             if self._learn == "all" or role == "assistant":
-                found.append((begin, end + closing(text, self._ends, end)))
+                found.append((begin, end + closing(text, self._specials, end)))
         return tuple(found)
 
 
 def _number(role: str) -> int:
-    return ROLES.index(role) if role in ROLES else OTHER_ROLE
+    return ROLES.index(role) if role in ROLES else UNLISTED_ROLE
 
 
 def messages_of(contents: Sequence[tuple[int, int, int]], begin: int, text: str) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -16,14 +16,14 @@ Messages = list[dict[str, str]]
 PROBE = [{"role": "user", "content": "x"}]
 
 
-def texts_around(render: Callable[[Messages], str], roles: Sequence[str]) -> list[str] | None:
+def texts_around(write: Callable[[Messages], str], roles: Sequence[str]) -> list[str] | None:
     """Return what a template writes before, between and after M contents: M + 1 texts.
 
-    render: applies the template, and may raise errors of any type. Returns None if it drops a
+    write: applies the template, and may raise errors of any type. Returns None if it drops a
     content, writes one twice, or changes their order.
     """
     places = [PLACE.format(number) for number in range(len(roles))]
-    rest = render([{"role": r, "content": p} for r, p in zip(roles, places, strict=True)])
+    rest = write([{"role": r, "content": p} for r, p in zip(roles, places, strict=True)])
     found = list[str]()
     for place in places:
         before, there, rest = rest.partition(place)
@@ -44,7 +44,7 @@ def filled(around: Sequence[str], contents: Sequence[str]) -> tuple[str, list[tu
 
 
 @contextmanager
-def fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
+def _fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
     """Let the chat template of a tokenizer write this time inside the `with` block; None for the
     current time."""
     if time is None:
@@ -62,11 +62,11 @@ def fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
         del found["strftime_now"]
 
 
-def closing(text: str, specials: Sequence[str], begin: int = 0) -> int:
+def closing(text: str, specials: Iterable[str], begin: int = 0) -> int:
     """Return the length of the special token that ends a message whose content ends at `begin` of a
     text, with blanks before it; 0 if there is none.
 
-    specials: the special tokens, longest first, as a token may begin with another.
+    specials: see `special_tokens`.
     """
     # Llama 2 writes a blank between an answer and its end.
     at = begin
@@ -76,20 +76,42 @@ def closing(text: str, specials: Sequence[str], begin: int = 0) -> int:
     return at - begin + len(found) if found else 0
 
 
+def own_bos(tokenizer: Any) -> str:
+    """Return the bos token that a tokenizer puts in front of each text; "" if it puts none."""
+    first = prepended_token(tokenizer.backend_tokenizer)
+    bos = first is not None and first == tokenizer.bos_token_id
+    return str(tokenizer.bos_token) if bos else ""
+
+
+def special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return the added tokens, the longest first, as a token may begin with another."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    return tuple(sorted((each.content for each in added), key=len, reverse=True))
+
+
+def render(tokenizer: Any, messages: Messages, time: datetime | None) -> str:
+    """Apply the chat template of a tokenizer. `time` is what the template reads as the current
+    time, if given. Raises errors of any type.
+    """
+    with _fixed_time(tokenizer, time):
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    # The tokenizer puts its own bos in front of every text, also of those that begin with it.
+    return text.removeprefix(own_bos(tokenizer))
+
+
 def with_first_token(template: str, tokenizer: Any, theirs: str = "") -> str:
     """Let a template begin with the token that a tokenizer puts in front of each text, for
     `apply_chat_template` adds none.
 
     theirs: the bos token with which the template begins for its own tokenizer, if it has one.
     """
-    first = prepended_token(tokenizer.backend_tokenizer)
-    if first is None or first != tokenizer.bos_token_id:
+    if not (bos := own_bos(tokenizer)):
         return template
     try:
         text = str(tokenizer.apply_chat_template(PROBE, tokenize=False, chat_template=template))
     except Exception:  # templates raise errors of any type, such as for a chat without a system
         return template
-    if text.startswith(tokenizer.bos_token):
+    if text.startswith(bos):
         return template
     if theirs and text.startswith(theirs):  # which the dump took out of the text
         rest = f"chat[{len(theirs)}:]"

@@ -205,9 +205,12 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
     (raw,) = store.gather([np.arange(len(store))])
     assert collator.own_template is not None and cut == (len(store) > len(rows))
     read, _ = collator.own_template.of_batch(raw)
-    # Windows that begin or end inside a message have no marks there.
+    # Windows that begin or end inside a message have no marks there; those that begin in the marks
+    # begin with the end of a message.
     expected = "".join(tokenizer.apply_chat_template(row, tokenize=False) for row in rows)
-    assert "".join(read.texts) == expected
+    found = "".join(read.texts)
+    assert found == expected or cut
+    assert found.replace("<|im_end|>\n", "") == expected.replace("<|im_end|>\n", "")
     batch = collator.for_validation(raw, 0, (0,))
     labels, chunks = tokenizer.decode(batch.labels), batch.aligned["bytes"].chunks
     if not cut:
@@ -237,7 +240,7 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     with_own_marks(tmp_path / "own", model, refusing + OWN)
     words = ("--store", path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu")
     said = ok(student_train, *words, "--vocab", tmp_path / "own", "--out", tmp_path / "student")
-    says(said, "chat template of the teacher, in place of", "no system")
+    says(said, "the tokenizer gets the teacher's chat template", "no system")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
     assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token == "<end>"
     # A student that has it is no student with another template.
@@ -251,7 +254,7 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     # A continued training reads the same time.
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%dT%H:%M:%SZ') }}" + OWN
     store = open_store(path)
-    texts = list(OwnTemplate(tokenizer, store).texts(store))
+    texts = list(OwnTemplate(tokenizer, store).texts())
     assert texts[0].startswith(f"{store.meta['created']}<|im_start|>system")
 
 

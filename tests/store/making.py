@@ -21,7 +21,7 @@ from teachonce.store import (
     StoreWriter,
     TaskSpec,
 )
-from teachonce.store.format.features import OTHER_ROLE, ROLES, TASKS
+from teachonce.store.format.features import ROLES, TASKS, UNLISTED_ROLE
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.arrays import Array
 
@@ -169,7 +169,7 @@ def _made_part(features: Features, seed: int, sequences: int) -> Part:
         own = np.random.default_rng(seed)
         part.messages = [_mask(text, own) for text in texts]
         for rows in part.messages:
-            rows[:, 2] = own.choice([0, 3, len(ROLES) - 1, OTHER_ROLE], len(rows))
+            rows[:, 2] = own.choice([0, 3, len(ROLES) - 1, UNLISTED_ROLE], len(rows))
     for view in range(features.views):
         for name in features.hidden:
             states = rng.normal(size=(total, features.width)) * channel_scale(features.width)
