@@ -311,8 +311,8 @@ def shared_runs(
         _Side.of(text, octets, tokens, own)
         for tokens, own in zip((teacher, student), pieces, strict=True)
     ]
-    # Marks over all bytes of the batch: 1.7 million teacher tokens a second on one core
-    # (benchmarks/speed/decoder_aligning.py).
+    # Marks over all bytes of the batch: the whole alignment takes 1.7 million teacher tokens a
+    # second on one core (benchmarks/speed/decoder_aligning.py).
     shared = np.ones(len(octets.flat) + 1, bool)
     for side in sides:
         marked = np.zeros(len(shared), bool)

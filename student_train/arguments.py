@@ -144,7 +144,8 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
     if SHAPES[kind].causal:
         known = {"hidden_size": store.features.width, "num_attention_heads": heads}
         sizes = Sizes.of_config({**config, **known}, str(store.path))
-        # Key-value heads that config.json lacks are not written: a folder's name has the shape.
+        # Key-value heads that config.json lacks are not written: the shape is part of the name of
+        # the default folder.
         shape = sizes.shape(kind, int(number), grouped=bool(config.get("num_key_value_heads")))
     else:
         shape = f"{kind}:{store.features.width}x{number}x{heads}"

@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed.decoder_aligning --store STORE
 
-STORE is a store of a decoder, of which text and tokens alone are read. A student's vocabulary is
-trained on its text for each pattern. The time is of joining the texts of a batch and of aligning
+STORE is a store of a decoder; only its text and tokens are read. A student's vocabulary is
+trained on its text for each pattern. The time covers joining the texts of a batch and aligning
 it; reading the store and tokenizing for the student are not counted.
 """
 
@@ -36,7 +36,7 @@ SIZES = (16_384, 2_048)
 """Teacher tokens of a batch, padding included: of a large one, and as RESULTS trains decoders."""
 HEAD = (
     "vocabulary", "alignment", *(f"tokens/s, batches of {size:,}" for size in SIZES),
-    "behind a shared edge", "next by `next_pieces`", "next by the longest prefix",
+    "begin at a shared edge", "next by `next_pieces`", "next by the longest prefix",
 )  # fmt: skip
 
 
@@ -57,10 +57,10 @@ def aligned(strategy: str, batches: Sequence[Tokenizations]) -> Figures:
     """Align all batches; return the teacher tokens per CPU second."""
     # A copy has not joined its texts yet.
     copies = [replace(each) for each in batches]
-    begun = time.process_time()
+    started = time.process_time()
     for each in copies:
         each.align(strategy)
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - started
     return {"speed": sum(len(each.teacher.ids) for each in batches) / seconds}
 
 
@@ -129,9 +129,10 @@ def main(path: str, vocab: str, pattern: tuple[str, ...], repeats: int, results:
         f"`python -m benchmarks.speed.decoder_aligning --store STORE --vocab {vocab}`; a store of"
         f" {teacher}, {tokens:,} tokens in windows; the student's vocabularies are trained on its"
         f" text. Teacher tokens per CPU second: medians of {repeats} interleaved rounds of joining"
-        " the texts of all batches and aligning them; the student's tokens are known. Shares:"
-        " of the student's tokens that have one before them, those that begin at a shared edge, and"
-        " of these the ones that are found for the teacher's next token.",
+        " the texts of all batches and aligning them; the student's tokens are known. The first"
+        " share is that of the student's tokens that begin at an edge shared with the teacher (the"
+        " first token of a text is not counted); the other two are the shares of these tokens that"
+        " are the piece found for the teacher's next token.",
         table(HEAD, rows),
         results,
     )

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import CONTEXT, LEARN, ROLES
+from teachonce.store.format.features import CONTEXT, LEARN, ROLES, UNLISTED_ROLE
 from teachonce.store.format.pairs import split_pair
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.stream import Batch, Streamer
@@ -234,8 +234,12 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
         text = "whether students are trained on each token"
         of_token.append(("learn", "bool", text, lambda batch: batch.stored[LEARN]))
     if index.features.messages:
-        text = f"characters of each message's content, and its role: {', '.join(ROLES)}, by number"
-        for place, name in enumerate(("begin", "end", "role")):
+        roles = ", ".join(f"{number} {role}" for number, role in enumerate(ROLES))
+        for place, (name, text) in enumerate({
+            "begin": "character of the text where the content of each message begins",
+            "end": "character behind the content of each message",
+            "role": f"role of each message: {roles}, {UNLISTED_ROLE} any other",
+        }.items()):  # fmt: skip
             values = partial(_messages, place)
             yield Column(f"message_{name}", "message", "int32", text, values)
     for name, dtype, description, values in of_sequence:

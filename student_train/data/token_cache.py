@@ -42,8 +42,9 @@ def token_table(
 ) -> TokenTable:
     """Return the token table of a store for a `tokenizers.Tokenizer`, from the cache if possible.
 
-    texts: what the student reads in place of the store's texts; their table is not cached. If the
-        cache folder is not writable, the table is made in a temporary folder each time.
+    texts: what the student reads in place of the store's texts; their table is not cached.
+
+    If the cache folder is not writable, the table is made in a temporary folder each time.
     """
     if texts is not None:
         return _uncached(lambda folder: _write(folder, texts, None, tokenizer))

@@ -4,7 +4,7 @@ teacher. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from teachonce.checkpoints.declared import layers_of
@@ -115,12 +115,12 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
         )
     theirs, own = Sizes.of_config(config, where), Sizes.of_shape(shape)
     if own.each != theirs.each:
-        fitting = replace(own, each=theirs.each).shape(kind, shape.layers, grouped=True)
         # A shape of GPT-2 has no size of heads.
-        fitting = f"gpt2:HxLxA with H = {theirs.each} A" if kind == "gpt2" else fitting
+        fitting = f"{kind}:HxLxAxFxKVx{theirs.each}, or " if kind != "gpt2" else ""
         raise UserError(
             f"{start}: the heads of {where} have size {theirs.each}, the student's"
-            f" {own.each}, and heads are copied whole; choose --student {fitting}"
+            f" {own.each}, and heads are copied whole; choose --student {fitting}{kind}:HxLxA with"
+            f" H = {theirs.each} A"
         )
     form, grouped = f"{kind}:HxLxAxF", f"{kind}:HxLxAxFxKV"
     if not own.fill_width:
@@ -162,7 +162,10 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     sizes, layers = Sizes.of_config(config, folder), layers_of(config) or 0
     _check_layers(config, folder, option)
     shape = sizes.shape(kind, layers, grouped=kind != "gpt2")
-    parse_student(shape, f"{option}, whose config.json says ")
+    try:
+        parse_student(shape, f"{option}, whose config.json says ")
+    except UserError as error:  # its advice is for a shape that is typed
+        raise UserError(f"{error}; give another folder, or --student llama:256x4x4") from error
     return shape
 
 

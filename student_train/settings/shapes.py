@@ -122,7 +122,7 @@ def _transformer(kind: str, size: str, inner: int, head_size: int = 0) -> Shape:
         )
     width, layers, heads = map(int, found.groups()[:3])
     feed_forward = inner * width if found[4] is None else int(found[4])
-    # transformers refuses a Llama of another hidden size, whatever the size of its heads is.
+    # transformers requires it of a Llama even if the size of its heads is given.
     multiple = not head_size or kind == "llama"
     if min(width, layers, heads) < 1 or (multiple and width % heads):
         raise ValueError(
@@ -181,9 +181,11 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
         about = "width x layers x heads, units of the feed-forward parts"
         about += ", key-value heads, size of a head" if grouped else ""
         raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
-    if (each := int(found[4] or 0)) % 2:
+    each = int(found[4] or 0)
+    if each % 2 or (found[4] and not each):
         raise ValueError(
-            f"heads of size {each}; rotary positions need an even number, such as {each + 1}"
+            f"heads of size {each}; rotary positions need an even number, such as"
+            f" {each + 2 - each % 2}"
         )
     # The factor 1 is replaced below by the feed-forward size of the kind.
     shape = _transformer(kind, found[1], 1, each)
