@@ -248,7 +248,7 @@ def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -
         (
             "llama:16x2x4",
             {},
-            "have size 8, the student's 4, .* --student llama:HxLxAxFxKVx8, or llama:HxLxA with H = 8 A$",
+            "have size 8, the student's 4, .* llama:HxLxAxFxKVx8, or llama:HxLxA with H = 8 A$",
         ),
         ("llama:16x2x4x40x4x8", {}, "^$"),
         ("gpt2:16x2x4", {"model_type": "gpt2"}, "have size 8, .* gpt2:HxLxA with H = 8 A$"),
