@@ -21,6 +21,10 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 BATCH = 1000  # texts that are tokenized at once to count tokens
+ENCODED = 32  # texts that a transformer embeds at once, the library's default
+WITHOUT_LAYERS = 1024
+"""Texts that a static model embeds at once: it pads nothing, and batches of 32 take 1.6 times the
+time."""
 
 
 class TruncationCount:
@@ -72,7 +76,9 @@ class Embedder:
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
         self.name = name
-        check_modules(resolve_vectors(name))
+        found = resolve_vectors(name)
+        check_modules(found)
+        self.batch = WITHOUT_LAYERS if static_module(found) is not None else ENCODED
         self.model = _load("SentenceTransformer", name, max_length)
         if self.model.similarity_fn_name not in ("cosine", "dot"):
             raise UserError(
@@ -88,8 +94,14 @@ class Embedder:
         """
         encode = getattr(self.model, f"encode_{role}" if role else "encode")
         cosine = self.model.similarity_fn_name == "cosine"
-        self.cuts.add(self.model, [_prompt(self.model, role) + text for text in texts])
-        found = encode(list(texts), normalize_embeddings=cosine, show_progress_bar=False)
+        prompt = _prompt(self.model, role)
+        self.cuts.add(self.model, [prompt + text for text in texts])
+        found = encode(
+            list(texts),
+            batch_size=self.batch,
+            normalize_embeddings=cosine,
+            show_progress_bar=False,
+        )
         found = np.asarray(found, np.float32)
         return _finite(found, self.name)
 
