@@ -23,11 +23,12 @@ from teachonce.training.ranks import join_ranks
 from tests.end_to_end.support import ROOT, Words, write_corpus
 from tests.end_to_end.watched import Done, processes, together
 
-STUDENT = (
-    "--vocab", 400, "--student", "16x2x2", "--batch-tokens", 256, "--accumulate", 5, "--steps", 5,
-    "--loss", "mlm=1,kl=1,hidden=1", "--dropout", 0.1, "--clip", 1000, "--eval-every", 2,
+PLAIN = (
+    "--vocab", 400, "--student", "16x2x2", "--batch-tokens", 256, "--steps", 5,
+    "--loss", "mlm=1,kl=1,hidden=1", "--clip", 1000, "--eval-every", 2,
     "--device", "cpu", "--precision", "fp32",
 )  # fmt: skip
+STUDENT = (*PLAIN, "--accumulate", 5, "--dropout", 0.1)
 
 
 def trained(count: int, words: Words, **watched: Any) -> Done:
@@ -121,10 +122,12 @@ def test_the_texts_of_a_batch_are_shared_if_a_step_has_one(store: Path, tmp_path
 
 
 @pytest.mark.apart
-def test_torchrun_itself(store: Path, alone: Path, tmp_path: Path) -> None:
-    out = tmp_path / "student"
+@pytest.mark.parametrize("student", [STUDENT, PLAIN], ids=["accumulated", "no --accumulate"])
+def test_torchrun_itself(store: Path, tmp_path: Path, student: Words) -> None:
+    alone, out = tmp_path / "alone", tmp_path / "student"
+    assert trained(1, ("--store", store, *student, "--out", alone)).codes == [0]
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    words = ("-m", "teachonce.student_train.cli", "--store", store, *STUDENT, "--out", out)
+    words = ("-m", "teachonce.student_train.cli", "--store", store, *student, "--out", out)
     found = subprocess.run(
         [*run, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300,
