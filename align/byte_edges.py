@@ -193,7 +193,8 @@ def _inside_characters(
     inside = (from_text >= 0) & (from_text < len(octets.flat))
     same = inside & (octets.flat[np.where(inside, from_text, 0)] == pieces.flat[from_piece])
     wrong = np.zeros(len(ids), np.int64)
-    wrong[behind] = _any(~same, size[behind])
+    # A special token has no bytes, so nothing is known about where it begins.
+    wrong[behind] = _any(~same, size[behind]) | (size[behind] == 0)
     # How many wrong pieces come behind each token in its group.
     before = np.cumsum(wrong)
     good = np.flatnonzero(~final & (before[last] == before))

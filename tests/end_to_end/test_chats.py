@@ -188,15 +188,28 @@ def with_own_marks(folder: Path, source: Path, template: str = OWN) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("learn", ["assistant", "all"])
-@pytest.mark.parametrize("length", [128, 40])
+# Marks of the teacher that end with a special token, as those of DeepSeek and Granite.
+SPECIAL = TEMPLATE.replace("|>\n", "|><|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("learn", "length", "template"),
+    [
+        ("assistant", 128, TEMPLATE),
+        ("all", 128, TEMPLATE),
+        ("assistant", 40, TEMPLATE),
+        ("all", 40, TEMPLATE),
+        ("assistant", 128, SPECIAL),
+    ],
+)
 def test_a_student_with_its_own_template_is_aligned_message_by_message(
-    tmp_path: Path, model: Path, learn: str, length: int
+    tmp_path: Path, model: Path, learn: str, length: int, template: str
 ) -> None:
     cut = length == 40
     rows = chats(6) if cut else [row[-3:] for row in chats(18)[::3]]
     path = tmp_path / "a.zarr"
-    words = words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path)
+    teacher = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
+    words = words_for(teacher, write_chats(tmp_path / "chats.jsonl", rows), path)
     ok(teacher_dump, *words, "--max-length", length, "--learn", learn)
     ok(feature_store, "verify", path)
     own, loss = str(with_own_marks(tmp_path / "own", model)), {"next": 1.0, "alm": 1.0}
