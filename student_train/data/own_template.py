@@ -51,10 +51,11 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
 
 def has_own_template(tokenizer: Any, store: FeatureStore) -> bool:
     """Return whether a tokenizer has another chat template than the teacher's."""
-    if not tokenizer.chat_template:
-        return False
-    theirs = teacher_template(store), template_of_student(store, tokenizer)
-    return tokenizer.get_chat_template() not in theirs
+    try:
+        own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+    except ValueError:  # several named templates, and none of them for plain chats
+        own = ""
+    return bool(own) and own not in (teacher_template(store), template_of_student(store, tokenizer))
 
 
 @dataclass(frozen=True)
