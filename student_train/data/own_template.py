@@ -210,25 +210,29 @@ class OwnTemplate:
 
 def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
     """Return bool [N], which tokens cover one of the characters `marks`, bool [C], of the joined
-    texts."""
+    texts. The first token of a content may begin with blanks before it."""
+    blanks = np.array([c == " " for text in texts for c in text], bool)
     shift = np.repeat(starts([len(text) for text in texts])[:-1], np.diff(tokens.start))
     begin, end = tokens.offsets.astype(np.int64).T + shift
-    before = starts(marks)
-    return np.asarray(before[end] > before[begin])
+    before = starts(marks & ~blanks)
+    ends_in_mark = (end > begin) & np.append(False, marks)[end]
+    return np.asarray((before[end] > before[begin]) | ends_in_mark)
 
 
 @dataclass(frozen=True)
 class _Places:
     """Holds the places that a teacher's and a student's text of a chat share: the beginning, for
     each message begin and end of the content and the end of the token that ends it, and the end of
-    the text. theirs, own: [3 M + 2], ascending."""
+    the text. theirs, own: [3 M + 2], ascending. ahead: as own, but without blanks before contents.
+    """
 
     theirs: Array
     own: Array
+    ahead: Array
 
     @classmethod
     def of(cls, chat: Chat, own: StudentText, offsets: Array, learnt: Array) -> _Places:
-        theirs, student = [0], [0]
+        theirs, student, ahead = [0], [0], [0]
         contents = chat.messages[:, :2].tolist()
         limits = [*(begin for begin, _ in contents), len(chat.text)][1:]
         for (begin, end), limit, (low, high), last in zip(
@@ -240,8 +244,12 @@ class _Places:
             closes = behind[np.cumprod(learnt[behind]) > 0]
             reach = int(offsets[closes, 1].max(initial=end))
             theirs += [begin, end, reach]
+            marks = own.text[student[-1] : low]
             student += [low, high, last if reach > end else high]
-        return cls(np.array([*theirs, len(chat.text)]), np.array([*student, len(own.text)]))
+            # The first token of a content may begin with blanks before it.
+            ahead += [low - len(marks) + len(marks.rstrip(" ")), *student[-2:]]
+        places = [*theirs, len(chat.text)], [*student, len(own.text)], [*ahead, len(own.text)]
+        return cls(*map(np.array, places))
 
     def moved(self, offsets: Array) -> Array:
         """Return offsets [T, 2] of the teacher's text in the student's text."""
@@ -250,7 +258,7 @@ class _Places:
         last = np.searchsorted(self.theirs, end, "left") - 1
         low = self.own[first] + np.where(first % 3 == 1, begin - self.theirs[first], 0)
         inside = self.own[last] + end - self.theirs[last]
-        high = np.where(last % 3 == 1, inside, self.own[np.minimum(last + 1, len(self.own) - 1)])
+        high = np.where(last % 3 == 1, inside, self.ahead[np.minimum(last + 1, len(self.own) - 1)])
         moved = np.stack([low, np.maximum(low, high)], axis=1)
         return np.asarray(np.where((end > begin)[:, None], moved, 0))
 
@@ -259,6 +267,5 @@ class _Places:
         that end messages."""
         found = np.zeros(len(text), bool)
         for low, high in zip(self.own[:-1:3].tolist(), self.own[1::3].tolist(), strict=True):
-            # The first token of a content may begin with a blank before it.
-            found[low : low + len(text[low:high].rstrip(" "))] = True
+            found[low:high] = True
         return found
