@@ -182,10 +182,10 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
         about += ", key-value heads, size of a head" if grouped else ""
         raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
     each = int(found[4] or 0)
-    if each % 2 or (found[4] and not each):
+    if found[4] and (not each or each % 2):
+        more = each + 2 - each % 2
         raise ValueError(
-            f"heads of size {each}; rotary positions need an even number, such as"
-            f" {each + 2 - each % 2}"
+            f"heads of size {each}; rotary positions need an even number, such as {more}"
         )
     # The factor 1 is replaced below by the feed-forward size of the kind.
     shape = _transformer(kind, found[1], 1, each)

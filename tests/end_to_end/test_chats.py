@@ -19,7 +19,7 @@ from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
-from teachonce.student_train.data.own_template import OwnTemplate, has_own
+from teachonce.student_train.data.own_template import OwnTemplate, has_own_template
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import plan
 from tests.end_to_end.support import invoke, ok, refused, says, write_corpus
@@ -287,7 +287,7 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     assert tokenizer.chat_template == OWN and tokenizer.eos_token == "<|im_end|>"
     # Several named templates, and none of them for plain chats.
     tokenizer.chat_template = {"tool_use": OWN, "rag": OWN}
-    assert not has_own(tokenizer, open_store(path))
+    assert not has_own_template(tokenizer, open_store(path))
     # A continued training reads the same time.
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%dT%H:%M:%SZ') }}" + OWN
     store = open_store(path)

@@ -215,6 +215,7 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("64x2x4x", "expected tiny, HxLxA or"),
         ("llama:65x2x4x96x2x16", "the hidden size 65 must be a multiple of the 4 heads"),
         ("llama:64x2x4x96x2x15", "heads of size 15; rotary positions need an even number"),
+        ("llama:64x2x4x96x2x0", "heads of size 0; rotary positions need an even number, such as 2"),
         ("gpt2:64x2x4x96x2", r"expected HxLxA\[xF\] "),
         ("3x264x1", r"264 layers of hidden size 3; .*: 264x3x1\?"),
         ("modernbert:12x2x4", "3 dimensions per head; rotary positions need an even number"),
