@@ -219,20 +219,31 @@ def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
     return np.asarray((before[end] > before[begin]) | ends_in_mark)
 
 
+def _before_blanks(text: str, low: int, high: int) -> int:
+    """Return the place behind the last character of text[low:high] that is no blank."""
+    return low + len(text[low:high].rstrip(" "))
+
+
 @dataclass(frozen=True)
 class _Places:
     """Holds the places that a teacher's and a student's text of a chat share: the beginning, for
     each message begin and end of the content and the end of the token that ends it, and the end of
-    the text. theirs, own: [3 M + 2], ascending. ahead: as own, but without blanks before contents.
+    the text. The first token of a content may begin with blanks before it, which are no part of the
+    marks.
+
+    theirs, own: [3 M + 2], ascending; the teacher's contents begin with the blanks before them.
+    ahead: as own, but contents begin with the blanks before them. shift: how far the student's
+    contents are behind the teacher's, at the places of their begins.
     """
 
     theirs: Array
     own: Array
     ahead: Array
+    shift: Array
 
     @classmethod
     def of(cls, chat: Chat, own: StudentText, offsets: Array, learnt: Array) -> _Places:
-        theirs, student, ahead = [0], [0], [0]
+        theirs, student, ahead, shift = [0], [0], [0], [0]
         contents = chat.messages[:, :2].tolist()
         limits = [*(begin for begin, _ in contents), len(chat.text)][1:]
         for (begin, end), limit, (low, high), last in zip(
@@ -243,22 +254,23 @@ class _Places:
             (behind,) = np.nonzero((offsets[:, 0] >= end) & (offsets[:, 1] <= limit))
             closes = behind[np.cumprod(learnt[behind]) > 0]
             reach = int(offsets[closes, 1].max(initial=end))
-            theirs += [begin, end, reach]
-            marks = own.text[student[-1] : low]
+            theirs += [_before_blanks(chat.text, theirs[-1], begin), end, reach]
+            ahead += [_before_blanks(own.text, student[-1], low), high]
             student += [low, high, last if reach > end else high]
-            # The first token of a content may begin with blanks before it.
-            ahead += [low - len(marks) + len(marks.rstrip(" ")), *student[-2:]]
-        places = [*theirs, len(chat.text)], [*student, len(own.text)], [*ahead, len(own.text)]
-        return cls(*map(np.array, places))
+            ahead.append(student[-1])
+            shift += [low - begin, 0, 0]
+        ends = [*theirs, len(chat.text)], [*student, len(own.text)], [*ahead, len(own.text)]
+        return cls(*map(np.array, ends), np.array([*shift, 0]))
 
     def moved(self, offsets: Array) -> Array:
         """Return offsets [T, 2] of the teacher's text in the student's text."""
         begin, end = offsets.astype(np.int64).T
         first = np.searchsorted(self.theirs, begin, "right") - 1
         last = np.searchsorted(self.theirs, end, "left") - 1
-        low = self.own[first] + np.where(first % 3 == 1, begin - self.theirs[first], 0)
-        inside = self.own[last] + end - self.theirs[last]
-        high = np.where(last % 3 == 1, inside, self.ahead[np.minimum(last + 1, len(self.own) - 1)])
+        low = np.where(first % 3 == 1, begin + self.shift[first], 0)
+        behind = self.ahead[np.minimum(last + 1, len(self.own) - 1)]
+        high = np.where(last % 3 == 1, end + self.shift[last], behind)
+        low = np.maximum(low, self.own[first])
         moved = np.stack([low, np.maximum(low, high)], axis=1)
         return np.asarray(np.where((end > begin)[:, None], moved, 0))
 

@@ -243,19 +243,23 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
     assert np.array_equal(chunks.logprobs, np.array(taught, np.float32))
 
 
+@pytest.mark.parametrize("side", ["teacher", "student"])
 def test_the_first_token_of_an_answer_may_begin_with_a_blank_of_the_template(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, side: str
 ) -> None:
     chat = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "a"}]
     path = tmp_path / "a.zarr"
-    ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", [chat] * 60), path))
-    template = OWN.replace("}}\n{{", "}}: {{")
+    theirs = TEMPLATE.replace("|>\n", "|>: ") if side == "teacher" else TEMPLATE
+    teacher = with_template(Path(shutil.copytree(model, tmp_path / "model")), theirs)
+    ok(teacher_dump, *words_for(teacher, write_chats(tmp_path / "chats.jsonl", [chat] * 60), path))
+    template = OWN.replace("}}\n{{", "}}: {{") if side == "student" else OWN
     own = with_own_marks(tmp_path / "own", model, template)
     loss = {"next": 1.0, "alm": 1.0}
     batches = StudentBatches(path, str(own), student="llama:32x2x4", loss=loss)
     (raw,) = open_store(path).gather([np.arange(1)])
     batch = batches.collator.for_validation(raw, 0, (0,))
-    assert batches.tokenizer.decode(batch.labels) == " a<|im_end|>"
+    blank = " " * (side == "student")
+    assert batches.tokenizer.decode(batch.labels) == f"{blank}a<|im_end|>"
     chunks = batch.aligned["bytes"].chunks
     assert chunks is not None and np.array_equal(chunks.following, batch.labels)
     record = open_store(path)[0]
