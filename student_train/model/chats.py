@@ -47,8 +47,8 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     others = [each for each in chats[1:] if each.features.messages]
     if reason := _refusal(tokenizer, others):
         raise UserError(
-            f"{chats[0].path} and {others[0].path} have different chat templates, and the student"
-            f" gets the first: {reason}; train on stores of one template"
+            f"the student gets the chat template of the first store, {chats[0].path}: {reason};"
+            " give the other store first, or stores of one template"
         )
     return line
 

@@ -284,6 +284,13 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     # A student that has it is no student with another template.
     said = ok(student_train, *words, "--vocab", tmp_path / "student", "--out", tmp_path / "next")
     assert "chat template" not in said
+    # Nor does a store's template replace that of another one whose chats it refuses.
+    strict = with_template(Path(shutil.copytree(model, tmp_path / "strict")), refusing + TEMPLATE)
+    users = write_chats(tmp_path / "users.jsonl", [row[-2:] for row in chats(40)])
+    ok(teacher_dump, *words_for(strict, users, tmp_path / "b.zarr"))
+    both = ("--store", tmp_path / "b.zarr", *words, "--vocab", "300")
+    line = refused(student_train, *both, "--out", tmp_path / "both")
+    says(line, "does not write the chats of", "a.zarr (no system)", "give the other store first")
     with_own_marks(tmp_path / "own", model)
     said = ok(student_train, *words, "--vocab", tmp_path / "own", "--out", tmp_path / "other")
     says(said, "chat template of the tokenizer", "message by message")
