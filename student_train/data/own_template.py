@@ -259,8 +259,9 @@ class _Places:
             student += [low, high, last if reach > end else high]
             ahead.append(student[-1])
             shift += [low - begin, 0, 0]
-        ends = [*theirs, len(chat.text)], [*student, len(own.text)], [*ahead, len(own.text)]
-        return cls(*map(np.array, ends), np.array([*shift, 0]))
+        size = len(own.text)
+        each = [*theirs, len(chat.text)], [*student, size], [*ahead, size], [*shift, 0]
+        return cls(*map(np.array, each))
 
     def moved(self, offsets: Array) -> Array:
         """Return offsets [T, 2] of the teacher's text in the student's text."""
