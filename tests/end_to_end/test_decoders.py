@@ -123,7 +123,7 @@ def test_a_student_like_a_decoder_of_another_family_is_a_decoder(tmp_path: Path)
     gemma = dumped(tmp_path / "gemma", corpus, tmp_path / "store.zarr", **words)
     for loss in ({}, {"loss": ("hidden=1",)}):
         options = checked_from({"store": (str(gemma),), "student": "teacher:1", **loss})
-        assert options.student == "llama:32x1x4x64x4"
+        assert options.student == "llama:32x1x4x64x4x16"
 
 
 def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
