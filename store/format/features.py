@@ -31,7 +31,7 @@ ROLES = ("assistant", "system", "developer", "user", "tool", "function", "ipytho
 """Roles of messages by number; UNLISTED_ROLE is any other."""
 UNLISTED_ROLE = 255
 ACTIONS = 3
-"""What a teacher reads in place of a masked word: FORMAT.md, section 6."""
+"""How many actions a masked word may have: FORMAT.md, section 6."""
 TASKS = {"classification": ("sequence/label", "classes"), "tagging": ("token/tag", "tags")}
 """For each task, the array of a part with the gold labels, and the group of a view's logits."""
 

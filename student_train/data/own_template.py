@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.align import Tokens
+from teachonce.align import FlatText, Tokens
 from teachonce.checkpoints.chat_template import (
     closing,
     filled,
@@ -211,10 +211,10 @@ class OwnTemplate:
 def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
     """Return bool [N], which tokens cover one of the characters `marks`, bool [C], of the joined
     texts. The first token of a content may begin with blanks before it."""
-    blanks = np.array([c == " " for text in texts for c in text], bool)
-    shift = np.repeat(starts([len(text) for text in texts])[:-1], np.diff(tokens.start))
+    text = FlatText.of(texts)
+    shift = np.repeat(text.start[:-1], np.diff(tokens.start))
     begin, end = tokens.offsets.astype(np.int64).T + shift
-    before = starts(marks & ~blanks)
+    before = starts(marks & (text.codepoints != ord(" ")))
     ends_in_mark = (end > begin) & np.append(False, marks)[end]
     return np.asarray((before[end] > before[begin]) | ends_in_mark)
 
