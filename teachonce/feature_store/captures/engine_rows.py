@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample, same_length
@@ -22,6 +23,7 @@ from teachonce.feature_store.captures.tables import (
     holds_table,
     numbers,
     row_arrays,
+    schema_of,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.arrays import Array
@@ -35,11 +37,15 @@ FIELDS = (IDS, BEST, LOGPROBS, OBSERVED)
 NAMES = [field.name for field in FIELDS]
 
 
+def _engine_of(schema: Any) -> str:
+    """Return the engine that the metadata of a schema name, "none" without one."""
+    return (schema.metadata or {}).get(b"engine", b"none").decode(errors="replace")
+
+
 def _is_of(engine: str, table: Table) -> bool:
     """Return whether a table has the columns of FIELDS, and its metadata name the engine."""
     # Captures of both engines have the same columns.
-    metadata = table.schema.metadata or {}
-    return set(NAMES) <= set(table.columns) and metadata.get(b"engine") == engine.encode()
+    return set(NAMES) <= set(table.columns) and _engine_of(table.schema) == engine
 
 
 class EngineRows(TableCapture):
@@ -51,6 +57,13 @@ class EngineRows(TableCapture):
             f" examples/capture_{engine}.py writes"
         )
         super().__init__(options.source, partial(_is_of, engine), wanted)
+        for file in self._table.files:
+            if (other := _engine_of(schema_of(file))) != engine:
+                raise UserError(
+                    f"{file}: its metadata have engine={other}, and those of"
+                    f" {self._table.files[0]} engine={engine}; import each engine's files from a"
+                    " folder of their own"
+                )
         self._size = first_width(self._table, BEST)
         self.contents = CaptureContents(
             topk=self._size, observed=True, vocabulary=teacher.vocabulary

@@ -97,7 +97,7 @@ def open_table(path: Path) -> Table | None:
     files = regular(_files_of(path))
     if not files:
         return None
-    schema = _schema(files[0])
+    schema = schema_of(files[0])
     columns = tuple(schema.names)
     # Arrow cannot look a column up by a name that occurs twice.
     if len(set(columns)) < len(columns):
@@ -105,9 +105,9 @@ def open_table(path: Path) -> Table | None:
             f"{files[0]}: two columns have the same name: {', '.join(columns)}; rename one"
         )
     for other in files[1:]:
-        if _types(_schema(other)) != _types(schema):
+        if _types(schema_of(other)) != _types(schema):
             raise UserError(
-                f"{other}: its columns are {_types(_schema(other))}, and the columns of {files[0]}"
+                f"{other}: its columns are {_types(schema_of(other))}, and the columns of {files[0]}"
                 f" {_types(schema)}; remove the files that belong to another table"
             )
     return Table(path, files, columns, schema)
@@ -157,7 +157,8 @@ def _files_of(path: Path) -> list[Path]:
     return [path / Path(each["filename"]).name for each in files]
 
 
-def _schema(path: Path) -> Any:
+def schema_of(path: Path) -> Any:
+    """Read the Arrow schema of one file of a table. Raises UserError if it cannot be read."""
     with _arrow_errors(path):
         schema = _read_schema(path)
         _types(schema)  # raises for names that are not UTF-8

@@ -183,3 +183,12 @@ def test_rows_of_an_engine_that_do_not_fit(teacher: Path, tmp_path: Path) -> Non
     captured("vllm", teacher, source, 4)
     says(importing(source, teacher, "--format", "sglang"), "engine=sglang", "capture_sglang.py")
     says(importing(source, teacher, "--model", tmp_path / "gone"), "--model", "no such folder")
+
+
+def test_files_of_both_engines_in_a_folder(teacher: Path, tmp_path: Path) -> None:
+    """They have the same columns, and each engine's rows are read in its own way."""
+    (tmp_path / "rows").mkdir()
+    for number, engine in enumerate(ENGINES):
+        captured(engine, teacher, tmp_path / "rows" / f"{number}.parquet", 4)
+    line = importing(tmp_path / "rows", teacher)
+    says(line, "1.parquet", "engine=sglang", "0.parquet engine=vllm", "a folder of their own")
