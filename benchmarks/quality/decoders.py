@@ -5,15 +5,16 @@
 Students with a byte-level vocabulary of their own learn from a store of English novels and are
 scored on a book that is not stored. Cross-entropy (next) is tuned over all rates; every other arm
 over the rates next to the best of cross-entropy, at the first seed. What is finished in --work is
-not trained again.
+not trained again, and the table has all of it; --arms "" trains nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -24,11 +25,14 @@ from teachonce.downstream.settings import LmSettings
 from teachonce.store import open_store
 from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.output.run import run
+from teachonce.student_train.settings.option_fields import loss_words
+from teachonce.student_train.settings.terms import NEXT_LOSS
 from teachonce.support.console import command_errors
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 
 NEXT, BOTH = "next=1", "next=0.5,kl-next=0.5"
+STARTS = {"teacher": "cut", "vocab": "vocab", "random": "random"}
 ARMS = {
     "random, next": {"init": "random", "loss": NEXT},
     "random, next + kl-next": {"init": "random", "loss": BOTH},
@@ -49,6 +53,7 @@ ARMS = {
 A cut needs a student with the teacher's size of heads."""
 
 BATCH = 2048  # teacher tokens
+SCORES = "lm.json"
 HELD_OUT = slice(10_900_000, 11_000_000)  # characters of a later book with a paragraph a line
 
 
@@ -85,32 +90,87 @@ class Bench:
         if "loss" in words:
             given["loss"] = tuple(words["loss"].split(","))
         found = run(checked_from(given), resume=out.exists(), say=lambda line: None)["result"]
-        scores = out / "lm.json"
+        scores = out / SCORES
         if not scores.exists():
             scores.write_text(json.dumps(score_text(out, self.test)))
         test = json.loads(scores.read_text())["bits_per_byte"]
         print(f"{out.name}: {found['valid_bits_per_byte']:.4f}, test {test:.4f}", flush=True)
         return {"valid": found["valid_bits_per_byte"], "test": test, "seconds": found["seconds"]}
 
-    def best_rate(self, arm: str, rates: Sequence[float]) -> float:
-        """Return the rate with the lowest validation at the first seed."""
-        return min(rates, key=lambda rate: self.scored(arm, rate, 0)["valid"])
-
-    def rows(self, arms: Sequence[str], seeds: int) -> list[list[object]]:
-        """Train the arms; one row each. Each start's `next` comes before its other arms."""
-        rows, best, plain = list[list[object]](), 0.0, dict[str, list[float]]()
+    def train(self, arms: Sequence[str], seeds: int) -> None:
+        """Train and score arms at their best rates. Each start's `next` comes before its others."""
+        best = 0.0
         for arm in arms:
-            near = [rate for rate in self.rates if best / 2 <= rate <= best * 2]
-            rate = self.best_rate(arm, near or self.rates)
-            scores = [self.scored(arm, rate, seed) for seed in range(seeds)]
-            bits, start = [each["test"] for each in scores], arm.partition(",")[0]
+            near = [rate for rate in self.rates if best / 2 <= rate <= best * 2] or self.rates
+            rate = min(near, key=lambda each: self.scored(arm, each, 0)["valid"])
+            for seed in range(1, seeds):
+                self.scored(arm, rate, seed)
             if arm.endswith(", next"):
-                best, plain[start] = rate, bits
-            gains = np.subtract(bits, plain[start]) if start in plain else []
-            gain = f"{np.mean(gains):+.3f} ± {np.std(gains, ddof=1):.3f}" if len(gains) > 1 else ""
-            seconds = np.median([each["seconds"] for each in scores])
-            rows.append([arm, f"{rate:g}", mean_and_deviation(bits), gain, f"{seconds:.0f}"])
-        return rows
+                best = rate
+
+
+class Cell(NamedTuple):
+    """What a row of the table is about."""
+
+    student: str
+    vocab: str
+    tokens: int
+    start: str
+    losses: str
+
+
+class Trained(NamedTuple):
+    """A finished training."""
+
+    rate: float
+    seed: int
+    valid: float
+    test: float
+    parameters: int
+
+
+def finished(work: Path) -> Iterator[tuple[Cell, Trained]]:
+    """Yield all finished and scored trainings of a folder."""
+    for scores in sorted(work.glob(f"*/{SCORES}")):
+        training = json.loads((scores.parent / "training.json").read_text())
+        words, result = training["settings"], training["result"]
+        default = words["loss"] == dict(NEXT_LOSS)
+        cell = Cell(
+            words["student"],
+            words["vocab"],
+            words["steps"] * words["batch_tokens"],
+            STARTS[words["init"]],
+            "default" if default else loss_words(words["loss"]),
+        )
+        test = json.loads(scores.read_text())["bits_per_byte"]
+        valid, size = result["valid_bits_per_byte"], result["parameters"]
+        yield cell, Trained(words["lr"], words["seed"], valid, test, size)
+
+
+def table_rows(work: Path) -> list[list[object]]:
+    """A row for each cell: its seeds at its best rate, and by seed minus `next` of that start."""
+    cells = defaultdict[Cell, list[Trained]](list)
+    for cell, trained in finished(work):
+        cells[cell].append(trained)
+    best, rows = dict[Cell, dict[int, Trained]](), list[list[object]]()
+    for cell, found in cells.items():
+        first = min(each.seed for each in found)
+        rate = min((each for each in found if each.seed == first), key=lambda one: one.valid).rate
+        best[cell] = {each.seed: each for each in found if each.rate == rate}
+    for cell in sorted(best, key=lambda each: (*each[:4], each.losses != NEXT, each.losses)):
+        seeds, plain = best[cell], best.get(cell._replace(losses=NEXT), {})
+        gains = [seeds[each].test - plain[each].test for each in seeds if each in plain]
+        known = gains and cell.losses != NEXT
+        gain = f"{np.mean(gains):+.3f}" if known else ""
+        if known and len(gains) > 1:
+            gain += f" ± {np.std(gains, ddof=1):.3f}"
+        one, tried = seeds[min(seeds)], len({each.rate for each in cells[cell]})
+        rows.append([
+            cell.student, f"{one.parameters / 1e6:.1f}", cell.vocab, f"{cell.tokens / 1e6:.1f}",
+            cell.start, cell.losses, f"{one.rate:g} of {tried}", len(seeds), f"{one.valid:.3f}",
+            mean_and_deviation([each.test for each in seeds.values()]), gain,
+        ])  # fmt: skip
+    return rows
 
 
 @click.command()
@@ -153,24 +213,27 @@ def main(
         "steps": steps,
         "batch_tokens": BATCH,
         "eval_every": steps,
+        "checkpoint_every": 50,
     }
     every = [float(rate) for rate in rates.split(",")]
     bench = Bench(work, path, held_out(corpus, work), common, every)
-    rows = bench.rows([each.strip() for each in arms.split(";")], seeds)
+    bench.train([each.strip() for each in arms.split(";") if each.strip()], seeds)
     own = score_text(Path(model), bench.test, "bf16")["bits_per_byte"]
     of_store = f"{open_store(path).meta['tokens']:,}"
     settings = (
-        f"`python -m benchmarks.quality.decoders --student {student} --vocab {vocab} --tokens"
-        f" {tokens} --seeds {seeds}`; teacher {Path(model).name} ({own:.3f} bits a byte),"
-        f" {of_store} stored tokens of English novels, top 64 and mean states; {steps} steps of"
-        f" {BATCH:,} teacher tokens; the rate is the best of {', '.join(f'{r:g}' for r in every)}"
-        " at seed 0 by the store's held-out part (for arms after `next` of a start: the best and"
-        f" its neighbours); bits a byte of {HELD_OUT.stop - HELD_OUT.start:,} characters of"
-        " another book; gains are by seed, over `next` with the same start."
+        f"`python -m benchmarks.quality.decoders`; teacher {Path(model).name} ({own:.3f} bits a"
+        f" byte), {of_store} stored tokens of English novels, top 64 and mean states; steps of"
+        f" {BATCH:,} teacher tokens. A row is at the rate with the lowest bits a byte of the"
+        " store's held-out part (valid) at the first seed, of the number of rates tried. Bits a"
+        f" byte are those of {HELD_OUT.stop - HELD_OUT.start:,} characters of another book, which"
+        " has no part in any choice. Gains are by seed, over `next=1` with the same start at its"
+        f" own best rate. The default is `{loss_words(NEXT_LOSS)}`."
     )
-    head = ("start, losses", "lr", "bits a byte", "minus `next`", "seconds")
-    title = f"Decoder students: {student}, {vocab} pieces, {tokens / 1e6:g}M tokens"
-    publish(title, settings, table(head, rows), results)
+    head = (
+        "student", "M", "pieces", "M tokens", "start", "losses", "lr", "seeds", "valid",
+        "bits a byte", "minus `next`",
+    )  # fmt: skip
+    publish("Decoder students", settings, table(head, table_rows(work)), results)
 
 
 if __name__ == "__main__":
