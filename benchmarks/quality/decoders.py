@@ -64,13 +64,12 @@ def held_out(corpus: Path, work: Path) -> Path:
     return path
 
 
-def score_text(model: Path, test: Path, precision: str = "fp32") -> dict[str, float]:
-    """Score a decoder's folder on a file of documents, one a line."""
-    found = score_lm(
-        str(model), {"test": test}, LmSettings(precision=precision), say=lambda line: None
-    )
-    scores: dict[str, float] = found["mean"]["test"]
-    return scores
+def bits_per_byte(model: Path, test: Path, scores: Path) -> float:
+    """Score a decoder's folder on a file of documents, one a line, unless `scores` has it."""
+    if not scores.exists():
+        found = score_lm(str(model), {"test": test}, LmSettings(), say=lambda line: None)
+        scores.write_text(json.dumps(found["mean"]["test"]))
+    return float(json.loads(scores.read_text())["bits_per_byte"])
 
 
 class Bench:
@@ -90,10 +89,7 @@ class Bench:
         if "loss" in words:
             given["loss"] = tuple(words["loss"].split(","))
         found = run(checked_from(given), resume=out.exists(), say=lambda line: None)["result"]
-        scores = out / SCORES
-        if not scores.exists():
-            scores.write_text(json.dumps(score_text(out, self.test)))
-        test = json.loads(scores.read_text())["bits_per_byte"]
+        test = bits_per_byte(out, self.test, out / SCORES)
         print(f"{out.name}: {found['valid_bits_per_byte']:.4f}, test {test:.4f}", flush=True)
         return {"valid": found["valid_bits_per_byte"], "test": test, "seconds": found["seconds"]}
 
@@ -218,7 +214,7 @@ def main(
     every = [float(rate) for rate in rates.split(",")]
     bench = Bench(work, path, held_out(corpus, work), common, every)
     bench.train([each.strip() for each in arms.split(";") if each.strip()], seeds)
-    own = score_text(Path(model), bench.test, "bf16")["bits_per_byte"]
+    own = bits_per_byte(Path(model), bench.test, work / "teacher.json")
     of_store = f"{open_store(path).meta['tokens']:,}"
     settings = (
         f"`python -m benchmarks.quality.decoders`; teacher {Path(model).name} ({own:.3f} bits a"
