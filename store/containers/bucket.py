@@ -106,17 +106,19 @@ class Bucket:
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
         """Read a range once; see `teachonce.store.containers.remote_ranges.RangeFetcher`."""
-        if begin < 0 and self._suffixes:
-            wanted: Any = {"suffix": -begin}
-        elif begin < 0:
-            size = int((await self._obstore.head_async(self.store, name))["size"])
+        wanted: Any = {"suffix": -begin} if begin < 0 else (begin, end)
+        if begin < 0 and not self._suffixes:
+            size = await self._size(name)
             wanted = (max(0, size + begin), size)
-        else:
-            wanted = (begin, end)
         try:
             given = await self._obstore.get_async(self.store, name, options={"range": wanted})
-        # obstore has no exception class for these two cases; it raises before it reads the body.
+        # obstore has no exception class for these cases; it raises before it reads the body.
         except Exception as error:
+            # No byte of the range exists: the object is empty, or shorter. That is damage of the
+            # store, which the reader of the bytes reports.
+            answer = http_answer(error)
+            if wanted == (0, 0) or (answer and answer.status == 416):
+                return FetchedBytes(np.empty(0, np.uint8), await self._size(name), set())
             if any(word in str(error) for word in IGNORED):
                 raise RangeIgnored("the server ignores Range and sends whole objects") from error
             if found := OTHER_RANGE.search(str(error)):
@@ -138,15 +140,17 @@ class Bucket:
 
     def size(self, name: str) -> int:
         """Return the size of an object in bytes."""
-        found = self.send(name, lambda: self._obstore.head_async(self.store, name))
-        return int(found["size"])
+        return self.send(name, lambda: self._size(name))
+
+    async def _size(self, name: str) -> int:
+        return int((await self._obstore.head_async(self.store, name))["size"])
 
     def has_all(self, names: Iterable[str]) -> list[bool]:
         """Return for each name whether the object exists, by concurrent requests."""
 
         async def one(name: str) -> bool:
             try:
-                await self.retrier.send(name, lambda: self._obstore.head_async(self.store, name))
+                await self.retrier.send(name, lambda: self._size(name))
             except ABSENT:
                 return False
             return True

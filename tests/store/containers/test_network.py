@@ -300,6 +300,13 @@ def test_what_vanishes_behind_an_open_array_is_no_zeros(s3: S3, small: Path) -> 
     fs = open_store(url)
     ids = fs.part(0).array("token/id")
     assert ids.read(0, 5).any()
+    s3.write(f"vanishing.zarr/{key}", b"")
+    fs.source.forget("parts/0/token/id")
+    with pytest.raises(StoreError, match="the file has 0 bytes, too few for its index"):
+        fs.part(0).array("token/id").read(0, 5)
+    s3.put(small, "vanishing.zarr")
+    fs.source.forget("parts/0/token/id")
+    assert ids.read(0, 5).any()
     s3.remove(f"vanishing.zarr/{key}")
     assert ids.read(0, 5).any()  # of what is in memory
     fs.source.forget("parts/0/token/id")
