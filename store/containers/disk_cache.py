@@ -167,7 +167,8 @@ class DiskCache:
             mark, checksum, whole = END.unpack(data[-END.size :].tobytes())
             if mark == MARK and google_crc32c.value(payload) == checksum:
                 return FetchedBytes(payload, whole, set())
-        self._remove([path])
+        with suppress(OSError):
+            self._remove([path])
         return None
 
     def put(self, store: str, name: str, begin: int, end: int, piece: FetchedBytes) -> None:
@@ -210,12 +211,12 @@ class DiskCache:
             raise
 
     def forget(self, store: str, *names: str) -> None:
-        """Remove all entries of objects of a store."""
+        """Remove all entries of objects of a store. Raises OSError."""
         named = {_entry_prefix(store, name) for name in names}
         self._remove([each for each in self.folder.iterdir() if each.name[:32] in named])
 
     def _remove(self, paths: list[Path]) -> None:
-        with suppress(OSError), self._counted() as taken:
+        with self._counted() as taken:
             for path in paths:
                 with suppress(FileNotFoundError):
                     size = taken_by(path.stat().st_size)

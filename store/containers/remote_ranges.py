@@ -174,14 +174,18 @@ class RemoteRanges:
         with self._lock:
             self._drop(done)
 
-    def forget(self, name: str) -> None:
-        """Drop all ranges of an object, so that it is fetched again."""
+    def forget(self, *names: str) -> None:
+        """Drop all ranges of objects, so that they are fetched again."""
         with self._lock:
-            for each in [each for each in self._ranges if each.name == name]:
+            for each in [each for each in self._ranges if each.name in names]:
                 self._drop(each)
         if self._disk is not None:
-            # In the same thread as the writes, so that ranges that wait for it are removed, too.
-            self._writer.submit(self._disk.forget, self._store, name).result()
+            try:
+                # In the same thread as the writes, so that ranges that wait for it are removed, too.
+                self._writer.submit(self._disk.forget, self._store, *names).result()
+            except OSError:  # a damaged entry that stays would be read again and again
+                with self._lock:
+                    self._disk = None
 
     def close(self) -> None:
         """Release the memory, cancel requests, and wait until the disk cache has stored what

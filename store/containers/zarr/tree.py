@@ -193,8 +193,8 @@ class ZarrSource:
         """Drop the cached bytes of an array that was found damaged, so that it is fetched again."""
         if self.ranges is not None:
             # The number of dimensions is unknown here: the metadata may be what is damaged.
-            for file in (f"{name}/zarr.json", *(f"{name}/c{'/0' * n}" for n in (1, 2, 3, 4))):
-                self.ranges.forget(file)
+            shards = (shard_path(name, (1,) * n) for n in (1, 2, 3, 4))
+            self.ranges.forget(f"{name}/zarr.json", *shards)
 
     def bytes(self, name: str) -> bytes | None:
         """Read a whole small file; None if there is none."""

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -309,6 +310,13 @@ def test_a_small_cache_and_a_full_one_read_the_same(
     assert_same(streamed(fs), near)
     fs.close()
     assert sum("No space left on device; make room" in line for line in caplog.messages) == 1
+    fs = open_store(URL, cache=f"disk:{tmp_path / 'gone'},1GB")
+    shutil.rmtree(tmp_path / "gone")
+    s3.weather = Weather(
+        {"flipped": 1.0}, lambda _, path: "id/c" in path and not s3.weather.met["flipped"]
+    )
+    assert_same(streamed(fs), near)
+    assert s3.weather.met["flipped"] == 1
 
 
 def full(*_: object) -> None:
