@@ -169,4 +169,9 @@ class FsspecFiles:
         return {name for name in names if part_of(name) not in parts}
 
     def write(self, name: str, data: bytes) -> None:
-        self._send(name, lambda address: self._fs._pipe_file(address, data), None)
+        async def request(address: str) -> None:
+            # file:// and sftp:// have folders; object stores ignore this.
+            await self._fs._makedirs(address.rpartition("/")[0], exist_ok=True)
+            await self._fs._pipe_file(address, data)
+
+        self._send(name, request, None)

@@ -36,6 +36,11 @@ def test_without_credentials_the_remedy_is_told(
     assert "\n" not in str(caught.value)
 
 
+def test_upload_makes_folders(made: Made, tmp_path: Path) -> None:
+    upload(made("zarr")[0], url := f"file://{tmp_path}/new/a.zarr")
+    assert verify(url).problems == []
+
+
 def test_reading_and_verifying_from_memory(made: Made) -> None:
     path, parts = made("zarr")
     memory = fsspec.filesystem("memory")
