@@ -28,6 +28,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.identity import count_numbers, format_runs, parse_runs
 from teachonce.store.format.layout import part_arrays
 from teachonce.store.read.stored_tokenizer import within_bounds
+from teachonce.store.tools import documents
 from teachonce.store.tools.copy import selected, take_part
 from teachonce.store.tools.documents import document_texts
 from teachonce.store.tools.forget import FORGETTING, forget
@@ -244,6 +245,26 @@ def test_killed(store: Path, delays: tuple[float, ...]) -> None:
             assert "is not finished" in str(error)
     forgetting.run(path, *GONE)
     check_forgotten(path, kept, text)
+
+
+class Counted(str):
+    """A text that counts the characters to which it is appended."""
+
+    copied = 0
+
+    def __radd__(self, other: str) -> str:
+        Counted.copied += len(other)
+        return other + str(self)
+
+
+def test_windows_are_joined_without_copying_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows, whole = [(3, "abcdef"), (3, ""), (5, "gh"), (2, "ijkl"), (9, "mn")], "abc"
+    for begin, text in windows:
+        whole = whole[:begin] + text
+    pieces = [(7, begin, Counted(text)) for begin, text in [(0, "abc"), *windows]]
+    monkeypatch.setattr(documents, "_pieces", lambda store: [*pieces, (8, 0, "b")])
+    store: Any = SimpleNamespace(features=SMALL)
+    assert dict(document_texts(store)) == {7: whole, 8: "b"} and Counted.copied == 0
 
 
 @pytest.fixture
