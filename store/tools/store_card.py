@@ -124,5 +124,5 @@ def _paths(store: FeatureStore) -> Iterator[str]:
     yield store.path
     teacher = store.identity.get("teacher")
     path = str(teacher.get("id")) if isinstance(teacher, Mapping) else ""
-    if path.startswith(("/", ".", "~")):
+    if path.startswith(("/", ".", "~")) and PurePath(path).name:  # not the folder "."
         yield path

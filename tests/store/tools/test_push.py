@@ -118,6 +118,8 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
     for fact in ("teacher     tiny", store.manifest.content(), "hidden", "bytes per teacher token"):
         assert fact in card.text
     assert str(Path(store.path).parent) not in card.text
+    store.identity["teacher"] = {"id": "."}  # teacher-dump --model .
+    assert " 39.00" in store_card(store, "user/what", "a.zarr")
 
 
 @pytest.mark.parametrize(
