@@ -56,7 +56,7 @@ class RemoteShard(Shard):
         self._decoded, self._read = Counter[ByteRange](), Counter[ByteRange]()  # bytes of each run
         for run, (_, size) in zip(self._runs, self.places, strict=True):
             # The last chunk counts as full, so that small arrays, which are read often, stay.
-            self._decoded[run] += layout.rows * layout.row_bytes if size else 0
+            self._decoded[run] += layout.chunk_bytes if size else 0
         self._lock = Lock()
 
     def _piece(self, wanted: ByteRange) -> FetchedBytes:

@@ -50,6 +50,11 @@ class ShardLayout:
     def row_bytes(self) -> int:
         return self.dtype.itemsize * prod(self.shape[1:])
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Return the decoded size of a chunk. The last chunk counts as full."""
+        return self.rows * self.row_bytes
+
 
 def shard_layout(node: dict[str, Any]) -> ShardLayout | None:
     """Read the layout of an array from its zarr.json; None if this module cannot read such an
@@ -179,7 +184,7 @@ class Shard:
             raise Damage(f"{what} is missing or lies outside the file")
         data, sound = self.stored(chunk)
         payload = data[:-CRC_BYTES] if chunk in sound else _checked(data, what)
-        size = layout.rows * layout.row_bytes
+        size = layout.chunk_bytes
         if layout.compressed:
             decode(payload, what, size, low, high, out)
         elif len(payload) != size:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -39,7 +39,7 @@ from teachonce.store.containers.zarr.shards import (
     shard_layout,
     write_shard,
 )
-from teachonce.store.containers.zarr.zarr_python import check_codecs, open_slices
+from teachonce.store.containers.zarr.zarr_python import ZarrSlices, open_slices
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import ArraySpec, groups_above, teacher_array
 from teachonce.store.format.manifest import Entry
@@ -149,27 +149,18 @@ class ZarrSink:
         sync_tree(self.folder)
 
 
-@contextmanager
-def _present(where: str, shard: str) -> Iterator[None]:
-    """Raise a StoreError in place of the OSError for a missing shard."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{where}: its file {shard} is missing ({error})") from error
-
-
 class ZarrSource:
     """Reads a Zarr store from a folder or from any URL that fsspec supports.
 
-    zarr-python reads arrays in a layout that FORMAT.md does not define. `maps` is None for a remote
-    store, `ranges` for a local one.
+    zarr-python reads arrays in a layout that FORMAT.md does not define. `ranges` is None for a
+    local store; a remote one has no maps.
     """
 
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
         self.path, self.options = path, storage_options
         self.remote = "://" in path
         self.grain = REMOTE_GRAIN if self.remote else BLOSC_GRAIN
-        self.maps = None if self.remote else OpenFiles[MappedShard]()
+        self.maps = OpenFiles[MappedShard]()
         self.ranges: RemoteRanges | None = None
         self.cache: DiskCache | None = None
         self._digests: dict[str, str] = {}
@@ -264,53 +255,30 @@ class ZarrSource:
         return with_refetches(self.remote, lambda: self._array(name), lambda: self.forget(name))
 
     def _array(self, name: str) -> StoredSlices:
-        array, chunk = self._by_us(name) or self._by_zarr(name)
-        shard, where = shard_path(name, array.shape), f"{self.path}: array {name}"
-        if all(array.shape):
-            # A missing shard is damage, for which zarr-python would return the fill value.
-            with _present(where, shard):
-                stored = array.size if isinstance(array, RemoteSlices) else self._files.size(shard)
-            decoded = prod(array.shape) * array.dtype.itemsize
-            check_size(where, decoded, chunk, stored, is_json=name == "manifest")
+        node, where = self._node(name), f"{self.path}: array {name}"
+        found = shard_layout(node) or open_slices(self.path, name, node, where)
+        shard, stored = shard_path(name, found.shape), 0
+        # A missing shard is damage, for which zarr-python would return the fill value.
+        try:
+            if isinstance(found, ZarrSlices):
+                array: StoredSlices = found
+                if self.ranges is not None and all(found.shape):
+                    found.read_from(self.ranges, shard, self._files.size(shard))
+            elif self.ranges is not None:
+                array = RemoteSlices(self.ranges, shard, found, where)
+                stored = array.size
+            else:
+                mapped = partial(MappedShard, layout=found)
+                opened = partial(self.maps.get, f"{self.path}/{shard}", mapped)
+                array = ShardSlices(found, where, opened)
+            if all(found.shape):
+                stored = stored or self._files.size(shard)
+        except OSError as error:
+            raise StoreError(f"{where}: its file {shard} is missing ({error})") from error
+        decoded = prod(found.shape) * found.dtype.itemsize
+        if decoded:
+            check_size(where, decoded, found.chunk_bytes, stored, is_json=name == "manifest")
         return array
-
-    def _by_us(self, name: str) -> tuple[StoredSlices, int] | None:
-        """Open an array in our own reader, with the size in bytes of a decoded chunk. Return None
-        if zarr-python must read it."""
-        try:
-            layout = shard_layout(self._node(name))
-        except StoreError:
-            if self.remote:
-                # Over a network, `array` fetches the metadata again.
-                raise
-            return None  # zarr-python names what is wrong with it
-        if layout is None:
-            return None
-        shard, where = shard_path(name, layout.shape), f"{self.path}: array {name}"
-        chunk = layout.rows * layout.row_bytes
-        if self.maps is not None:
-            mapped = partial(MappedShard, layout=layout)
-            opened = partial(self.maps.get, f"{self.path}/{shard}", mapped)
-            return ShardSlices(layout, where, opened), chunk
-        # A local store without maps: tests remove them to compare with zarr-python.
-        if self.ranges is None:
-            return None
-        with _present(where, shard):
-            return RemoteSlices(self.ranges, shard, layout, where), chunk
-
-    def _by_zarr(self, name: str) -> tuple[StoredSlices, int]:
-        where = f"{self.path}: array {name}"
-        node = self._node(name)
-        check_codecs(node, where)
-        try:
-            slices, chunk = open_slices(self.path, name, node, where)
-        except Exception as error:  # zarr raises many kinds for damaged metadata
-            raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
-        if self.ranges is not None and all(slices.shape):
-            shard = shard_path(name, slices.shape)
-            with _present(where, shard):
-                slices.read_from(self.ranges, shard, self._files.size(shard))
-        return slices, chunk
 
     def fingerprint(self, name: str) -> str | None:
         """Return the checksum of the metadata with which the array was last opened."""
@@ -399,5 +367,4 @@ class ZarrSource:
     def close(self) -> None:
         if self.ranges is not None:
             self.ranges.close()
-        if self.maps is not None:
-            self.maps.clear()
+        self.maps.clear()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.abc.codec import Codec
-from zarr.abc.store import Store
 from zarr.codecs import BloscCodec, ShardingCodec
 from zarr.core.buffer import Buffer, cpu
 from zarr.storage import LocalStore, MemoryStore, StorePath
@@ -25,7 +24,7 @@ from teachonce.support.arrays import Array
 CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
 
 
-def check_codecs(node: dict[str, Any], where: str) -> None:
+def _check_codecs(node: dict[str, Any], where: str) -> None:
     """Raise StoreError if the zarr.json of an array names a codec that FORMAT.md does not allow: it
     might decode a few bytes to more than the memory holds."""
     todo = [node.get("codecs")]
@@ -71,25 +70,23 @@ def _bounded(codec: Codec) -> Codec:
     return codec
 
 
-def _array(store: Store, name: str, node: dict[str, Any]) -> zarr.Array[Any]:
-    return zarr.Array.from_dict(StorePath(store, name), node)
+def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> ZarrSlices:
+    """Open an array by its zarr.json, `node`. Raises StoreError.
 
-
-def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> tuple[ZarrSlices, int]:
-    """Open an array by its zarr.json, `node`. Return its slices and the bytes of a decoded chunk.
-
-    For a store behind a URL, call `ZarrSlices.read_from` before reading. Raises errors of
-    zarr-python.
+    For a store behind a URL, call `ZarrSlices.read_from` before reading.
     """
+    _check_codecs(node, where)
     fetched: dict[str, Buffer] = {}
-    remote = "://" in path
     # For a URL, zarr-python reads from memory. So our own client bounds and retries the requests,
     # and a missing shard is an error instead of zeros.
-    array = _array(MemoryStore(fetched) if remote else LocalStore(path, read_only=True), name, node)
-    metadata: Any = array.metadata
-    bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
-    slices = ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where, fetched)
-    return slices, prod(array.chunks) * slices.dtype.itemsize
+    store = MemoryStore(fetched) if "://" in path else LocalStore(path, read_only=True)
+    try:
+        array = zarr.Array.from_dict(StorePath(store, name), node)
+        metadata: Any = array.metadata
+        bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
+        return ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where, fetched)
+    except Exception as error:  # zarr raises many kinds for damaged metadata
+        raise StoreError(f"{where} cannot be opened ({error}); the store is damaged") from error
 
 
 class ZarrSlices:
@@ -101,6 +98,7 @@ class ZarrSlices:
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
         self.chunk_rows: int = array.chunks[0]
+        self.chunk_bytes = prod(array.chunks) * self.dtype.itemsize
         self._fetch: Callable[[], None] | None = None
 
     def read_from(self, ranges: RemoteRanges, shard: str, size: int) -> None:

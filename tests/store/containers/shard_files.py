@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import google_crc32c
 import numpy as np
+import pytest
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
+from teachonce.store.containers.zarr import tree
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.support.arrays import Array
 
@@ -49,9 +52,17 @@ def write(folder: Path, values: Array, rows: int, packing: list[Any]) -> Path:
 
 def both(folder: Path) -> tuple[Any, Any]:
     """The array by our reader and by zarr-python."""
-    ours, plain = ZarrSource(str(folder)), ZarrSource(str(folder))
-    plain.maps = None
-    return ours.array("a"), plain.array("a")
+    ours = ZarrSource(str(folder)).array("a")
+    with by_zarr_python():
+        return ours, ZarrSource(str(folder)).array("a")
+
+
+@contextmanager
+def by_zarr_python() -> Iterator[None]:
+    """Arrays that are opened within are read by zarr-python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "shard_layout", lambda node: None)
+        yield
 
 
 def random_values(dtype: str, shape: tuple[int, ...], seed: int, levels: int) -> Array:
