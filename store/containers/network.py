@@ -281,18 +281,11 @@ def with_refetches(
 
     A network can flip a bit that its own checksums miss. Raises the StoreError of the last attempt.
     """
-
-    def attempt() -> Result:
-        try:
-            return work()
-        except StoreError:
-            forget()
-            raise
-
     for _ in fetch_attempts(remote)[1:]:
         with suppress(StoreError):
-            return attempt()
-    return attempt()
+            return work()
+        forget()
+    return work()
 
 
 def fetch_attempts(remote: bool) -> range:

@@ -181,7 +181,7 @@ class RemoteRanges:
                 self._drop(each)
         if self._disk is not None:
             try:
-                # In the same thread as the writes, so that ranges that wait for it are removed, too.
+                # In the thread of the writes, so that ranges that wait for it are removed, too.
                 self._writer.submit(self._disk.forget, self._store, *names).result()
             except OSError:  # a damaged entry that stays would be read again and again
                 with self._lock:
