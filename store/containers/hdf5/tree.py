@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from teachonce.store.containers.interface import Flaw, unknown_flaw
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import groups_above, part_number
+from teachonce.store.format.layout import groups_above, part_of
 
 GRAIN = 2**20  # chunks are decoded whole
 MAX_DEPTH = 16  # of groups; those of a store are 6 deep
@@ -111,11 +111,6 @@ def _read(values: dict[str, bytes | int | str], where: str) -> dict[str, Any]:
             with suppress(ValueError, RecursionError):
                 found[key] = json.loads(text)
     return found
-
-
-def _has(members: Mapping[str, set[str]], path: str) -> bool:
-    parent, _, leaf = path.rpartition("/")
-    return leaf in members[parent]
 
 
 class Hdf5Source:
@@ -215,22 +210,13 @@ class Hdf5Source:
     def flaws(
         self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
     ) -> list[Flaw]:
-        children = {group: set[str]()} if group else {"": {"parts"}, "parts": set[str]()}
+        inside = {group} if group else {"", "parts"}
         for name in arrays:
-            for path in (*groups_above(name), name):
-                parent, _, leaf = path.rpartition("/")
-                if f"{parent}/".startswith(f"{group}/".lstrip("/")):
-                    children.setdefault(parent, set()).add(leaf)
-        there = {inner: set(self.members(inner)) for inner in children}
-        missing = [name for name in sorted(arrays) if not _has(there, name)]
-        strange = [
-            f"{inner}/{name}".lstrip("/")
-            for inner in sorted(children)
-            for name in sorted(there[inner] - children[inner])
-            if inner != "parts" or part_number(name) not in parts
-        ]
-        flaws = [Flaw(f"missing array {name}", name) for name in missing]
-        flaws += [unknown_flaw(name, "object") for name in strange]
+            inside |= {path for path in groups_above(name) if path.startswith(group)}
+        found = {f"{path}/{name}".lstrip("/") for path in inside for name in self.members(path)}
+        strange = {path for path in found - inside - set(arrays) if part_of(path) not in parts}
+        flaws = [Flaw(f"missing array {name}", name) for name in sorted(set(arrays) - found)]
+        flaws += [unknown_flaw(name, "object") for name in sorted(strange)]
         return flaws if group else [*flaws, *self._altered()]
 
     def _altered(self) -> Iterator[Flaw]:
