@@ -42,8 +42,7 @@ class BucketStaging:
         self._folders = f"teachonce-{hashlib.sha256(self.path.encode()).hexdigest()[:16]}-"
 
     def exists(self) -> bool:
-        (there,) = self._bucket.has_all([ROOT])
-        return there
+        return self._bucket.has_all([ROOT]) == [True]
 
     def check_place(self) -> None:
         """Raise UserError unless a store can be created here."""
@@ -85,11 +84,10 @@ class BucketStaging:
             return
         self._bucket.delete([STARTED])
         for number in self._uploaded() - self.published():
-            self.clear_part(number)
+            self._bucket.delete(self._bucket.under(f"parts/{number}"))
 
     def clear_part(self, number: int) -> None:
-        if number not in self.published():
-            self._bucket.delete(self._bucket.under(f"parts/{number}"))
+        """Do nothing: several processes cannot write a store in a bucket."""
 
     def create(self) -> Sink:
         self.clear()

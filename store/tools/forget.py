@@ -286,7 +286,7 @@ def _carry_out(
     }
     # A kill before this line leaves the store as it was. After it, the next call finishes by the
     # journal.
-    staging.unseal(attributes | {FORGETTING: journal})
+    staging.replace_root(attributes | {FORGETTING: journal})
     plan.store.close()
     _finish(staging, lease)
 

@@ -69,7 +69,8 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         opened = _opened(staging)
         report = verify_opened(opened, progress)
         _check_repairable(staging, opened, report)
-        left = len(opened.store.manifest.parts) - len(_lost(opened, report))
+        numbers = set(opened.store.manifest.numbers.tolist())
+        left = len(numbers - report.damaged_parts())
         # Another process may have taken the lease over during the verification.
         lease.check()
         whole = opened.sealed
@@ -90,10 +91,6 @@ def _opened(staging: LocalStaging) -> DamagedStore:
         if isinstance(error.__cause__, PermissionError):
             raise
         raise _hopeless(staging, without_remedy(error), {}) from error
-
-
-def _lost(opened: DamagedStore, report: Report) -> set[int]:
-    return report.damaged_parts() & {part.number for part in opened.store.manifest.parts}
 
 
 def _check_repairable(staging: LocalStaging, opened: DamagedStore, report: Report) -> None:
@@ -126,12 +123,11 @@ def _remove_damaged(
     attributes = {key: v for key, v in opened.attributes.items() if key != "checksum"}
     # An unfinished store has version 1; sealing chooses it by the number of parts.
     attributes |= {"state": "writing", "version": VERSIONS[0], "arrays": entries}
-    quarantine = Quarantine(staging.path)
-    Unsealing(opened.store, attributes, report, lease).run(staging, opened.sealed, quarantine)
+    unsealing = Unsealing(opened.store, attributes, report, lease, Quarantine(staging.path))
+    unsealing.run(staging, opened.sealed)
     opened.store.close()
-    report.quarantine = quarantine.path if quarantine.used else None
-    if quarantine.used:
-        report.undo = quarantine.undo()
+    if unsealing.quarantine.used:
+        report.quarantine, report.undo = unsealing.quarantine.path, unsealing.quarantine.undo()
     lacking = report.lost_outside() or any(p.part is not None for p in report.found if not p.group)
     if lacking or not opened.sealed:
         return False
@@ -173,27 +169,41 @@ class Unsealing:
     """
 
     def __init__(
-        self, store: FeatureStore, attributes: dict[str, Any], report: Report, lease: Lease
+        self,
+        store: FeatureStore,
+        attributes: dict[str, Any],
+        report: Report,
+        lease: Lease,
+        quarantine: Quarantine,
     ) -> None:
         self.store, self.attributes, self.report, self._lease = store, attributes, report, lease
-        lost = report.damaged_parts()
+        self.quarantine, lost = quarantine, report.damaged_parts()
         self.parts = [part for part in store.manifest.parts if part.number not in lost]
         self.outside = [n for n in store.manifest.arrays if n not in report.lost_outside()]
 
-    def run(self, staging: LocalStaging, sealed: bool, quarantine: Quarantine) -> None:
+    def run(self, staging: LocalStaging, sealed: bool) -> None:
         """Quarantine what is damaged, then write root and groups again.
 
         After a kill in between, no store is sealed with damage, and another repair continues.
         """
         if not isinstance(staging, Hdf5Staging):
-            self._zarr(staging.path, quarantine)
-        elif sealed:
-            self._sealed_hdf5(staging, quarantine)
-        else:
-            self._unfinished_hdf5(staging, quarantine)
+            self._zarr(staging.path)
+            return
+        staging.parts.mkdir(exist_ok=True)
+        for number in sorted(staging.published() - {part.number for part in self.parts}):
+            self.quarantine.move(staging.parts / f"{number}.h5")
+        altered = {problem.part for problem in self.report.found}
+        # Parts first: until they are written, the sealed file alone has them.
+        for part in self.parts:
+            if sealed or part.number in altered:
+                self.quarantine.copy(staging.parts / f"{part.number}.h5")
+                self._write_part(staging, part)
+        # A file under its final name is never modified, only replaced (FORMAT.md, section 9).
+        if sealed or None in altered:
+            self._replace(staging)
 
-    def _zarr(self, path: Path, quarantine: Quarantine) -> None:
-        sound = {part.number for part in self.parts}
+    def _zarr(self, path: Path) -> None:
+        quarantine, sound = self.quarantine, {part.number for part in self.parts}
         quarantine.move_link_out(path / "parts")
         (path / "parts").mkdir(exist_ok=True)
         for entry in sorted((path / "parts").iterdir()):
@@ -204,8 +214,8 @@ class Unsealing:
         # A process that has taken the lease over may be writing these very files.
         self._lease.check()
         for group, attributes in sorted(self._groups().items()):
-            _write_group(path, group, attributes, quarantine)
-        _write_group(path, "", self.attributes, quarantine)
+            self._write_group(path / group / "zarr.json", attributes)
+        self._write_group(path / "zarr.json", self.attributes)
         # After the root (FORMAT.md, section 9): a sealed root needs its manifest.
         quarantine.move(path / "manifest")
 
@@ -224,37 +234,26 @@ class Unsealing:
                 groups[here] = {"part": part.to_json()}
         return {**groups, "parts": {}}
 
-    def _sealed_hdf5(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
-        staging.parts.mkdir(exist_ok=True)
-        self._drop_others(staging, quarantine)
-        # Parts first: until they are written, the sealed file alone has them.
-        for part in self.parts:
-            self._write_part(staging, part)
-        self._replace(staging, quarantine)
+    def _write_group(self, target: Path, attributes: dict[str, Any]) -> None:
+        """Write the metadata of a group, unless the file has them already."""
+        data = group_json(attributes)
+        # Equal metadata stay, so that the quarantine folder holds only what was damaged.
+        if target.is_file() and not target.is_symlink() and target.read_bytes() == data:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            self.quarantine.move(target)
+        else:
+            self.quarantine.copy(target)
+        files.write(target, data)
 
-    def _drop_others(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
-        sound = {part.number for part in self.parts}
-        for number in sorted(staging.published() - sound):
-            quarantine.move(staging.parts / f"{number}.h5")
-
-    def _unfinished_hdf5(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
-        self._drop_others(staging, quarantine)
-        altered = {problem.part for problem in self.report.found}
-        for part in self.parts:
-            if part.number in altered:
-                quarantine.copy(staging.parts / f"{part.number}.h5")
-                self._write_part(staging, part)
-        # A file under its final name is never modified, only replaced (FORMAT.md, section 9).
-        if any(problem.part is None for problem in self.report.found):
-            self._replace(staging, quarantine)
-
-    def _replace(self, staging: Hdf5Staging, quarantine: Quarantine) -> None:
+    def _replace(self, staging: Hdf5Staging) -> None:
         """Write the file of an unfinished store, then rename it over the old one."""
         new = staging.path.with_name(f".{staging.path.name}.new-repair-{_random()}")
         arrays = ((name, self.store.outside(name)) for name in self._in_order(staging))
         write_unfinished(new, self.attributes, arrays)
         self._lease.check()
-        quarantine.copy(staging.path)
+        self.quarantine.copy(staging.path)
         files.rename(new, staging.path)
 
     def _in_order(self, staging: Hdf5Staging) -> list[str]:
@@ -286,26 +285,6 @@ def _random() -> str:
     """Return the random part of a temporary name."""
     # In an untrusted folder a link placed under a predictable name would redirect the write.
     return secrets.token_hex(8)
-
-
-def _write_group(
-    path: Path, group: str, attributes: dict[str, Any], quarantine: Quarantine
-) -> None:
-    """Write the metadata of a group, unless the file has them already."""
-    target = path / group / "zarr.json"
-    data = group_json(attributes)
-    # Equal metadata stay, so that the quarantine folder holds only what was damaged.
-    if target.is_file() and not target.is_symlink() and target.read_bytes() == data:
-        return
-    new = path / f"{NEW}{_random()}"
-    new.write_bytes(data)
-    files.sync(new)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        quarantine.move(target)
-    else:
-        quarantine.copy(target)
-    files.rename(new, target)
 
 
 def quarantines_of(store: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Collection, Iterable
 from itertools import chain
@@ -42,21 +41,12 @@ class ZarrStaging(OnDisk):
         for group in sorted({"parts", *chain.from_iterable(map(groups_above, made["arrays"]))}):
             if not (self.path / group / "zarr.json").exists():
                 (self.path / group).mkdir(parents=True, exist_ok=True)
-                self._write_group(group, {})
+                files.write(self.path / group / "zarr.json", group_json({}))
         for name in sorted(missing):
             files.rename(work / name, self.path / name)
         shutil.rmtree(work)
         if made != attributes:  # the metadata written now differ: by another release of zarr
-            self._write_group("", made)
-
-    def _write_group(self, group: str, attributes: dict[str, Any]) -> None:
-        # The file is in the store's folder, where `clear` finds it after a kill.
-        new = self.path / f"{TEMPORARY}{self.mark}-root"
-        new.unlink(missing_ok=True)
-        with os.fdopen(files.create(new), "wb") as file:
-            file.write(group_json(attributes))
-        files.sync(new)
-        files.rename(new, self.path / group / "zarr.json")
+            self.replace_root(made)
 
     def source(self) -> StoreSource:
         return ZarrSource(str(self.path))
@@ -125,9 +115,9 @@ class ZarrStaging(OnDisk):
     def published(self) -> set[int]:
         return part_numbers_in(entry.name for entry in (self.path / "parts").glob("*"))
 
-    def unseal(self, attributes: dict[str, Any]) -> None:
-        """Mark a sealed store as unfinished: replace the attributes of its root."""
-        self._write_group("", attributes)
+    def replace_root(self, attributes: dict[str, Any]) -> None:
+        """Replace the attributes of the root, which may mark a sealed store as unfinished."""
+        files.write(self.path / "zarr.json", group_json(attributes))
 
     def seal(self, make: SealContent) -> None:
         work = self.path / f"{TEMPORARY}{self.mark}-manifest"
@@ -139,4 +129,4 @@ class ZarrStaging(OnDisk):
                 files.rename(work / name, self.path / name)
         shutil.rmtree(work)
         # Last: readers take the store as sealed once its root says so (FORMAT.md, section 9).
-        self._write_group("", attributes)
+        self.replace_root(attributes)
