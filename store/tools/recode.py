@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -86,13 +86,14 @@ def _hidden(
     target: tuple[Array, Array],
 ) -> None:
     before, after = old.level.hidden, new.level.hidden
-    made = _recoded(
-        {key: result.pop(f"{path}/{key}") for key in before.names},
+    _recode(
+        result,
+        path,
+        before.names,
         after.codec.arrays((new.width,)),
         lambda stored: after.encode(before.decode(stored, *calibration), *target),
         f"{path}: states too far from the calibration to be recoded; give codec exact",
     )
-    result |= {f"{path}/{key}": array for key, array in made.items()}
 
 
 def _ranks(result: dict[str, Array], path: str, ranked: bool) -> None:
@@ -123,44 +124,51 @@ def _rows(
     result: dict[str, Array], path: str, width: int, before: Codec, after: Codec, codec: str
 ) -> None:
     """Recode rows of `width` values in `result`, in place."""
-    made = _recoded(
-        {key: result.pop(f"{path}/{key}") for key in before.names},
+    _recode(
+        result,
+        path,
+        before.names,
         after.arrays((width,)),
         lambda stored: after.encode(before.decode(stored, (width,))),
         f"{path}: values are too large for codec {codec!r}; give another --codec",
     )
-    result |= {f"{path}/{key}": array for key, array in made.items()}
 
 
 def _codes(result: dict[str, Array], path: str, before: Elementwise, after: Elementwise) -> None:
     """Recode an array of codes, each of one value, in `result`, in place."""
-    made = _recoded(
-        {"values": result[path]},
-        after.arrays(result[path].shape[1:]),
-        lambda stored: {"values": after.to_codes(before.from_codes(stored["values"]))},
+    group, _, name = path.rpartition("/")
+    _recode(
+        result,
+        group,
+        [name],
+        {name: after.arrays(result[path].shape[1:])["values"]},
+        lambda stored: {name: after.to_codes(before.from_codes(stored[name]))},
         f"{path}: values are too large for the codec; give another --codec",
     )
-    result[path] = made["values"]
 
 
-def _recoded(
-    stored: Mapping[str, Array],
+def _recode(
+    result: dict[str, Array],
+    group: str,
+    names: Iterable[str],
     arrays: Mapping[str, CodecArray],
     encode: Callable[[dict[str, Array]], dict[str, Array]],
     problem: str,
-) -> dict[str, Array]:
-    """Return `arrays`, filled with `encode(stored)` some rows at a time.
+) -> None:
+    """Replace the arrays `names` of a group by `arrays`, filled with `encode(stored)` some rows at
+    a time.
 
     Raises StoreError with the text `problem` if a scale or value becomes infinite.
     """
-    rows = len(stored["values"])
+    stored = {name: result.pop(f"{group}/{name}") for name in names}
+    rows = len(next(iter(stored.values())))
     made = {key: np.empty((rows, *array.row), array.dtype) for key, array in arrays.items()}
     # A million single values take 4 MB of float32.
-    step = ROWS if stored["values"].ndim > 1 else ROWS * 64
+    step = ROWS if any(array.ndim > 1 for array in stored.values()) else ROWS * 64
     for begin in range(0, rows, step):
         block = slice(begin, begin + step)
         for key, part in encode({name: array[block] for name, array in stored.items()}).items():
             if part.dtype.kind == "f" and not np.isfinite(part).all():
                 raise StoreError(problem)
             made[key][block] = part
-    return made
+    result |= {f"{group}/{name}": array for name, array in made.items()}
