@@ -242,23 +242,21 @@ def convert(
     Raises UserError if the codec claims a smaller error than the store has, StoreError if the
     source is damaged.
     """
-    store = open_store(source, storage_options=storage_options)
-    new = codec or store.features.codec
-    check_codec(store.path, store.features.codec, new)
-    features = store.features.in_codec(new)
-    parts = store.manifest.parts
-    numbers = store.manifest.numbers.tolist()
-    StoreWriter.check_writable(target)
-    # Recorded first: `forget` lists the copy even if this process is killed before it ends.
-    record_copy(store.path, store.manifest, "store", target)
-    with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
-        for place in progress(range(len(parts))):
-            copy_part(writer, parts[place].number, store, place, store, 0)
-        # Before sealing: parts from before and after a rewriting of the source must not become one
-        # store.
-        store.watch.check()
-        writer.seal()
-    store.close()
+    with closing(open_store(source, storage_options=storage_options)) as store:
+        new = codec or store.features.codec
+        check_codec(store.path, store.features.codec, new)
+        features, parts = store.features.in_codec(new), store.manifest.parts
+        numbers = store.manifest.numbers.tolist()
+        StoreWriter.check_writable(target)
+        # Recorded first: `forget` lists the copy even if this process is killed before it ends.
+        record_copy(store.path, store.manifest, "store", target)
+        with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
+            for place in progress(range(len(parts))):
+                copy_part(writer, parts[place].number, store, place, store, 0)
+            # Before sealing: parts from before and after a rewriting of the source must not become
+            # one store.
+            store.watch.check()
+            writer.seal()
 
 
 def upload(

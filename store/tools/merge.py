@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -191,18 +191,20 @@ def merge(
             "merge needs at least two stores; name them before the new one, or copy a single one"
             " with `feature-store convert`"
         )
-    stores = [open_store(path) for path in sources]
-    _check_alike(stores)
-    if not recode:
-        _check_calibration(stores, target)
-    first = stores[0]
-    parts = list(accumulate((len(store.manifest.parts) for store in stores), initial=0))
-    documents = list(accumulate(map(_documents, stores[:-1]), initial=0))
-    identity, numbers = _identity(stores), range(parts[-1])
-    StoreWriter.check_writable(target)
-    for store in stores:
-        record_copy(store.path, store.manifest, "store", target)
-    with closing(begin_copy(target, first, first.features, identity, numbers)) as writer:
+    with ExitStack() as opened:
+        stores = [opened.enter_context(open_store(path)) for path in sources]
+        _check_alike(stores)
+        if not recode:
+            _check_calibration(stores, target)
+        first = stores[0]
+        parts = list(accumulate((len(store.manifest.parts) for store in stores), initial=0))
+        documents = list(accumulate(map(_documents, stores[:-1]), initial=0))
+        numbers = range(parts[-1])
+        StoreWriter.check_writable(target)
+        for store in stores:
+            record_copy(store.path, store.manifest, "store", target)
+        writer = begin_copy(target, first, first.features, _identity(stores), numbers)
+        opened.callback(writer.close)
         for number in progress(numbers):
             which = bisect(parts, number) - 1
             place = number - parts[which]
@@ -210,5 +212,3 @@ def merge(
         for store in stores:
             store.watch.check()
         writer.seal()
-    for store in stores:
-        store.close()
