@@ -58,14 +58,17 @@ def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
-def test_a_stopped_push_is_no_store_and_goes_on(hub: Hub, store: Path) -> None:
+def test_a_stopped_push_is_no_store_and_goes_on(
+    hub: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.fails = {"PUT /content/": 403}
     done = run("push", store, "user/what")  # and bars of its progress
     assert done.exit_code == 1 and "Traceback" not in done.stderr
     says(done.stderr.splitlines()[-1], "Error: user/what: the hub answered 403", "hf auth login")
     hub.fails = {}
     sent = len(hub.contents)
-    push(store, "user/what")
+    monkeypatch.chdir(store)
+    push(".", "user/what")
     files = hub.repositories[NAME].files()
     assert "a.zarr/zarr.json" in files and len(hub.contents) > sent
 
