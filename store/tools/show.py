@@ -103,8 +103,7 @@ def _likely_labels(task: TaskSpec, logits: Array) -> list[dict[str, Any]]:
 
 
 def _gold(task: TaskSpec, number: int | None) -> str | None:
-    known = number is not None and 0 <= number < len(task.labels)
-    return task.labels[number] if known and number is not None else None
+    return task.labels[number] if number is not None and 0 <= number < len(task.labels) else None
 
 
 def sequence_facts(

@@ -43,12 +43,8 @@ with no teacher in memory.
 ```
 
 The whole text of the corpus is in it. Its format is described in `FORMAT.md` of teachonce:
-{_form(name)} of ordinary arrays and JSON.
+{"an HDF5 file" if name.endswith(".h5") else "a Zarr v3 folder"} of ordinary arrays and JSON.
 """
-
-
-def _form(name: str) -> str:
-    return "an HDF5 file" if name.endswith(".h5") else "a Zarr v3 folder"
 
 
 def _how_to_open(repository: str, name: str) -> str:

@@ -259,9 +259,9 @@ class Counted(str):
 
 def test_windows_are_joined_without_copying_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     windows, whole = [(3, "abcdef"), (3, ""), (5, "gh"), (2, "ijkl"), (9, "mn")], "abc"
-    for begin, text in windows:
-        whole = whole[:begin] + text
-    pieces = [(7, begin, Counted(text)) for begin, text in [(0, "abc"), *windows]]
+    for place, text in windows:
+        whole = whole[:place] + text
+    pieces = [(7, place, Counted(text)) for place, text in [(0, "abc"), *windows]]
     monkeypatch.setattr(documents, "_pieces", lambda store: [*pieces, (8, 0, "b")])
     store: Any = SimpleNamespace(features=SMALL)
     assert dict(document_texts(store)) == {7: whole, 8: "b"} and Counted.copied == 0
