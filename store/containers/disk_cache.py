@@ -28,7 +28,6 @@ import numpy as np
 
 from teachonce.store.containers.blosc import Bytes
 from teachonce.store.containers.cache_option import PREFIX
-from teachonce.store.containers.memory_map import prefetch
 from teachonce.support import files
 from teachonce.support.errors import UserError
 
@@ -144,12 +143,15 @@ class DiskCache:
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
         """Return whether the cache has such an entry, sound or damaged, and start reading it from
         the disk."""
-        path = str(self._path(store, name, begin, end))
         try:
-            prefetch(path, 0, max(1, abs(end)))
+            file = files.open_ordinary(self._path(store, name, begin, end))
         except OSError:
             return False
-        return os.path.exists(path)  # without posix_fadvise nothing was opened
+        if hasattr(os, "posix_fadvise"):  # macOS lacks it, and reading ahead is optional
+            with suppress(OSError):
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)  # to the end
+        os.close(file)
+        return True
 
     def get(self, store: str, name: str, begin: int, end: int) -> FetchedBytes | None:
         """Read an entry; None if there is none. `store` is the checksum of the store. A damaged

@@ -30,18 +30,6 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def prefetch(path: str, begin: int, size: int) -> None:
-    """Ask the operating system to read ahead some bytes of a file. Raises OSError."""
-    # macOS has no posix_fadvise, and reading ahead is optional.
-    if size <= 0 or not hasattr(os, "posix_fadvise"):
-        return
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(file, begin, size, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(file)
-
-
 class OpenFiles(Generic[T]):
     """The most recently mapped files, at most `limit`: a store may have thousands of parts.
 
