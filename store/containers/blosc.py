@@ -39,8 +39,7 @@ def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) 
     if flags & BLOSC_COPIED and len(frame) == BLOSC_HEADER.size + size:
         out[:] = frame[BLOSC_HEADER.size :][low:high]
         return
-    whole = block >= size or high - low == size
-    cut, begin, end = (frame, 0, size) if whole else _blocks(frame, size, block, low, high)
+    cut, begin, end = _blocks(frame, size, block, low, high)
     try:
         if (begin, end) == (low, high):
             blosc.decompress(cut, out)

@@ -186,8 +186,5 @@ def append_digest(path: Path) -> None:
 
     HDF5 ignores bytes after its end. HDF5's own checksums do not cover the gaps between objects.
     """
-    digest = file_digest(path, path.stat().st_size)
-    with os.fdopen(files.open_ordinary(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
-        file.write(digest)
-        file.flush()
-        os.fsync(file.fileno())
+    files.append(path, file_digest(path, path.stat().st_size))
+    files.sync(path)

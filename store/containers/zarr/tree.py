@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -315,10 +315,17 @@ class ZarrSource:
         inside = {above for name in arrays for above in _inner_groups(name, group)}
         for inner in sorted(inside.union(_tops(group))):
             file = f"{inner}/zarr.json".lstrip("/")
-            if file in found and not self._is_group(inner):
+            # Attributes are not compared, because the root and every part have their own.
+            if file in found and not self._holds(
+                lambda name: {**self._node(name), "attributes": {}} == GROUP, inner
+            ):
                 flaws.append(Flaw(f"altered file {file}", inner))
         # No checksum covers the metadata of the manifest.
-        if "manifest" in arrays and "manifest/zarr.json" in found and self._manifest_altered():
+        if (
+            "manifest" in arrays
+            and "manifest/zarr.json" in found
+            and not self._holds(lambda name: self.format_violation(name) is None, "manifest")
+        ):
             flaws.append(Flaw("altered file manifest/zarr.json", "manifest"))
         return flaws
 
@@ -346,20 +353,14 @@ class ZarrSource:
         except (OSError, StoreError):  # the link leads nowhere, or out of the store
             return False
 
-    def _is_group(self, name: str) -> bool:
+    def _holds(self, law: Callable[[str], bool], name: str) -> bool:
+        """Return whether the metadata of a group or array keep a law when they are read, at the
+        first attempt or later."""
         for _ in fetch_attempts(self.remote):
             with suppress(StoreError):
-                # Attributes are not compared, because the root and every part have their own.
-                if {**self._node(name), "attributes": {}} == GROUP:
+                if law(name):
                     return True
         return False
-
-    def _manifest_altered(self) -> bool:
-        for _ in fetch_attempts(self.remote):
-            with suppress(StoreError):
-                if self.format_violation("manifest") is None:
-                    return False
-        return True
 
     def format_violation(self, name: str) -> str | None:
         return format_violation(self._node(name), name)
