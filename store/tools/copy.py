@@ -137,13 +137,6 @@ def begin_copy(
     numbers: the part numbers of the new store. words: whether to copy the word counts. Raises
         UserError if the new store was started as a copy of another store.
     """
-    weights = store.teacher_weights()
-
-    # One weight at a time: the teacher need not fit into memory.
-    def pairs() -> Iterator[tuple[str, Array]]:
-        for name in weights:
-            yield name, weights[name]
-
     head = features.logits is not None and features.logits.tier == "head"
     writer = StoreWriter.create_or_resume(
         path,
@@ -152,7 +145,7 @@ def begin_copy(
         software=store.meta["software"],
         calibration=store.calibration,
         files=store.teacher_files(),
-        weights=pairs(),
+        weights=store.teacher_weights(),  # read one at a time, as they may not fit into memory
         head=store.head() if head else None,
         extras=(MixedVocab.stored(store), WordCounts.stored(store) if words else None),
     )

@@ -15,6 +15,7 @@ from teachonce.store.format.features import Features
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, copy_part
+from teachonce.store.tools.documents import document_numbers
 from teachonce.store.tools.recode import same_calibration
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.differences import differences, first_few
@@ -166,11 +167,7 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
 def _documents(store: FeatureStore) -> int:
     """Return one more than the largest document number of a store."""
     # Not the number of documents: forgotten ones leave gaps (FORMAT.md, section 6).
-    tops = [
-        store.part(place).all("sequence/document").max()
-        for place in range(len(store.manifest.parts))
-    ]
-    return int(max(tops)) + 1
+    return 1 + max(int(numbers.max()) for numbers in document_numbers(store))
 
 
 def merge(

@@ -66,7 +66,7 @@ def verify(
     return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
 
 
-def verify_opened(opened: DamagedStore, progress: Progress = lambda items, unit: items) -> Report:
+def verify_opened(opened: DamagedStore, progress: Progress) -> Report:
     """Check a store that may be damaged as `verify` does, and close it."""
     report = verify_store(opened.store, progress)
     # Behind a URL only if something looks damaged: the check is a request there.
