@@ -27,7 +27,7 @@ from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import format_runs, parse_runs
 from teachonce.store.format.layout import VERSIONS
 from teachonce.store.read.store import FeatureStore, open_store
-from teachonce.store.tools.copy import begin_copy, contents_of, take_part
+from teachonce.store.tools.copy import Progress, begin_copy, contents_of, take_part
 from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
 from teachonce.store.tools.repair import quarantines_of
 from teachonce.store.tools.text_copies import remove_caches
@@ -43,7 +43,6 @@ from teachonce.support.lease import Lease
 FORGETTING = "forgetting"
 """Root attribute of a Zarr store in which parts are being replaced."""
 SHOWN = 3  # unknown documents in a line
-Progress = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)

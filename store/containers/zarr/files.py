@@ -1,13 +1,14 @@
 """Reads and writes the files of a Zarr store: in a local folder, or behind a URL.
 
-Names are relative to the store. Methods raise FileNotFoundError if a file is missing.
+Names are relative to the store. Methods raise FileNotFoundError if a file is missing, and
+Unreachable if a network fails. Those of both classes here, and of `Bucket`, have the same names.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Container
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from fsspec.core import url_to_fs
@@ -17,7 +18,6 @@ from zarr.core.sync import sync
 from teachonce.store.containers.bucket import Bucket, is_bucket
 from teachonce.store.containers.disk_cache import FetchedBytes
 from teachonce.store.containers.network import ABSENT, RangeIgnored, Retrier, check_length
-from teachonce.store.containers.remote_ranges import RangeFetcher
 from teachonce.store.containers.untrusted import MAX_JSON, Folder, files_under
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_of
@@ -28,22 +28,6 @@ CHUNK = 2**16
 SMALL = 2**20  # bytes; most metadata files are smaller
 
 
-class Files(Protocol):
-    """Reads the files of a store; raises OSError, and Unreachable if a network fails."""
-
-    def read(self, name: str) -> bytes:
-        """Read a whole file. Raises StoreError if it is larger than MAX_JSON bytes."""
-
-    def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-
-    def members(self, group: str) -> list[str]:
-        """Return the names directly under a folder."""
-
-    def under(self, group: str, parts: Container[int] = ()) -> set[str]:
-        """Return the names of all files under a group, except the files of `parts`."""
-
-
 class LocalFiles:
     """The files of a local folder. Raises StoreError for anything but ordinary files in it."""
 
@@ -52,41 +36,28 @@ class LocalFiles:
         self._root, self._folder = path, Folder(path)
 
     def read(self, name: str) -> bytes:
+        """Read a whole file. Raises StoreError if it is larger than MAX_JSON bytes."""
         self._folder.check(name, MAX_JSON)
         with open(f"{self._root}/{name}", "rb", buffering=0) as file:
             return file.read()
 
     def size(self, name: str) -> int:
+        """Return the size of a file in bytes."""
         self._folder.check(name)
         return os.stat(f"{self._root}/{name}").st_size
 
     def members(self, group: str) -> list[str]:
+        """Return the names directly under a folder."""
         self._folder.enter(group)
         return os.listdir(f"{self._root}/{group}")
 
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
+        """Return the names of all files under a group, except the files of `parts`."""
         try:
             self._folder.enter(group)
         except StoreError:  # a link out of the store is not followed
             return set()
         return set(files_under(self._root, group, parts))
-
-
-class RemoteFiles(Files, RangeFetcher, Protocol):
-    """Files behind a URL, for reading and writing."""
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a whole file."""
-
-
-def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
-    """Make the client of a URL: obstore for a bucket, else fsspec. Sends no request.
-
-    Raises ImportError or ValueError for a URL that fsspec cannot open.
-    """
-    # By obstore a small request is five times as fast as by s3fs, and takes a fifth of the CPU;
-    # conditional writes are the same for all buckets (RESULTS, "Clients of buckets").
-    return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
 
 
 class FsspecFiles:
@@ -112,6 +83,7 @@ class FsspecFiles:
         return sync(self.retrier.send(name or "its files", lambda: request(address), size))
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
+        """Read a range once; see `teachonce.store.containers.remote_ranges.RangeFetcher`."""
         address = f"{self._root}/{name}"
         if begin <= 0 or name not in self._sizes:  # the first range of a file that is opened
             self._sizes[name] = int(await self._fs._size(address) or 0)
@@ -169,9 +141,25 @@ class FsspecFiles:
         return {name for name in names if part_of(name) not in parts}
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a whole file."""
+
         async def request(address: str) -> None:
             # file:// and sftp:// have folders; object stores ignore this.
             await self._fs._makedirs(address.rpartition("/")[0], exist_ok=True)
             await self._fs._pipe_file(address, data)
 
         self._send(name, request, None)
+
+
+RemoteFiles = Bucket | FsspecFiles
+Files = LocalFiles | RemoteFiles
+
+
+def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
+    """Make the client of a URL: obstore for a bucket, else fsspec. Sends no request.
+
+    Raises ImportError or ValueError for a URL that fsspec cannot open.
+    """
+    # By obstore a small request is five times as fast as by s3fs, and takes a fifth of the CPU;
+    # conditional writes are the same for all buckets (RESULTS, "Clients of buckets").
+    return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
