@@ -25,11 +25,10 @@ from teachonce.store.containers.zarr.tree import shard_path
 from teachonce.store.errors import StoreError, missing
 from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import format_runs, parse_runs
-from teachonce.store.format.layout import VERSIONS
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, contents_of, take_part
 from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
-from teachonce.store.tools.repair import quarantines_of
+from teachonce.store.tools.repair import quarantines_of, unsealed
 from teachonce.store.tools.text_copies import remove_caches
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.tree import write_part
@@ -294,14 +293,10 @@ def _unsealed(staging: ZarrStaging, plan: _Removal) -> dict[str, Any]:
     """Return the root attributes of the unfinished store."""
     # Without the word counts: some words may occur in the forgotten documents alone.
     with closing(staging.source()) as source:
-        attributes = {k: v for k, v in source.attributes().items() if k != "checksum"}
-    entries = {
-        name: entry.to_json()
-        for name, entry in plan.store.manifest.arrays.items()
-        if not name.startswith(f"{WORDS}/")
-    }
-    made = {"state": "writing", "version": VERSIONS[0], "arrays": entries}
-    return attributes | made | {"identity": _identity(plan)}
+        attributes = source.attributes()
+    arrays = plan.store.manifest.arrays
+    left = {name: arrays[name] for name in arrays if not name.startswith(f"{WORDS}/")}
+    return unsealed(attributes, left) | {"identity": _identity(plan)}
 
 
 def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None:

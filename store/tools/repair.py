@@ -24,7 +24,7 @@ from teachonce.store.containers.zarr.metadata import group_json
 from teachonce.store.errors import StoreError, missing, without_remedy
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.layout import VERSIONS, groups_above, part_arrays, part_number
-from teachonce.store.format.manifest import Part, check_root
+from teachonce.store.format.manifest import Entry, Part, check_root
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.damaged import DamagedStore, Report, open_damaged
 from teachonce.store.tools.verify import Progress, verify_opened
@@ -119,10 +119,7 @@ def _remove_damaged(
 
     Returns whether it is sealed.
     """
-    entries = {name: entry.to_json() for name, entry in opened.store.manifest.arrays.items()}
-    attributes = {key: v for key, v in opened.attributes.items() if key != "checksum"}
-    # An unfinished store has version 1; sealing chooses it by the number of parts.
-    attributes |= {"state": "writing", "version": VERSIONS[0], "arrays": entries}
+    attributes = unsealed(opened.attributes, opened.store.manifest.arrays)
     unsealing = Unsealing(opened.store, attributes, report, lease, Quarantine(staging.path))
     unsealing.run(staging, opened.sealed)
     opened.store.close()
@@ -140,6 +137,15 @@ def _remove_damaged(
         return False
     StoreWriter(staging, attributes, lease).seal()
     return True
+
+
+def unsealed(attributes: Mapping[str, Any], arrays: Mapping[str, Entry]) -> dict[str, Any]:
+    """Return the root attributes with which a sealed store becomes an unfinished one that lists
+    these arrays outside its parts."""
+    found = {key: value for key, value in attributes.items() if key != "checksum"}
+    entries = {name: entry.to_json() for name, entry in arrays.items()}
+    # Version 1: sealing chooses the final one by the number of parts.
+    return found | {"state": "writing", "version": VERSIONS[0], "arrays": entries}
 
 
 def _advice(opened: DamagedStore, report: Report, left: int, whole: bool) -> str:
