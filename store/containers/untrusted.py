@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Container, Iterator
-from pathlib import Path
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import part_number
 
 MAX_JSON = 2**25  # parsed JSON takes some 30 times as many bytes of memory
 # MAX_CHUNK, MAX_RATIO and SMALL are limits of FORMAT.md, section 3.
@@ -70,20 +67,6 @@ class Folder:
                 f"{self.root}: {name} is a link out of the store, which is not followed: copy the"
                 " store with its files (cp -rL)"
             )
-
-
-def files_under(root: str, group: str, parts: Container[int]) -> Iterator[str]:
-    """Yield the paths of all files under a folder of `root`, relative to `root`.
-
-    A link to a folder counts as a file. The folders of `parts` are skipped.
-    """
-    for folder, names, files in os.walk(os.path.join(root, group)):
-        here = Path(folder).relative_to(root).as_posix()
-        if here == "parts":
-            names[:] = [name for name in names if part_number(name) not in parts]
-        links = [name for name in names if os.path.islink(os.path.join(folder, name))]
-        for name in [*files, *links]:
-            yield Path(folder, name).relative_to(root).as_posix()
 
 
 def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Container
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,9 +20,9 @@ from zarr.core.sync import sync
 from teachonce.store.containers.bucket import Bucket, is_bucket
 from teachonce.store.containers.disk_cache import FetchedBytes
 from teachonce.store.containers.network import ABSENT, RangeIgnored, Retrier, check_length
-from teachonce.store.containers.untrusted import MAX_JSON, Folder, files_under
+from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import part_of
+from teachonce.store.format.layout import part_number, part_of
 from teachonce.support.hub_client import bound_hub_client
 
 Result = TypeVar("Result")
@@ -52,12 +54,18 @@ class LocalFiles:
         return os.listdir(f"{self._root}/{group}")
 
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
-        """Return the names of all files under a group, except the files of `parts`."""
-        try:
+        """Return the names of all files under a group, except the files of `parts`. A link to a
+        folder counts as a file."""
+        found = set[str]()
+        with suppress(StoreError):  # a link out of the store is not followed
             self._folder.enter(group)
-        except StoreError:  # a link out of the store is not followed
-            return set()
-        return set(files_under(self._root, group, parts))
+            for folder, names, files in os.walk(os.path.join(self._root, group)):
+                here = Path(folder).relative_to(self._root)
+                if here == Path("parts"):
+                    names[:] = [name for name in names if part_number(name) not in parts]
+                links = [name for name in names if os.path.islink(os.path.join(folder, name))]
+                found.update((here / name).as_posix() for name in [*files, *links])
+        return found
 
 
 class FsspecFiles:
