@@ -13,18 +13,17 @@ import hashlib
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease, check_free
-from teachonce.store.containers.interface import SealContent, Sink, StoreSource
+from teachonce.store.containers.interface import SealContent, Sink, StoreSource, groups_of
 from teachonce.store.containers.zarr.metadata import group_json
 from teachonce.store.containers.zarr.staging import LAST
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import groups_above, part_numbers_in
+from teachonce.store.format.layout import part_numbers_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import ANOTHER, UserError
@@ -115,8 +114,7 @@ class BucketStaging:
         work = self._work("outside")
         made = ZarrSink(work).finish_missing(attributes, arrays, missing)
         self._upload(work)
-        above = {"parts", *chain.from_iterable(map(groups_above, made["arrays"]))}
-        groups = [f"{group}/{ROOT}" for group in sorted(above)]
+        groups = [f"{group}/{ROOT}" for group in sorted(groups_of(made["arrays"]) - {""})]
         for name, there in zip(groups, self._bucket.has_all(groups), strict=True):
             if not there:
                 self._bucket.write(name, group_json({}))

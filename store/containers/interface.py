@@ -14,7 +14,7 @@ from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.untrusted import MAX_LISTED
 from teachonce.store.errors import VERIFY, StoreError
-from teachonce.store.format.layout import ArraySpec, part_number
+from teachonce.store.format.layout import ArraySpec, groups_above, part_number
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.files import WRITABLE
@@ -116,6 +116,13 @@ def unknown_flaw(path: str, what: str) -> Flaw:
     if number is None or what == "file":
         return Flaw(f"extra {what} {path}", path, unknown=True)
     return Flaw(f"extra part {number}, which is not in the manifest", path, unknown=True)
+
+
+def groups_of(arrays: Iterable[str], group: str = "") -> set[str]:
+    """Return the paths of a group and of the groups in it that contain these arrays. The root, '',
+    always has the group `parts`."""
+    above = {path for name in arrays for path in groups_above(name) if path.startswith(group)}
+    return above | ({group} if group else {"", "parts"})
 
 
 class StoreSource(Protocol):

@@ -19,11 +19,12 @@ from typing import Any
 from teachonce.store.containers.hdf5.file import Hdf5Sink
 from teachonce.store.containers.hdf5.staging import OUTSIDE, Hdf5Staging, write_unfinished
 from teachonce.store.containers.hdf5.tree import Hdf5Source
+from teachonce.store.containers.interface import groups_of
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
 from teachonce.store.containers.zarr.metadata import group_json
 from teachonce.store.errors import StoreError, missing, without_remedy
 from teachonce.store.format.identity import making_command
-from teachonce.store.format.layout import VERSIONS, groups_above, part_arrays, part_number
+from teachonce.store.format.layout import VERSIONS, part_arrays, part_number
 from teachonce.store.format.manifest import Entry, Part, check_root
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.damaged import DamagedStore, Report, open_damaged
@@ -228,17 +229,15 @@ class Unsealing:
     def _groups(self) -> dict[str, dict[str, Any]]:
         """Return the attributes of the groups to write again: all outside the parts, and in sound
         parts the groups that have a problem."""
-        groups: dict[str, dict[str, Any]] = {
-            group: {} for name in self.outside for group in groups_above(name)
-        }
+        groups: dict[str, dict[str, Any]] = {g: {} for g in groups_of(self.outside) - {""}}
         reported = {problem.group for problem in self.report.found}
         for part in self.parts:
             here = f"parts/{part.number}"
-            inner = {g for name in part.arrays for g in groups_above(f"{here}/{name}")} - {here}
+            inner = groups_of((f"{here}/{name}" for name in part.arrays), here) - {here}
             groups |= {group: {} for group in inner & reported}
             if here in reported:
                 groups[here] = {"part": part.to_json()}
-        return {**groups, "parts": {}}
+        return groups
 
     def _write_group(self, target: Path, attributes: dict[str, Any]) -> None:
         """Write the metadata of a group, unless the file has them already."""

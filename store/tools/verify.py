@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store.containers.interface import Flaw, damaged_chunks
+from teachonce.store.containers.interface import Flaw, damaged_chunks, groups_of
 from teachonce.store.containers.network import fetch_attempts
 from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.extras.mixed_vocab import GROUP as MIXED_VOCAB
@@ -22,7 +22,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.features import Calibration
 from teachonce.store.format.index import GROUP as INDEX
 from teachonce.store.format.index import IndexedParts
-from teachonce.store.format.layout import PartShapes, groups_above, part_number, part_of
+from teachonce.store.format.layout import PartShapes, part_number, part_of
 from teachonce.store.format.manifest import Entry, Part
 from teachonce.store.read.part import checksum
 from teachonce.store.read.part_laws import check_part
@@ -118,8 +118,7 @@ def _check_outside(store: FeatureStore, report: Report, threads: ThreadPoolExecu
     read = threads.map(lambda item: _check_with_retries(store, *item), listed)
     for (name, _), checked in zip(listed, read, strict=True):
         _record_array(report, name, *checked)
-    groups = {"parts", *(group for name, _ in listed for group in groups_above(name))}
-    report.found += _check_groups(store, groups)
+    report.found += _check_groups(store, groups_of(name for name, _ in listed) - {""})
 
 
 def _verify_part(
@@ -137,8 +136,7 @@ def _verify_part(
     names = [f"{here}/{name}" for name in part.arrays]
     for name, entry in zip(names, part.arrays.values(), strict=True):
         _record_array(report, name, *_check_with_retries(store, name, entry))
-    groups = {group for name in names for group in groups_above(name) if group.startswith(here)}
-    report.found += _check_groups(store, groups - {here})
+    report.found += _check_groups(store, groups_of(names, here) - {here})
     _add_flaws(report, _container_flaws(store, names, here), set(names))
     # The laws read the arrays again, so a damaged one would be reported twice.
     if not report.damaged_parts():

@@ -16,11 +16,11 @@ from teachonce.store.containers.hdf5.blocks import Blocks
 from teachonce.store.containers.hdf5.chunks import FLETCHER, Hdf5Slices, read_dataset
 from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
 from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
-from teachonce.store.containers.interface import Flaw, unknown_flaw
+from teachonce.store.containers.interface import Flaw, groups_of, unknown_flaw
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
-from teachonce.store.format.layout import groups_above, part_of
+from teachonce.store.format.layout import part_of
 
 GRAIN = 2**20  # chunks are decoded whole
 MAX_DEPTH = 16  # of groups; those of a store are 6 deep
@@ -210,9 +210,7 @@ class Hdf5Source:
     def flaws(
         self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
     ) -> list[Flaw]:
-        inside = {group} if group else {"", "parts"}
-        for name in arrays:
-            inside |= {path for path in groups_above(name) if path.startswith(group)}
+        inside = groups_of(arrays, group)
         found = {f"{path}/{name}".lstrip("/") for path in inside for name in self.members(path)}
         strange = {path for path in found - inside - set(arrays) if part_of(path) not in parts}
         flaws = [Flaw(f"missing array {name}", name) for name in sorted(set(arrays) - found)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Collection, Iterable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
+from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource, groups_of
 from teachonce.store.containers.zarr.metadata import group_json
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource, shard_path
 from teachonce.store.format.layout import groups_above, part_numbers_in
@@ -38,7 +37,7 @@ class ZarrStaging(OnDisk):
         work = self.path / f"{TEMPORARY}{self.mark}-outside"
         made = ZarrSink(work).finish_missing(attributes, arrays, missing)
         # Groups come before arrays, because a rename requires the folder above its target.
-        for group in sorted({"parts", *chain.from_iterable(map(groups_above, made["arrays"]))}):
+        for group in sorted(groups_of(made["arrays"]) - {""}):
             if not (self.path / group / "zarr.json").exists():
                 (self.path / group).mkdir(parents=True, exist_ok=True)
                 files.write(self.path / group / "zarr.json", group_json({}))

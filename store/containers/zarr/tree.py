@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.containers.disk_cache import DiskCache, FetchedBytes
-from teachonce.store.containers.interface import Flaw, SealContent, StoredSlices, unknown_flaw
+from teachonce.store.containers.interface import (
+    Flaw,
+    SealContent,
+    StoredSlices,
+    groups_of,
+    unknown_flaw,
+)
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.network import (
     ABSENT,
@@ -68,16 +74,6 @@ def shard_path(name: str, shape: tuple[int, ...]) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _tops(group: str) -> tuple[str, ...]:
-    """Return the paths of a group; for the root, also those that the root of every store has."""
-    return (group,) if group else ("", "parts")
-
-
-def _inner_groups(name: str, group: str) -> list[str]:
-    """Return the paths of the groups above an array, under a group."""
-    return [above for above in groups_above(name) if above.startswith(f"{group}/".lstrip("/"))]
 
 
 def _unknown_files(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
@@ -290,11 +286,9 @@ class ZarrSource:
     def files(self, arrays: Collection[str], group: str = "") -> tuple[set[str], set[str]]:
         """Return the paths of the files of a group with these arrays, and the arrays that cannot be
         opened. Of the files of these, only zarr.json is included."""
-        files = {f"{above}/zarr.json".lstrip("/") for above in _tops(group)}
-        broken = set[str]()
+        paths, broken = groups_of(arrays, group).union(arrays), set[str]()
+        files = {f"{path}/zarr.json".lstrip("/") for path in paths}
         for name in arrays:
-            inside = (*_inner_groups(name, group), name)
-            files.update(f"{above}/zarr.json" for above in inside)
             try:
                 shape = self.array(name).shape
             except StoreError:
@@ -312,8 +306,7 @@ class ZarrSource:
         missing = sorted(name for name in expected - found if not self._linked(name))
         flaws = [Flaw(f"missing file {name}", name.rpartition("/")[0]) for name in missing]
         flaws += _unknown_files(always, expected, broken)
-        inside = {above for name in arrays for above in _inner_groups(name, group)}
-        for inner in sorted(inside.union(_tops(group))):
+        for inner in sorted(groups_of(arrays, group)):
             file = f"{inner}/zarr.json".lstrip("/")
             # Attributes are not compared, because the root and every part have their own.
             if file in found and not self._holds(
