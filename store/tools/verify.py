@@ -159,33 +159,32 @@ def _record_array(report: Report, name: str, problem: str | None, size: int) -> 
 
 def _check_with_retries(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
     """Return the problem of an array (None if it is sound) and the number of bytes read."""
-    for _ in fetch_attempts(store.source.remote):
-        problem, size = _check_array(store, name, entry)
-        if problem is None:
-            break
-    return problem, size
+    try:
+        for _ in fetch_attempts(store.source.remote):
+            problem, size = _check_array(store, name, entry)
+            if problem is None:
+                break
+        return problem, size
+    except StoreError as error:  # the container has fetched it again already
+        if isinstance(error.__cause__, PermissionError):  # not damage
+            raise
+        return f"cannot be read{_damaged_chunks(store, name)}: {error}", 0
 
 
 def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
-    size = 0
-    try:
-        array = store.source.array(name)
-        # Compared before anything is read (FORMAT.md, section 8).
-        if array.shape != entry.shape or array.dtype.name != entry.dtype:
-            was = f"{entry.dtype}{list(entry.shape)}"
-            return f"is {array.dtype.name}{list(array.shape)}, not {was}", size
-        found = checksum(array)
-        size = array.dtype.itemsize * int(np.prod(array.shape, dtype=np.int64))
-        if found != entry.sha256:
-            return "does not match its checksum", size
-        if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
-            return "has an altered zarr.json", size
-        if what := store.source.format_violation(name):
-            return f"is stored with {what} (FORMAT.md, section 3)", size
-    except StoreError as error:
-        if isinstance(error.__cause__, PermissionError):  # not damage
-            raise
-        return f"cannot be read{_damaged_chunks(store, name)}: {error}", size
+    array = store.source.array(name)
+    # Compared before anything is read (FORMAT.md, section 8).
+    if array.shape != entry.shape or array.dtype.name != entry.dtype:
+        was = f"{entry.dtype}{list(entry.shape)}"
+        return f"is {array.dtype.name}{list(array.shape)}, not {was}", 0
+    found = checksum(array)
+    size = array.dtype.itemsize * int(np.prod(array.shape, dtype=np.int64))
+    if found != entry.sha256:
+        return "does not match its checksum", size
+    if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
+        return "has an altered zarr.json", size
+    if what := store.source.format_violation(name):
+        return f"is stored with {what} (FORMAT.md, section 3)", size
     return None, size
 
 

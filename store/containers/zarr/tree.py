@@ -270,7 +270,9 @@ class ZarrSource:
             if all(found.shape):
                 stored = stored or self._files.size(shard)
         except OSError as error:
-            raise StoreError(f"{where}: its file {shard} is missing ({error})") from error
+            # The text of a missing object is the whole answer of the server.
+            what = "is missing" if isinstance(error, ABSENT) else f"cannot be read ({error})"
+            raise StoreError(f"{where}: its file {shard} {what}") from error
         decoded = prod(found.shape) * found.dtype.itemsize
         if decoded:
             check_size(where, decoded, found.chunk_bytes, stored, is_json=name == "manifest")

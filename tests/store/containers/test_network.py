@@ -312,6 +312,11 @@ def test_what_vanishes_behind_an_open_array_is_no_zeros(s3: S3, small: Path) -> 
     fs.source.forget("parts/0/token/id")
     with pytest.raises(StoreError, match=f"{key} is missing"):
         fs.part(0).array("token/id").read(0, 5)
+    asked: list[str] = []
+    s3.weather = Weather({"503": 1.0}, lambda *each: not _noted(asked, *each))
+    (problem,) = verify(url).problems
+    assert problem.endswith(f"its file {key} is missing")
+    assert sum(key in path for path in asked) <= 3 * network.FETCHES  # read, its chunks, its files
 
 
 @pytest.mark.slow
