@@ -46,7 +46,7 @@ from teachonce.store.containers.zarr.shards import (
     write_shard,
 )
 from teachonce.store.containers.zarr.zarr_python import ZarrSlices, open_slices
-from teachonce.store.errors import StoreError
+from teachonce.store.errors import StoreError, Unreachable
 from teachonce.store.format.layout import ArraySpec, groups_above, teacher_array
 from teachonce.store.format.manifest import Entry
 from teachonce.support.arrays import Array
@@ -331,7 +331,7 @@ class ZarrSource:
         have.
 
         A remote server may list incompletely: the files are listed again until a listing equals
-        `expected`.
+        `expected`. Raises Unreachable for a server that lists nothing, as many web servers do.
         """
         found = always = self._files.under(group, parts)
         for _ in fetch_attempts(self.remote)[1:]:
@@ -339,6 +339,11 @@ class ZarrSource:
                 break
             again = self._files.under(group, parts)
             found, always = found | again, always & again
+        if self.remote and not found and not group:  # the root itself has been read
+            raise Unreachable(
+                f"{self.path}: cannot be verified there: the server does not list its files; copy"
+                " the store to a disk with `feature-store convert`, and verify the copy"
+            )
         return found, always
 
     def _linked(self, name: str) -> bool:

@@ -56,6 +56,17 @@ def test_reading_and_verifying_from_memory(made: Made) -> None:
         memory.rm("/held", recursive=True)
 
 
+def test_a_server_that_lists_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, target = fsspec.filesystem("memory"), "memory://unlisted/a.zarr"
+    upload(made("zarr")[0], target)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "ls", lambda self, path, **how: [])
+        patch.setattr(type(memory), "find", lambda self, path, **how: {})
+        with pytest.raises(Unreachable, match="does not list its files; copy the store to a disk"):
+            verify(target)
+    memory.rm("/unlisted", recursive=True)
+
+
 @pytest.mark.slow
 def test_uploaded_it_is_sealed_only_when_it_is_whole(
     made: Made, monkeypatch: pytest.MonkeyPatch
