@@ -292,12 +292,19 @@ class FeatureStore(Sequence[Record]):
             reading them, then yield every `every`-th. Sequences that are skipped are read only if
             they share a compressed chunk with others.
         """
-        kinds, views = KINDS if features is None else names_of(features), self.features.views
-        rows = self._blocks(blocks)
+        kinds, rows = self._kinds(features, more.get("view", 0)), self._blocks(blocks)
         order = StreamOrder(seed, epoch, batch_tokens, rows, features=kinds, **more)
-        if not 0 <= order.view < views:
-            raise StoreError(f"{self.path}: no view {order.view}; it has 0..{views - 1}")
         return self._streamer.stream(order, check)
+
+    def _kinds(self, features: str | Sequence[str] | None, view: int) -> tuple[str, ...]:
+        """Return the kinds of features to read. Raises StoreError for an unknown kind or view."""
+        kinds, views = KINDS if features is None else names_of(features), self.features.views
+        if not set(kinds) <= set(KINDS):
+            known = ", ".join(KINDS)
+            raise StoreError(f"{self.path}: features must be among {known}, got {kinds!r}")
+        if not 0 <= view < views:
+            raise StoreError(f"{self.path}: no view {view}; it has 0..{views - 1}")
+        return kinds
 
     def gather(
         self,
@@ -312,8 +319,7 @@ class FeatureStore(Sequence[Record]):
         sequence is read by itself: to read much of a store this way, call `cache_arrays` first.
         Raises StoreError for a number out of range.
         """
-        kinds = KINDS if features is None else names_of(features)
-        return self._streamer.gather(batches, view, kinds)
+        return self._streamer.gather(batches, view, self._kinds(features, view))
 
     def batch_count(
         self,

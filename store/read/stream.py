@@ -281,15 +281,17 @@ class Streamer:
         """Yield batches of these sequences; see `FeatureStore.gather`."""
         buffers, pool_buffers, last = Buffers(), Buffers(), len(self._index) - 1
         for batch in batches:
-            sequences = np.asarray(batch, np.int64)
-            flat = sequences.ndim == 1 and len(sequences)
+            sequences = np.asarray(batch)
+            # As integers, fractions would lose their digits, and a mask would be sequences 0 and 1.
+            flat = sequences.ndim == 1 and len(sequences) and sequences.dtype.kind in "iu"
             if not flat or not 0 <= sequences.min() <= sequences.max() <= last:
-                shape = f"an array of shape {sequences.shape}"
-                got = f"{sequences.min()}..{sequences.max()}" if flat else shape
+                form = f"{sequences.dtype}{list(sequences.shape)}"
+                got = f"{sequences.min()}..{sequences.max()}" if flat else form
                 raise StoreError(
                     f"{self._index.path}: a batch to gather is a list of sequence numbers in"
                     f" 0..{last}; got {got}"
                 )
+            sequences = sequences.astype(np.int64)
             blocks = np.stack([sequences, sequences + 1], axis=1)
             with self._watch.reporting_changes():
                 pool = Pool(self._index, blocks, view, kinds)

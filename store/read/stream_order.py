@@ -45,7 +45,7 @@ class StreamOrder:
         for at least `BATCHES_OF_POOL` batches, so only its last batch may be smaller.
     skip, every: skip the first `skip` batches, then yield every `every`-th.
 
-    Raises StoreError for unknown features and for numbers out of range.
+    Raises StoreError for numbers out of range.
     """
 
     seed: int
@@ -61,23 +61,15 @@ class StreamOrder:
     every: int = 1
 
     def __post_init__(self) -> None:
-        if not set(self.features) <= set(KINDS):
-            kinds = ", ".join(KINDS)
-            raise StoreError(f"stream: features must be among {kinds}, got {self.features!r}")
+        texts = 1 if self.batch_texts is None else self.batch_texts
         if (
-            min(self.batch_tokens, self.pool_blocks, self.batch_texts or 1, self.every) < 1
+            min(self.batch_tokens, self.pool_blocks, texts, self.every) < 1
             or min(self.skip, self.seed, self.epoch) < 0
         ):
             raise StoreError(
                 "stream: batch_tokens, batch_texts, pool_blocks and every must be over 0; skip,"
                 " seed and epoch at least 0"
             )
-
-    def pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield the blocks of each pool, and its batches as positions among the sequences of these
-        blocks."""
-        for number, (taken, lengths) in enumerate(self._pools(index)):
-            yield taken, self._batches(lengths, number)
 
     def _pools(self, index: PartIndex) -> Iterator[tuple[Array, Array]]:
         """Yield the blocks of each pool, and the lengths of their sequences."""
@@ -114,7 +106,8 @@ class StreamOrder:
         return len(_edges(ordered, self.batch_tokens, self.batch_texts, self.shuffle)) - 1
 
     def chosen_pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield `pools` with only the batches that `skip` and `every` choose, if there are any."""
+        """Yield the blocks of each pool, and those of its batches that `skip` and `every` choose, if
+        there are any, as positions among the sequences of these blocks."""
         first = self.skip
         for number, (taken, lengths) in enumerate(self._pools(index)):
             count = self._count(lengths)
