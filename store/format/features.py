@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
@@ -185,8 +186,8 @@ class TaskSpec:
         if not all(isinstance(label, str) for label in self.labels):
             raise StoreError(f"features: labels of a task must be texts, got {self.labels!r:.80}")
         _whole(len(self.labels), "number of labels", 1, MAX_LABELS)
-        if len(set(self.labels)) != len(self.labels):
-            twice = max(self.labels, key=self.labels.count)
+        twice, times = Counter(self.labels).most_common(1)[0]
+        if times > 1:
             raise StoreError(f"features: the label {twice!r:.80} of the task occurs twice")
         if self.later_label is not None and self.later_number is None:
             raise StoreError(

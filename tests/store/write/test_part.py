@@ -195,6 +195,7 @@ def test_features_of_a_task_in_json() -> None:
         None, [], {}, {"kind": "tagging"}, good | {"kind": "parsing"}, good | {"kind": {}},
         good | {"labels": []}, good | {"labels": "ab"}, good | {"labels": ["a", "a"]},
         good | {"labels": ["a", 1]}, good | {"labels": {"a": 1}},
+        good | {"labels": [*map(str, range(2**16 - 1)), "0"]},  # in a moment
         good | {"later_label": "b"}, good | {"later_label": 0},
         good | {"kind": "classification", "later_label": "a"},
     )  # fmt: skip
