@@ -71,7 +71,7 @@ def _write(
 ) -> None:
     """Write batches to a file until there are no more, or the file has about `limit` bytes."""
     with path.open("wb") as file, pq.ParquetWriter(file, table.schema, compression="zstd") as out:
-        group = list[Any]()
+        group, size = list[Any](), 0
 
         def flush() -> None:
             if group:
@@ -82,9 +82,12 @@ def _write(
 
         for batch in batches:
             group.append(batch)
-            if sum(each.nbytes for each in group) >= ROW_GROUP_BYTES:
+            # Not a sum over the group: of narrow columns it has thousands of batches.
+            size += batch.nbytes
+            if size >= ROW_GROUP_BYTES:
                 flush()
-            if limit is not None and file.tell() + sum(each.nbytes for each in group) >= limit:
+                size = 0
+            if limit is not None and file.tell() + size >= limit:
                 break
         flush()
 

@@ -6,9 +6,11 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -142,6 +144,31 @@ def test_parquet_in_one_file_and_in_several(
     rows = [row for path in several for row in pq.read_table(path).to_pylist()]
     assert list(rows[0]) == ["text", "hidden_mean"]
     assert_rows(rows, store)
+
+
+def test_the_bytes_of_a_batch_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row group of narrow columns has thousands of batches."""
+
+    class Rows(list[Any]):  # one batch
+        counted = 0
+
+        @property
+        def nbytes(self) -> int:
+            Rows.counted += 1
+            return 8
+
+    def joined(group: list[Rows]) -> Any:
+        return pa.table({"index": [row for rows in group for row in rows]})
+
+    own_table = SimpleNamespace(from_batches=joined)
+    monkeypatch.setattr(table_files, "pa", SimpleNamespace(Table=own_table))
+    schema, batches = pa.schema([("index", pa.int64())]), (Rows([number]) for number in range(50))
+    table: Any = SimpleNamespace(schema=schema, batches=lambda: batches)
+    table_files.write_parquet(table, tmp_path / "a.parquet", 2**29, lambda rows: None)
+    assert pq.read_table(tmp_path / "a.parquet")["index"].to_pylist() == [*range(50)]
+    assert Rows.counted == 50
 
 
 def test_float16(made: Made, tmp_path: Path) -> None:
