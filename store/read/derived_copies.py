@@ -138,13 +138,13 @@ def _entry(line: str) -> DerivedCopy | None:
 
 def recorded_copies(path: str | Path, text: str) -> list[DerivedCopy]:
     """Return the entries of both lists of a local store with the text key `text`, each once."""
-    found = dict[tuple[str, str, str], DerivedCopy]()
+    found = dict[DerivedCopy, DerivedCopy]()
     lists = [list_of(path)]
     with suppress(FileNotFoundError):  # a user without a home
         lists.append(_user_list(text))
     for each in lists:
         for entry in _lines(each):
-            found[entry.kind, entry.path, entry.text] = entry
+            found[entry._replace(time="")] = entry
     return list(found.values())
 
 
