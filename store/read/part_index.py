@@ -134,7 +134,7 @@ class PartIndex:
             lengths, base = self._lengths_of_parts(low, high), self.first[low]
             found.append(base + block_starts(lengths, self.first[low:high] - base, block_tokens))
         rows = np.concatenate(found)
-        return np.stack([rows, np.append(rows[1:], len(self))], axis=1)
+        return np.stack([rows, np.append(rows, len(self))[1:]], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
         """Return a caller's blocks as int64 [n, 2]. Raises StoreError if a block is empty or

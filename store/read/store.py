@@ -237,7 +237,7 @@ class FeatureStore(Sequence[Record]):
         damaged."""
         if self.features.embedding is None:
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
-        found = []
+        found = [np.empty((0, self.features.embedding.width), np.float32)]
         for reader in map(self.part, range(len(self.manifest.parts))):
             # `check` does not call `PartReader.read`, which would notice a rewritten store.
             with self.watch.reporting_changes():

@@ -106,8 +106,8 @@ class StreamOrder:
         return len(_edges(ordered, self.batch_tokens, self.batch_texts, self.shuffle)) - 1
 
     def chosen_pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield the blocks of each pool, and those of its batches that `skip` and `every` choose, if
-        there are any, as positions among the sequences of these blocks."""
+        """Yield the blocks of each pool with batches that `skip` and `every` choose, and these
+        batches, as positions among the sequences of the blocks."""
         first = self.skip
         for number, (taken, lengths) in enumerate(self._pools(index)):
             count = self._count(lengths)

@@ -24,7 +24,16 @@ from teachonce.store.containers.hdf5.tree import Hdf5File
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.write.tree import OutsideParts
 from teachonce.support import files
-from tests.store.making import IDENTITY, SMALL, begin, features_of, make_part, make_store, put_part
+from tests.store.making import (
+    IDENTITY,
+    SMALL,
+    begin,
+    features_of,
+    make_part,
+    make_store,
+    put_part,
+    unfinished,
+)
 
 EXT = ("zarr", "h5")
 
@@ -103,6 +112,14 @@ def test_an_unfinished_store(tmp_path: Path, ext: str) -> None:
     with pytest.raises(UserError, match="exists already"):
         begin(path, SMALL)
     assert len(open_store(path)) == 12
+
+
+def test_an_unfinished_store_without_a_part(tmp_path: Path) -> None:
+    unfinished(tmp_path / "a.zarr", features_of(tier="embedding"), parts=0)
+    fs = open_store(tmp_path / "a.zarr", allow_partial=True)
+    assert fs.embeddings().shape == (0, 33) and fs.blocks().shape == (0, 2)
+    assert [*fs.stream(), *fs.texts(), *fs.table().batches()] == []
+    assert fs.to_parquet(tmp_path / "rows") == [] and fs.batch_count() == 0
 
 
 @pytest.mark.parametrize("ext", EXT)
