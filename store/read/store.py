@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack, overload
@@ -17,7 +18,7 @@ from teachonce.store.containers.interface import StoreSource
 from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import Calibration, Features, TaskSpec
+from teachonce.store.format.features import PROBLEM_TYPES, Calibration, Features, TaskSpec
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import Manifest, check_root, suggest_repair
 from teachonce.store.format.pairs import split_pair
@@ -35,7 +36,6 @@ from teachonce.store.read.manifests import (
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.record import LazyMap, Record
-from teachonce.store.read.stored_task import stored_task
 from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
 from teachonce.store.read.stream import Batch, Streamer
 from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder, names_of
@@ -166,8 +166,17 @@ class FeatureStore(Sequence[Record]):
 
     @cached_property
     def task(self) -> TaskSpec | None:
-        """Return the task that the teacher was fine-tuned for; see `stored_task`."""
-        return stored_task(self.features.task, self.teacher_files(), self.path)
+        """Return the task that the teacher was fine-tuned for, with its `problem_type`.
+
+        Stores that were written before features had this key have it in the teacher's config.json.
+        Raises StoreError if that file is damaged.
+        """
+        task = self.features.task
+        written_before = task and task.kind == "classification" and not task.problem_type
+        if not task or not written_before or "config.json" not in self.teacher_files():
+            return task
+        found = self.teacher_settings("config.json").get("problem_type")
+        return replace(task, problem_type=found) if found in PROBLEM_TYPES else task
 
     def _names(self, group: str) -> tuple[str, ...]:
         begin = f"{group}/"
