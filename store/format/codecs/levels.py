@@ -54,21 +54,6 @@ class Level:
         """Return the JSON that describes how arrays of these kinds are decoded."""
         return {kind: dict(getattr(self, kind).description) for kind in kinds}
 
-    def unlike(
-        self, found: Mapping[str, Any], kinds: tuple[str, ...] = KINDS
-    ) -> list[tuple[str, Any, Any]]:
-        """Return (dotted key, expected, found) for each key of `found` that changes decoding.
-
-        Notes for people and unknown keys are ignored.
-        """
-        unlike = []
-        for kind in kinds:
-            codec, described = getattr(self, kind), found.get(kind)
-            described = described if isinstance(described, Mapping) else {}
-            for key in codec.unlike(described):
-                unlike.append((f"{kind}.{key}", codec.description.get(key), described.get(key)))
-        return unlike
-
 
 EXACT = Level(
     HiddenCodec(Float32(), False),
@@ -134,12 +119,23 @@ def form_of(name: str, encodings: object, kinds: tuple[str, ...] = KINDS) -> int
     """
     if not isinstance(encodings, Mapping):
         raise StoreError(f"features: encodings must be a JSON object, got {encodings!r:.80}")
-    unlike = [level.unlike(encodings, kinds) for level in forms_of(name)]
-    # The error names the keys of the form that differs least, not of all forms.
-    nearest = min(range(len(unlike)), key=lambda form: len(unlike[form]))
-    for key, expected, found in unlike[nearest]:
+    forms, described = forms_of(name), dict[str, Mapping[str, Any]]()
+    for kind in kinds:
+        found = encodings.get(kind)
+        described[kind] = found if isinstance(found, Mapping) else {}
+    unlike = [
+        [(kind, key) for kind in kinds for key in getattr(level, kind).unlike(described[kind])]
+        for level in forms
+    ]
+    # The error names a key of the form that differs least.
+    nearest = min(range(len(forms)), key=lambda form: len(unlike[form]))
+    for kind, key in unlike[nearest]:
+        found, expected = (
+            json.dumps(each.get(key))
+            for each in (described[kind], getattr(forms[nearest], kind).description)
+        )
         raise StoreError(
-            f"features: encodings.{key} of codec {name!r} is {json.dumps(found):.80}, expected"
-            f" {json.dumps(expected)}; read the store with the software that wrote it"
+            f"features: encodings.{kind}.{key} of codec {name!r} is {found:.80}, expected"
+            f" {expected}; read the store with the software that wrote it"
         )
     return nearest
