@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -18,8 +18,6 @@ Calibration = dict[str, tuple[Floats, Floats]]
 """Mean and standard deviation [D] of the channels of each hidden state, by its name."""
 
 TIERS = ("topk", "sample", "head")
-FLAGS = ("next_token", "observed", "ranked")
-"""Keys of `logits` that are true or absent."""
 SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
 """Bounds of `cap`. Beyond them a float32 cap may become 0 or infinity, and capped logits NaN."""
 MARKS = ("context", "learn", "messages")
@@ -66,16 +64,17 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
 
 def _object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
     """Check a JSON object that has all fields of `spec` without a default, and no key that is not a
-    field."""
+    field. A key whose default is false is true or absent."""
     defaults = {field.name: field.default for field in fields(spec)}
     keys = [name for name, default in defaults.items() if default is MISSING]
     # An unknown key may change the meaning of the others (FORMAT.md, section 6).
     if not isinstance(value, Mapping) or not set(keys) <= set(value) <= set(defaults):
         raise StoreError(f"features: {what} must have {' and '.join(keys)}, got {value!r:.80}")
+    _check_flags(value, [name for name, default in defaults.items() if default is False])
     return value
 
 
-def _check_flags(value: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+def _check_flags(value: Mapping[str, Any], keys: Iterable[str]) -> None:
     """Raise StoreError for a key with another value than true."""
     # `false` would be a second form of an absent key, and equal features must have equal bytes.
     for key in keys:
@@ -154,7 +153,6 @@ class LogitsSpec:
         # Null would be a second form of an absent cap, and equal features must have equal bytes.
         if "cap" in found and found["cap"] is None:
             raise StoreError("features: cap of logits must be a number or absent, got None")
-        _check_flags(found, FLAGS)
         return LogitsSpec(**found)
 
 
@@ -278,9 +276,6 @@ class EmbeddingSpec:
         for key in ("pooling", "prompt"):
             if not isinstance(value := getattr(self, key), str):
                 raise StoreError(f"features: {key} must be a text, got {value!r:.80}")
-        for key in ("normalised", "parallel"):
-            if not isinstance(value := getattr(self, key), bool):
-                raise StoreError(f"features: {key} must be true or false, got {value!r:.80}")
 
     def to_json(self) -> dict[str, Any]:
         return _without_defaults(self)
@@ -289,13 +284,8 @@ class EmbeddingSpec:
     def from_json(value: object) -> EmbeddingSpec:
         found = _object(value, "embedding", EmbeddingSpec)
         # A default has one form: its key is missing.
-        if empty := [
-            k for k in ("prompt", "normalised", "parallel") if found.get(k) in (False, "")
-        ]:
-            raise StoreError(
-                f"features: embedding has {empty[0]} {found[empty[0]]!r}, its default: the key must"
-                " be absent"
-            )
+        if found.get("prompt") == "":
+            raise StoreError("features: embedding has an empty prompt: the key must be absent")
         return EmbeddingSpec(**found)
 
 

@@ -143,8 +143,7 @@ class Manifest:
     @cached_property
     def totals(self) -> Counts:
         """Return the sums of all parts' counts."""
-        views = max(1, self.attributes["features"]["views"])
-        none = np.zeros(4 + 2 * views, np.int64)
+        none = np.zeros(4 + 2 * self.attributes["features"]["views"], np.int64)
         return Counts.of_flat(sum((np.array(p.counts.flat()) for p in self.parts), none).tolist())
 
     @cached_property

@@ -9,12 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import (
-    CONTEXT,
-    LEARN,
-    Features,
-    TaskSpec,
-)
+from teachonce.store.format.features import CONTEXT, LEARN, MARKS, Features, TaskSpec
 from teachonce.store.format.layout import SpanKind, span_kind
 from teachonce.support.arrays import Array, starts
 
@@ -137,26 +132,23 @@ def _encode_marks(
     """Return the arrays that mark the tokens that students are trained on. Raises StoreError."""
     lengths, found = np.diff(token_start), dict[str, Array]()
     if features.context:
-        zeros = np.zeros(len(lengths), np.int32)
-        context = zeros if given.context is None else np.asarray(given.context, np.int32)
+        zeros = np.zeros(len(lengths), np.int64)
+        context = zeros if given.context is None else np.asarray(given.context, np.int64)
         if context.shape != lengths.shape or ((context < 0) | (context >= lengths)).any():
             raise StoreError(
                 f"{where}: context must be {len(lengths)} numbers of tokens, each below the length"
                 " of its sequence"
             )
-        found[CONTEXT] = context
+        found[CONTEXT] = context.astype(np.int32)
     if features.learn:
         total = int(token_start[-1])
         learn = np.ones(total, bool) if given.learn is None else np.asarray(given.learn, bool)
         if learn.shape != (total,):
             raise StoreError(f"{where}: learn has shape {list(learn.shape)}, expected [{total}]")
         found[LEARN] = learn
-    if given.context is not None and not features.context:
-        raise StoreError(f"{where}: this store has no context, but context was given")
-    if given.messages is not None and not features.messages:
-        raise StoreError(f"{where}: this store has no messages of chats, but messages were given")
-    if given.learn is not None and not features.learn:
-        raise StoreError(f"{where}: this store has no marks of learnt tokens, but learn was given")
+    for key in MARKS:
+        if getattr(given, key) is not None and not getattr(features, key):
+            raise StoreError(f"{where}: {key} was given, but this store has no {key}")
     return found
 
 

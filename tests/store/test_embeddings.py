@@ -124,11 +124,11 @@ def test_people_are_told(made: Made, tmp_path: Path) -> None:
         ({"width": 0, "pooling": "mean"}, "width of the embedding must be a whole number"),
         ({"width": 3}, "embedding must have width and pooling"),
         ({"width": 3, "pooling": 4}, "pooling must be a text"),
-        ({"width": 3, "pooling": "mean", "normalised": 1}, "normalised must be true or false"),
+        ({"width": 3, "pooling": "mean", "normalised": 1}, "normalised must be true or absent"),
         ({"width": 3, "pooling": "mean", "turned": True}, "embedding must have width and pooling"),
-        ({"width": 3, "pooling": "mean", "normalised": False}, "has normalised False, its default"),
-        ({"width": 3, "pooling": "mean", "parallel": False}, "has parallel False, its default"),
-        ({"width": 3, "pooling": "mean", "prompt": ""}, "has prompt '', its default"),
+        ({"width": 3, "pooling": "mean", "normalised": False}, "normalised must be true or absent"),
+        ({"width": 3, "pooling": "mean", "parallel": False}, "parallel must be true or absent"),
+        ({"width": 3, "pooling": "mean", "prompt": ""}, "an empty prompt: the key must be absent"),
     ),
 )
 def test_what_is_no_embedding(value: dict[str, Any], told: str) -> None:
