@@ -191,7 +191,12 @@ class TaskSpec:
             raise StoreError(
                 f"features: later_label must be a label of a tagging, got {self.later_label!r:.80}"
             )
-        if self.separator is not None and not self._separates():
+        if self.separator is not None and not (
+            self.kind == "classification"
+            and isinstance(self.separator, str)
+            and len(self.separator) == 1
+            and self.separator.isspace()
+        ):
             raise StoreError(
                 "features: separator must be one white-space character, of a classification, got"
                 f" {self.separator!r:.80}"
@@ -203,10 +208,6 @@ class TaskSpec:
                 f"features: problem_type of a classification must be {' or '.join(PROBLEM_TYPES)},"
                 f" or absent, got {self.problem_type!r:.80} of {self.kind}"
             )
-
-    def _separates(self) -> bool:
-        one = isinstance(self.separator, str) and len(self.separator) == 1
-        return one and self.kind == "classification" and str(self.separator).isspace()
 
     @property
     def is_score(self) -> bool:

@@ -109,11 +109,7 @@ class PartIndex:
         rows = ranges(blocks[:, 0], blocks[:, 1] - blocks[:, 0])
         return np.asarray(self._known[rows], np.int64)
 
-    def all_lengths(self) -> Array:
-        """Return int64 [n]: the numbers of tokens of all sequences."""
-        return self._lengths_of_parts(0, len(self._entries))
-
-    def _lengths_of_parts(self, low: int, high: int) -> Array:
+    def lengths_of_parts(self, low: int, high: int) -> Array:
         """Return int64: the numbers of tokens of all sequences of parts low..high."""
         edges = self.first[low : high + 1].tolist()
         if self._known is not None:
@@ -131,7 +127,7 @@ class PartIndex:
         found = [np.empty(0, np.int64)]
         for low in range(0, len(self._entries), PARTS_AT_ONCE):  # all lengths would be large
             high = min(low + PARTS_AT_ONCE, len(self._entries))
-            lengths, base = self._lengths_of_parts(low, high), self.first[low]
+            lengths, base = self.lengths_of_parts(low, high), self.first[low]
             found.append(base + block_starts(lengths, self.first[low:high] - base, block_tokens))
         rows = np.concatenate(found)
         return np.stack([rows, np.append(rows, len(self))[1:]], axis=1)

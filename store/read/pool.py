@@ -109,7 +109,7 @@ class Pool:
         self._index, self.features, self.view = parts, features, view
         # In the order of the store, neighbouring blocks become one run, which is read at once.
         self._runs, self.index, self.place = _in_order(parts, blocks)
-        self.lengths = np.concatenate([parts.lengths(begin, end) for begin, end in self._runs])
+        self.lengths = parts.lengths_of(np.array(self._runs))
         self._edges = starts([end - begin for begin, end in self._runs])
         self._start = {False: starts(self.lengths), True: starts(self.lengths**2)}  # True: of maps
         self._requested = (

@@ -81,9 +81,6 @@ class PartWriter:
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 self._filled[group] = np.zeros(sequences, bool)
 
-    def _sequence(self, row: int) -> int:
-        return int(np.searchsorted(self.token_start, row, "right")) - 1
-
     def _claim(self, name: str, rows: ArrayLike) -> Array:
         """Mark rows (tokens, or sequences for attention, classes and vectors) as filled."""
         if name not in self._filled:
@@ -104,7 +101,7 @@ class PartWriter:
     def _check(self, name: str, rows: Array, bad: Array, what: str, remedy: str = FP32) -> None:
         if bad.any():
             row = int(rows[np.flatnonzero(bad.reshape(len(rows), -1).any(axis=1))[0]])
-            sequence = self._sequence(row)
+            sequence = int(np.searchsorted(self.token_start, row, "right")) - 1
             raise StoreError(
                 f"{self._where}, sequence {sequence}, token {row - self.token_start[sequence]}: "
                 f"{name} {what}; {remedy}"
@@ -335,6 +332,8 @@ class PartWriter:
     def take(self) -> tuple[Counts, dict[str, Array]]:
         """Return counts and arrays of the part; call it once. Raises StoreError if rows are
         missing."""
+        if self._taken:
+            raise StoreError(f"{self._where}: internal error: published twice")
         features = self._features
         missing = sorted(name for name, filled in self._filled.items() if not filled.all())
         if self._texts is None:
@@ -344,9 +343,8 @@ class PartWriter:
             for view in range(1, features.views)
             if f"{span_kind(view).group}/start" not in self._arrays
         ]
-        if missing or self._taken:
-            what = f"not put: {', '.join(missing)}" if missing else "published twice"
-            raise StoreError(f"{self._where}: internal error: {what}")
+        if missing:
+            raise StoreError(f"{self._where}: internal error: not put: {', '.join(missing)}")
         self._taken = True
         views, spec = range(features.views), features.logits
         ragged: Callable[[int], int] | None = None

@@ -220,6 +220,10 @@ def test_bad_counts_masks_and_features() -> None:
             writer.set_masks(1, [spans])
     with pytest.raises(StoreError, match="masks of view 1"):
         writer.take()
+    writer.set_masks(1, [[(0, 2, 0)]])
+    assert writer.take()[0].spans == (0, 1)
+    with pytest.raises(StoreError, match="published twice"):
+        writer.take()
     for bad in (
         {"hidden": ("../x",)}, {"hidden": ("a", "a")}, {"codec": "zip"}, {"views": 0},
         {"width": True}, {"vocabulary": 2, "logits": LogitsSpec("topk", 3)}, {"attention": ("/",)},
