@@ -27,6 +27,9 @@ ROLE_NAMES = {
 # Flags above `text.UNSEEN`, because `text.classes` caches them by code point.
 CHINESE, PUNCTUATION, SYMBOL = 4, 8, 16
 ISOLATING = {"BertPreTokenizer": PUNCTUATION, "Punctuation": PUNCTUATION, "Whitespace": SYMBOL}
+MOST_IDS = 1 << 24  # above the largest id of any known vocabulary; each takes memory
+# The last two: too many repetitions in an expression of a normaliser, too deep nesting.
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CJK = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
@@ -185,7 +188,7 @@ class Vocabulary:
             return cls._read(json.loads(text))
         except AlignmentError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
+        except MALFORMED as error:
             raise AlignmentError(
                 f"tokenizer.json: not a tokenizer's file ({type(error).__name__}: {error}); pass"
                 " the tokenizer.json that tokenizers wrote"
@@ -195,6 +198,9 @@ class Vocabulary:
     def _read(cls, settings: dict[str, Any]) -> Vocabulary:
         vocabulary = _tokens_by_id(settings["model"])
         added = {entry["id"]: entry for entry in settings.get("added_tokens") or ()}
+        wrong = [number for number in (*vocabulary, *added) if not 0 <= number < MOST_IDS]
+        if wrong:
+            raise ValueError(f"expected ids from 0 to {MOST_IDS - 1:,}, got {wrong[0]:,}")
         tokens = [""] * (max([*vocabulary, *added], default=-1) + 1)
         special = np.zeros(len(tokens), bool)
         for number, token in vocabulary.items():

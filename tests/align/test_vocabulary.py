@@ -260,6 +260,14 @@ def test_a_file_without_types_is_read() -> None:
             '{"normalizer": {"type": "Odd"}, "model": {"type": "BPE", "vocab": {}}}',
             "normalizer: unknown type 'Odd'",
         ),
+        ('{"model": {"type": "BPE", "vocab": {"a": -1, "b": 0}}}', "from 0 to 16,777,215, got -1"),
+        ('{"model": {"type": "BPE", "vocab": {"a": 1000000000000}}}', "got 1,000,000,000,000"),
+        ("[" * 100_000, "a tokenizer's file .*RecursionError"),
+        (
+            '{"normalizer": {"type": "Replace", "pattern": {"Regex": "a{99999999999999}"},'
+            ' "content": ""}, "model": {"type": "BPE", "vocab": {}}}',
+            "a tokenizer's file .*OverflowError",
+        ),
     ],
 )
 def test_other_files_are_refused(text: str, message: str) -> None:
