@@ -151,7 +151,8 @@ def unpacked(data: bytes) -> tuple[int, list[Window]]:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return _windows({name: archive[name] for name in archive.files})
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+    # RuntimeError: a damaged header asks for a password, or for an unknown kind of compression.
+    except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         raise Unreadable(str(error)) from error
 
 

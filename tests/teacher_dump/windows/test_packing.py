@@ -58,9 +58,11 @@ def test_windows_of_parallel_texts_come_back(make_tokenizer: MakeTokenizer) -> N
 def test_torn_bytes_are_found(make_tokenizer: MakeTokenizer) -> None:
     data = packed(0, list(iter_windows(documents(*ENGLISH[:5]), make_tokenizer("wordpiece"), 32)))
     assert is_whole(data)
-    flipped = bytearray(data)
-    flipped[len(data) // 2] ^= 1
-    for bad in (b"", data[:100], data[:-30], bytes(flipped)):
+    listed = data.rindex(b"PK\x01\x02")  # of the last member: flags at 8, compression at 10
+    flipped = [bytearray(data) for _ in range(3)]
+    for each, place in zip(flipped, (len(data) // 2, listed + 8, listed + 10), strict=True):
+        each[place] ^= 1
+    for bad in (b"", data[:100], data[:-30], *map(bytes, flipped)):
         assert not is_whole(bad)
         with pytest.raises(Unreadable):
             unpacked(bad)
