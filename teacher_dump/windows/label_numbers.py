@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -204,17 +205,25 @@ class Labels:
 
     def numbered(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Yield the windows with `numbers`: int32 [1] for a label, [T] for tags."""
+        given, gold, begins = None, Gold(), list[int]()
         for window in windows:
-            gold, where = window.gold or Gold(), f"document {window.document}"
+            # Once for all windows of a document: a file without blank lines is one, of any size.
+            if window.gold is not given:
+                given, gold = window.gold, self._in_scheme(window.gold or Gold())
+                begins = [begin for begin, *_ in gold.tags]
+            where = f"document {window.document}"
             if self.task.kind == "tagging":
-                numbers = self._tags(window, self._in_scheme(gold), where)
+                ends = window.document_begin, window.document_begin + len(window.text)
+                first, last = (bisect_left(begins, place) for place in ends)
+                numbers = self._tags(window, gold.tags[first:last], where)
             else:
                 label = -1 if gold.label is None else self.number(gold.label, where)
                 numbers = np.array([label], np.int32)
             yield replace(window, numbers=numbers)
 
-    def _tags(self, window: Window, gold: Gold, where: str) -> Array:
-        """Return the tag ids of a window's tokens: int32 [T], -1 for no tag.
+    def _tags(self, window: Window, inside: Sequence[tuple[int, int, str]], where: str) -> Array:
+        """Return the tag ids of a window's tokens, by the tags of the words that begin `inside` of
+        it: int32 [T], -1 for no tag.
 
         The first piece of a word gets the word's tag; a piece over several words gets the tag of
         the first. Later pieces get the teacher's `later_label`, if it has one.
@@ -225,8 +234,6 @@ class Labels:
         # A normalizer may swap characters: make the spans ascend, for `searchsorted`.
         begins, ends = (np.maximum.accumulate(side[pieces]) for side in (begin, end))
         later = self.task.later_number
-        last = window.document_begin + len(window.text)
-        inside = [tag for tag in gold.tags if window.document_begin <= tag[0] < last]
         # Backwards, so that the first word has the last say on a piece over several words.
         for first, after, name in reversed(inside):
             place = int(np.searchsorted(ends, first - window.document_begin, "right"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,31 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
 def spans_of(words: list[str]) -> list[tuple[int, int]]:
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
     return [(int(end) - len(word), int(end)) for word, end in zip(words, ends, strict=True)]
+
+
+class Counting(tuple[tuple[int, int, str], ...]):
+    """Tags that count how often they are read from the first to the last."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int, str]]:
+        type(self).read += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("single", ("B-", "S-"))
+def test_tags_of_a_long_document_are_not_read_for_each_window(
+    make_tokenizer: Any, single: str
+) -> None:
+    Counting.read, words = 0, ["dog"] * 400
+    tags = Counting((*span, f"{single}PER") for span in spans_of(words))
+    document = Document(" ".join(words), "x", 0, Gold(tags=tags))
+    labels = Labels(TaskSpec("tagging", TAGS), "t")
+    labels.check({}, {(BEGINNING, f"{single}PER"): "line 1"}, {}, {"S-PER": "line 1"})
+    windows = list(labels.numbered(iter_windows([document], make_tokenizer("wordpiece"), 12)))
+    assert len(windows) > 30 and Counting.read < 10
+    numbers = np.concatenate([w.numbers for w in windows if w.numbers is not None])
+    assert (numbers == TAGS.index("B-PER")).sum() == len(words)
 
 
 ALPHABET = st.text(st.sampled_from("abcdo 'x-é東京🙂\u0301\u200b"), min_size=1, max_size=12)
