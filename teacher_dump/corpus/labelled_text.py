@@ -210,7 +210,7 @@ def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
     if found is None:
         return None
     if len(found.labels) > 1 or (found.labels and found.spans):
-        raise several_labels(found.labels or found.spans, where)
+        raise several_labels((*found.labels, *found.spans), where)
     if found.labels:
         return Gold(found.labels[0])
     return Gold(tags=tuple(words_in(text, found.spans, where)))

@@ -82,6 +82,11 @@ def suffix_of(path: Path) -> str:
     return Path(path.stem).suffix.lower() if is_packed(path) else path.suffix.lower()
 
 
+def stem_of(path: Path) -> str:
+    """Return the name without the suffixes of format and packing: `a` for `a.csv.gz`."""
+    return Path(path.stem).stem if is_packed(path) else path.stem
+
+
 class _Unpacked(io.RawIOBase):
     """The decompressed bytes of a file. Reading raises CorpusError if it is damaged or cut off."""
 

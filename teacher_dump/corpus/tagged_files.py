@@ -14,7 +14,7 @@ from pathlib import Path
 
 from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.errors import CorpusError
-from teachonce.teacher_dump.corpus.packed import Seen, ignore, suffix_of
+from teachonce.teacher_dump.corpus.packed import Seen, ignore, is_packed, stem_of, suffix_of
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, TAG
 from teachonce.teacher_dump.corpus.text_files import read_lines, unpacked
 
@@ -159,7 +159,7 @@ def check_untagged(path: Path) -> None:
     if _have_entities(full):
         raise CorpusError(
             f"{path}: looks like words with tags ({full[0]!r:.40}), expected a text on each line;"
-            f" rename it to {path.name.replace('.txt', '.conll')}"
+            f" rename it to {stem_of(path)}.conll{path.suffix if is_packed(path) else ''}"
         )
 
 

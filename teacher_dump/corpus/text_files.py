@@ -21,6 +21,7 @@ from teachonce.teacher_dump.corpus.packed import (
     ignore,
     is_packed,
     open_bytes,
+    stem_of,
     suffix_of,
 )
 
@@ -112,7 +113,7 @@ def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterat
 
 def inner_return(path: Path, number: int) -> CorpusError:
     """Return the error for a line with a carriage return, with a command that converts the file."""
-    made = f"{Path(path.stem).stem if is_packed(path) else path.stem}.lines{suffix_of(path)}"
+    made = f"{stem_of(path)}.lines{suffix_of(path)}"
     return CorpusError(
         f"{path}, line {number}: a carriage return inside the line, where others end with a line"
         f" feed; write one kind of line end: {unpacked(path)} | sed 's/\\r$//; s/\\r/\\n/g' >"
@@ -154,7 +155,7 @@ def _guess_encoding(raw: bytes) -> tuple[str, str]:
 
 def _iconv(encoding: str, path: Path) -> str:
     """Return the remedy for a file of another encoding: a command that converts it."""
+    made = f"{stem_of(path)}.utf8{suffix_of(path)}"
     if is_packed(path):
-        made = f"{Path(path.stem).stem}.utf8{suffix_of(path)}"
         return f"convert it: {unpacked(path)} | iconv -f {encoding} -t UTF-8 > '{made}'"
-    return f"convert it: iconv -f {encoding} -t UTF-8 '{path}' > '{path.stem}.utf8{path.suffix}'"
+    return f"convert it: iconv -f {encoding} -t UTF-8 '{path}' > '{made}'"

@@ -296,8 +296,11 @@ def test_conll(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text(CONLL + "one column\n")
     with pytest.raises(CorpusError, match="line 13: expected 4 columns with spaces .* got 2 col"):
         texts(tmp_path / "a.tsv")
-    (tmp_path / "a.txt").write_text(CONLL)
-    assert "looks like words with tags ('-DOCSTART-" in refusal(tmp_path / "a.txt")
+    for name, other in (("a.b.txt", "a.b.conll"), ("a.TXT", "a.conll")):
+        (tmp_path / name).write_text(CONLL)
+        told = refusal(tmp_path / name)
+        assert "looks like words with tags ('-DOCSTART-" in told
+        assert told.endswith(f"rename it to {other}")
     rows = "1\tBo\tB-PER\tB-LOC\n2\tis\tO\tO\n3\tx\tO\tO\n"
     for name, content in (("a.tsv", rows), ("a.conll", rows.replace("\t", "  "))):
         (tmp_path / name).write_text(content)
@@ -393,6 +396,7 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
         ({"data": {"text": text}, "annotations": [[3, 4, "A"]]}, "holds no word, but ' '"),
         ({**studio, "annotations": [{"result": [moved]}]}, "characters 13 to 18 of the text are"),
         ({"data": {"text": text}, "annotations": ["a", "b"]}, "2 labels of one text, "),
+        ({"data": {"text": text}, "annotations": ["a", [0, 4, "A"]]}, "2 labels of one text, "),
         ({"data": {"text": text}, "annotations": [[0, 4, "A"], [3, 6, "B"]]}, "overlap"),
         ({"data": {"text": text}, "annotations": [[0, 400, "A"]]}, "ends after the text"),
         (
