@@ -425,11 +425,12 @@ def _static_teacher(
     device: str,
     vectors: VectorOptions,
 ) -> Teacher:
-    """Load a table of word vectors as a teacher. Raises UserError for hidden states, which it does
-    not have."""
-    if hidden != "none":
+    """Load a table of word vectors as a teacher. Raises UserError for hidden states and attention
+    maps, which it does not have."""
+    if not hidden == attention == "none":
         raise UserError(
-            f"{model.name}: a table of word vectors has no hidden states; give --hidden none"
+            f"{model.name}: a table of word vectors has no hidden states and no attention maps;"
+            " give --hidden none --attention none"
         )
     network, tokenizer = load_static(model, subfolder)
     check_pieces(tokenizer, network.config.vocab_size, model.name)

@@ -100,11 +100,12 @@ def test_a_student_is_trained_on_word_vectors(
     assert np.allclose(again.embeddings(), library(tmp_path / "s", list(ENGLISH[:12])), atol=1e-6)
     line = refused(teacher_dump, *words, "--out", tmp_path / "c.zarr")
     assert "a table of word vectors, which has only vectors of texts; add --head embed" in line
-    line = refused(
-        *(teacher_dump, *words, "--head", "embedding", "--hidden", "layer:1"),
-        *("--out", tmp_path / "c.zarr"),
-    )
-    assert "a table of word vectors has no hidden states; give --hidden none" in line
+    for feature in ("--hidden", "--attention"):
+        line = refused(
+            *(teacher_dump, *words, "--head", "embedding", feature, "mean"),
+            *("--out", tmp_path / "c.zarr"),
+        )
+        assert "has no hidden states and no attention maps; give --hidden none --att" in line
 
 
 def test_a_damaged_table_is_one_line(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
