@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from teachonce.support.errors import UserError
 from teachonce.support.options import (
@@ -82,6 +82,11 @@ class StageOneDump(DumpOptions):
                     f"{flag_of(name)} {getattr(self, name)}: mixed-vocab has no such option; leave"
                     " it out"
                 )
+
+    def resolved(self) -> Self:
+        found = super().resolved()
+        # On a CPU only decoders run in bf16 (`precision.load_fastest`), and this teacher is none.
+        return replace(found, precision="fp32") if found.precision == "auto" else found
 
 
 # Zhao et al. 2021, section 4: 500K steps of 2,048 sequences of 128 tokens, here 32 batches of 8,192

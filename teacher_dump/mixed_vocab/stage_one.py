@@ -13,6 +13,7 @@ import itertools
 import json
 import string
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +109,8 @@ def _from_store(options: MixedVocabOptions) -> StageOne | None:
     then, now = attributes["identity"].get("mixed_vocab", {}), options.arguments()
     theirs = {key: then.get(key) for key in now}
     check_same(out, differences(theirs, now))
-    store = open_store(out, allow_partial=True)
-    stage_one = StageOne(MixedVocab.of(store), now)
-    store.close()
-    return stage_one
+    with closing(open_store(out, allow_partial=True)) as store:
+        return StageOne(MixedVocab.of(store), now)
 
 
 def _trained(

@@ -198,6 +198,13 @@ def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
     assert f"text      vocabulary of {pieces:,} pieces, not 5,000 (--vocab 5k)" in said
 
 
+def test_a_cpu_trains_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that multiplies bfloat16: a masked LM is not compared in it."""
+    monkeypatch.setattr("teachonce.training.device._multiplies_bf16", lambda device: True)
+    dump = StageOneDump("m", Path("s.zarr"), device="cpu").resolved()
+    assert MixedVocabOptions(dump, "5k", 16).arguments()["precision"] == "fp32"
+
+
 def test_help_shows_the_subcommand() -> None:
     assert "mixed-vocab" in ok(teacher_dump, "--help").partition("Commands:")[2]
     short, long = (ok(teacher_dump, "mixed-vocab", option) for option in ("-h", "--help"))
