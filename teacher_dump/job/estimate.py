@@ -33,11 +33,11 @@ from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, word_counts
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.parts import NumberedPart, cut_parts, first_of, tokens_of
+from teachonce.teacher_dump.job.parts import NumberedPart, cut_parts, first_of
 from teachonce.teacher_dump.job.plan import DumpPlan, planned
 from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.label_numbers import ignore
-from teachonce.teacher_dump.windows.window import Window, length_batches, storable
+from teachonce.teacher_dump.windows.window import Window, length_batches, storable, tokens_of
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher

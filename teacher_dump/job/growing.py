@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,7 @@ from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.versions import changes_no_value
 from teachonce.teacher_dump.windows.sequences import window_digests
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, tokens_of
 
 # The 16 bytes of `store.tools.documents` as NumPy's fixed-width bytes, which it can sort.
 DIGEST = "S16"
@@ -210,19 +212,16 @@ class _DocumentHashes:
 
     @staticmethod
     def of_windows(windows: Iterable[Window]) -> _DocumentHashes:
-        tokens, last = array("q"), -1
+        tokens = array("q")
 
-        # Counted while the windows pass: those of a whole corpus do not fit into memory.
-        def seen() -> Iterator[Window]:
-            nonlocal last
-            for window in windows:
-                if window.document != last:
-                    last = window.document
-                    tokens.append(0)
-                tokens[-1] += len(window.ids)
-                yield window
+        # By document: the windows of a whole corpus do not fit into memory.
+        def digests() -> Iterator[tuple[int, bytes]]:
+            for _, some in groupby(windows, attrgetter("document")):
+                document = list(some)
+                tokens.append(tokens_of(document))
+                yield from window_digests(document)
 
-        found = _DocumentHashes(window_digests(seen()))
+        found = _DocumentHashes(digests())
         found.tokens = np.frombuffer(tokens, np.int64)
         return found
 

@@ -15,7 +15,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.background import Calls
 from teachonce.support.console import counted
-from teachonce.teacher_dump.job.parts import FirstPass, NumberedPart, sequences_of, tokens_of
+from teachonce.teacher_dump.job.parts import FirstPass, NumberedPart, sequences_of
 from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.job.progress import Progress
 from teachonce.teacher_dump.teacher.forward import BatchOutput, Logits, forward
@@ -28,7 +28,7 @@ from teachonce.teacher_dump.teacher.heads import (
     top_logits,
 )
 from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, mask_spans, masked_input
-from teachonce.teacher_dump.windows.window import Window, length_batches
+from teachonce.teacher_dump.windows.window import Window, length_batches, tokens_of
 
 Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the sequence in the store
 

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.store import Features, Sequences, StoreWriter
-from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop
 from teachonce.teacher_dump.corpus.documents import Document
@@ -22,22 +21,12 @@ from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.windows.chats import ChatRenderer
 from teachonce.teacher_dump.windows.label_numbers import Labels, ignore
 from teachonce.teacher_dump.windows.sequences import windows_of
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, tokens_of
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.forward import BatchOutput
 
 VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a corpus into sequences
-
-
-class Tokens(Protocol):
-    """Anything with token ids: a window, or what `mixed_vocab` makes from one."""
-
-    @property
-    def ids(self) -> Array: ...
-
-
-Cut = TypeVar("Cut", bound=Tokens)
 
 
 @dataclass
@@ -139,13 +128,15 @@ def _stoppable(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
         yield window
 
 
-def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Iterator[list[Cut]]:
+def gathered(
+    windows: Iterator[Window], part_tokens: int, limit: int | None
+) -> Iterator[list[Window]]:
     """Yield consecutive windows in groups of at least `part_tokens` tokens.
 
     The last group may be smaller. All groups together have at most `limit` tokens, but at least one
     window.
     """
-    part: list[Cut] = []
+    part: list[Window] = []
     filled = total = 0
     for window in windows:
         if limit is not None and total + len(window.ids) > limit and total:
@@ -158,11 +149,6 @@ def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Ite
             part, filled = [], 0
     if part:
         yield part
-
-
-def tokens_of(windows: Iterable[Tokens]) -> int:
-    """Count the tokens of windows."""
-    return sum(len(window.ids) for window in windows)
 
 
 def count(done: Counter[str], part: list[Window]) -> None:

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.windows.window import Window
+from teachonce.teacher_dump.windows.window import Window, tokens_of
 
 EVERY = 30.0  # seconds between lines within a part, without a terminal
 
@@ -52,7 +52,7 @@ class Progress:
 
     def begin(self, part: Sequence[Window]) -> None:
         """Count a part that starts: its tokens, and how much of the corpus has been read."""
-        self._tokens += sum(len(window.ids) for window in part)
+        self._tokens += tokens_of(part)
         if self._by_documents:
             self._seen = part[-1].document + 1
         else:
@@ -68,7 +68,7 @@ class Progress:
 
     def skip(self, part: Sequence[Window]) -> None:
         """Count a part that was published before."""
-        tokens = sum(len(window.ids) for window in part)
+        tokens = tokens_of(part)
         # Not added to `_here`: speed and time left are those of what the teacher reads in this run.
         self._done += tokens
         self.bar.update(tokens)
@@ -91,7 +91,7 @@ class Progress:
         """Print a line for a written part, without a terminal."""
         if not self.bar.disable:
             return
-        tokens = sum(len(window.ids) for window in part)
+        tokens = tokens_of(part)
         line = part_line(number, len(part), tokens, seconds, self._tokens)
         self._reported = time.perf_counter()
         self._say(line + self._left())

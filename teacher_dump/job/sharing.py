@@ -48,11 +48,17 @@ from teachonce.teacher_dump.job.parts import (
     first_of,
     other_sequences,
     parts_of,
-    tokens_of,
 )
 from teachonce.teacher_dump.job.plan import DumpPlan, open_corpus, planned
 from teachonce.teacher_dump.job.progress import part_line
-from teachonce.teacher_dump.windows.window import Unreadable, Window, is_whole, packed, unpacked
+from teachonce.teacher_dump.windows.window import (
+    Unreadable,
+    Window,
+    is_whole,
+    packed,
+    tokens_of,
+    unpacked,
+)
 
 AHEAD = 16  # parts that may wait in the queue
 POLL = 0.2  # seconds between looks at the work of other processes, or at a full queue

@@ -6,7 +6,7 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,11 @@ class Window:
     def teacher_ids(self) -> Array:
         """Return the teacher's input ids in view 0."""
         return self.ids if self.read is None else self.read
+
+
+def tokens_of(windows: Iterable[Window]) -> int:
+    """Count the tokens of windows."""
+    return sum(len(window.ids) for window in windows)
 
 
 def make_window(
