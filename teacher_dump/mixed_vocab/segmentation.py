@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ MASKED_BY_TEACHER = 10  # at most, teacher's pieces: only the student's are new 
 POOL = 4096  # sequences that are sorted by length and shuffled together
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MixedPieces:
+class MixedPieces(NamedTuple):
     """Tokens of one text, from one or both vocabularies.
 
     ids: int64 [T]. own: bool [T], true for the student's pieces. offsets: int64 [T, 2]. special:
@@ -40,8 +39,9 @@ class MixedPieces:
     special: Array
     word: Array
 
-    def __getitem__(self, rows: Any) -> MixedPieces:
-        return MixedPieces(*(column[rows] for column in _columns(self)))
+    def at(self, rows: Array) -> MixedPieces:
+        """Select tokens by numbers or by a mask."""
+        return MixedPieces(*(column[rows] for column in self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +142,10 @@ def mixed(
     last = int(words[-1]) if len(words) else -1
     by_student = chance.random(last + 3) < share  # of words -1 to last + 1
     chosen = [
-        side[by_student[side.word + 1] == own] for side, own in zip(both, (0, 1), strict=True)
+        side.at(by_student[side.word + 1] == own) for side, own in zip(both, (0, 1), strict=True)
     ]
-    columns = zip(*(_columns(side) for side in chosen), strict=True)
-    both_sides = MixedPieces(*(np.concatenate(pair) for pair in columns))
-    return both_sides[np.argsort(both_sides.word, kind="stable")]
-
-
-def _columns(pieces: MixedPieces) -> tuple[Array, ...]:
-    return pieces.ids, pieces.own, pieces.offsets, pieces.special, pieces.word
+    both_sides = MixedPieces(*(np.concatenate(pair) for pair in zip(*chosen, strict=True)))
+    return both_sides.at(np.argsort(both_sides.word, kind="stable"))
 
 
 def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> MixedPieces:
@@ -181,7 +176,7 @@ def shortened(pieces: MixedPieces, longest: int) -> MixedPieces:
     cut = pieces.word[text[len(fitting)]] if len(fitting) < len(text) else -1
     whole = fitting[pieces.word[fitting] != cut]
     fitting = whole if len(whole) else fitting
-    return pieces[np.sort(np.concatenate([fitting, np.flatnonzero(pieces.special)]))]
+    return pieces.at(np.sort(np.concatenate([fitting, np.flatnonzero(pieces.special)])))
 
 
 def masked(
