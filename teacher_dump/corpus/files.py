@@ -227,9 +227,7 @@ class FileSource(CorpusSource):
         try:
             yield from read_rows(self._path, self._columns, read.add)
         except OSError as error:
-            raise CorpusError(
-                f"{self._path}: cannot be read ({error.strerror}); check the file"
-            ) from None
+            raise _unreadable(self._path, error) from None
         if self._checked and read.size_and_hash() != self._checked:
             raise self._changed(self._checked, read.size_and_hash())
 
@@ -251,7 +249,7 @@ class FileSource(CorpusSource):
         return f"{self._path}, {self.unit} {line}"
 
     def identity(self) -> dict[str, Any]:
-        self._identified = self._checked or self._digests()[0].size_and_hash()
+        self._identified = self._checked or digests(self._path)[0].size_and_hash()
         size, sha256 = self._identified
         return {"kind": "file", "name": self.name, "bytes": size, "sha256": sha256}
 
@@ -268,19 +266,11 @@ class FileSource(CorpusSource):
         read = self._pass.size_and_hash()
         if self._identified is None or read == self._identified:
             return
-        whole, start = (digest.size_and_hash() for digest in self._digests(self._pass.size))
+        whole, start = (digest.size_and_hash() for digest in digests(self._path, self._pass.size))
         # The start as well: after an edit that was undone the file is as before, but other bytes
         # were read.
         if (whole, start) != (self._identified, read):
             raise self._changed(self._identified, whole)
-
-    def _digests(self, first: int = 0) -> tuple[_Digest, _Digest]:
-        try:
-            return digests(self._path, first)
-        except OSError as error:
-            raise CorpusError(
-                f"{self._path}: cannot be read ({error.strerror}); check the file"
-            ) from None
 
     def _changed(self, before: SizeAndHash, now: SizeAndHash) -> CorpusError:
         had, has = (f"{size:,} bytes, sha256 {sha256[:12]}" for size, sha256 in (before, now))
@@ -305,13 +295,20 @@ class _Digest:
 
 
 def digests(path: Path, first: int = 0) -> tuple[_Digest, _Digest]:
-    """Hash a file, and its `first` bytes."""
+    """Hash a file, and its `first` bytes. Raises CorpusError if it cannot be read."""
     whole, start = _Digest(), _Digest()
-    with path.open("rb") as file:
-        while raw := file.read(BLOCK):
-            whole.add(raw)
-            start.add(raw[: max(0, first - start.size)])
+    try:
+        with path.open("rb") as file:
+            while raw := file.read(BLOCK):
+                whole.add(raw)
+                start.add(raw[: max(0, first - start.size)])
+    except OSError as error:
+        raise _unreadable(path, error) from None
     return whole, start
+
+
+def _unreadable(path: Path, error: OSError) -> CorpusError:
+    return CorpusError(f"{path}: cannot be read ({error.strerror}); check the file")
 
 
 def _collect(found: dict[Any, int], name: Any, line: int) -> None:
