@@ -67,6 +67,7 @@ class VocabularyMap:
         normalise = str if same else normaliser_of(student.normaliser)
         match = np.full(len(teacher), -1, np.int32)
         splits: list[list[int]] = []
+        unk = [student.roles["unk"]] if "unk" in student.roles else []
         unknown = np.zeros(len(teacher), bool)
         for number, token in enumerate(teacher.tokens):
             split = None
@@ -79,7 +80,7 @@ class VocabularyMap:
             if match[number] >= 0:
                 split = [int(match[number])]
             unknown[number] = split is None
-            splits.append(_unk_ids(student) if split is None else split)
+            splits.append(unk if split is None else split)
         start = starts([len(split) for split in splits])
         ids = np.array([i for split in splits for i in split], np.int32)
         return cls(match, start, ids, unknown, *octets, teacher, student)
@@ -143,10 +144,6 @@ class VocabularyMap:
     def split(self, token: int) -> NDArray[np.int32]:
         """Return the student ids of one teacher token."""
         return self.split_ids[self.split_start[token] : self.split_start[token + 1]]
-
-
-def _unk_ids(student: Vocabulary) -> list[int]:
-    return [student.roles["unk"]] if "unk" in student.roles else []
 
 
 def _edge_of(piece: Piece, suffix: bool) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -39,9 +39,6 @@ class Decoder:
         wide = weight.detach().float()
         shift = wide.new_zeros(len(wide)) if bias is None else bias.detach().float()
         return cls(wide, shift, weight.dtype == torch.bfloat16)
-
-    def to(self, device: str) -> Decoder:
-        return replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
 
     @cached_property
     def narrow(self) -> torch.Tensor:
