@@ -16,7 +16,7 @@ from teachonce.checkpoints.declared import (
 )
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
-from teachonce.student_train.losses.registry import named
+from teachonce.student_train.losses.registry import Loss, find
 from teachonce.student_train.model.decoder_sizes import Sizes, shape_of_folder
 from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.student_train.plan.checks import checked_plan
@@ -84,8 +84,8 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         # A --vocab or --init that was given stays: `TrainOptions` refuses one that does not fit.
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
     fill_in_vocabulary(given)
-    if not given.get("stages") and of_vectors(given):
-        fill_in_batch(given, stores.opened[0])
+    if not given.get("stages"):
+        fill_in_batch(given, lambda: stores.opened[0])
     fill_in_decoder(given, lambda: stores.opened[0])
     if "loss" not in given:
         of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
@@ -159,8 +159,7 @@ def fill_in_decoder(given: dict[str, Any], opened: Callable[[], FeatureStore]) -
     Without `student`, a store of a decoder trains a decoder, unless losses were given and none of
     them is of next tokens.
     """
-    asked = [given.get("loss", {}), *(stage.get("loss", {}) for stage in given.get("stages", ()))]
-    losses = named({name for each in asked for name in each})
+    losses = _losses_in(given, *given.get("stages", ()))
     of_next = not losses or any(loss.of_next for loss in losses)
     # A store that is not needed here is not opened: it may not exist yet.
     if of_next and "student" not in given and predicts_next(store := opened()):
@@ -180,15 +179,21 @@ def fill_in_vocabulary(given: dict[str, Any]) -> None:
 
 def of_vectors(given: Mapping[str, Any]) -> bool:
     """Return whether one of the losses, given or by default, may compare text vectors."""
-    return any(loss.of_text for loss in named(given.get("loss", VECTOR_LOSS)))
+    return "loss" not in given or any(loss.of_text for loss in _losses_in(given))
 
 
-def fill_in_batch(given: dict[str, Any], store: FeatureStore) -> None:
+def _losses_in(*tables: Mapping[str, Any]) -> list[Loss]:
+    """Return the losses that are given in tables of options. Raises UserError as `find` does."""
+    # `find` loads a loss of another package: the defaults must not depend on an earlier training.
+    return [loss for table in tables for name in table.get("loss", ()) for loss in find(name)]
+
+
+def fill_in_batch(given: dict[str, Any], opened: Callable[[], FeatureStore]) -> None:
     """Set `batch_texts` for losses of text vectors if no batch size was given."""
     # These losses compare each text with every other one in the batch: the number of texts matters,
     # not the number of tokens.
     sized = {"batch_texts", "batch_tokens"} & given.keys()
-    if of_vectors(given) and store.features.embedding and not sized:
+    if of_vectors(given) and not sized and opened().features.embedding:
         given["batch_texts"] = VECTOR_TEXTS
 
 

@@ -214,7 +214,7 @@ def _options(
     fill_in_decoder(given, lambda: store)
     if "loss" not in given:
         given["loss"] = default_losses(given, [store])
-    fill_in_batch(given, store)
+    fill_in_batch(given, lambda: store)
     if isinstance(vocab, str):
         given["vocab"] = vocab
     fill_in_vocabulary(given)

@@ -12,8 +12,11 @@ from typing import Any, assert_type
 import pytest
 from click.testing import CliRunner
 
+from teachonce.store import FeatureStore
+from teachonce.student_train.arguments import fill_in_decoder, of_vectors
 from teachonce.student_train.cli import GROUPS, describe
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.losses import registry
 from teachonce.student_train.settings.option_fields import MACHINE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
@@ -276,3 +279,23 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
 def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) -> None:
     lines = describe(TrainOptions("a.zarr", **words).resolved()).splitlines()
     assert f"losses    {said}" in lines
+
+
+def test_a_loss_of_another_package_counts_when_defaults_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before a training has loaded it: two runs of a sweep must not differ."""
+    (tmp_path / "own_losses.py").write_text(
+        "from teachonce.student_train.losses.registry import Loss\n"
+        "RUNS = Loss('runs', print, 'raw', 'runs', 'units')\n"
+        "TEXT = Loss('text', print, 'vector', 'vector', 'units')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_OUTSIDE", {})
+
+    def opened() -> FeatureStore:
+        pytest.fail("only for losses of next tokens the store decides the student")
+
+    fill_in_decoder(given := {"loss": {"own_losses:RUNS": 1.0}}, opened)
+    assert list(given) == ["loss"] and not of_vectors(given)
+    assert of_vectors({"loss": {"own_losses:TEXT": 1.0}})
