@@ -18,7 +18,7 @@ VOCABULARIES = ("5k", "10k", "20k", "30k", "teacher", "pruned:", "words", "words
 STUDENTS = ("tiny", "teacher:", *(f"{kind}:" for kind in SHAPES if kind != DEFAULT_KIND))
 FOLDER = "folder:"  # before the path of a model of which a student starts with all weights
 STARTS = ("auto", "vocab", "svd", "svd:", "teacher", "layers:", FOLDER, "mixed-vocab", "random")
-OF_TEXT = r"(words:|pruned:)?[1-9]\d*k?|words"
+OF_TEXT = r"(words:|pruned:)?[1-9]\d*[kK]?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 PARTS = ("embeddings", "words", "positions", "types", "layers", "head", "projection")
 EXPECTED_PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"
@@ -34,12 +34,12 @@ def check_vocabulary_word(word: str, option: str = "--vocab") -> None:
 
 def is_made_of_text(word: str) -> bool:
     """Return whether a vocabulary is built from the text of a store."""
-    return re.fullmatch(OF_TEXT, word.lower()) is not None
+    return re.fullmatch(OF_TEXT, word) is not None
 
 
 def check_vocabulary(word: str, option: str = "--vocab") -> None:
     """Raise UserError unless `word` names a vocabulary or an existing folder."""
-    if not re.fullmatch(VOCABULARY, word.lower()) and not Path(word).is_dir():
+    if not re.fullmatch(VOCABULARY, word) and not Path(word).is_dir():
         file = "is a file; " if Path(word).is_file() else suggest_path(word)
         raise UserError(
             f"{option} {word}: {file}expected a size (5k, 8000), a folder with a tokenizer,"

@@ -39,6 +39,8 @@ from teachonce.support.options import options_of, scoped
         ({"loss": {"mlm": "1"}}, "--loss mlm='1': expected a finite weight above 0"),
         ({"loss": {}}, "--loss: expected one or more losses with weights, such as mlm=1"),
         ({"loss": {"wishful": 1.0}}, "--loss wishful: unknown; there are mlm"),
+        ({"vocab": "Mixed-vocab"}, "--vocab Mixed-vocab: expected a size (5k, 8000), a folder"),
+        ({"vocab": "WORDS:5K"}, "--vocab WORDS:5K: expected a size"),
         ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
         ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
         ({"loss": ["mlm=much"]}, "--loss mlm=much: expected NAME=WEIGHT, such as kl=2"),
@@ -279,6 +281,10 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
 def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) -> None:
     lines = describe(TrainOptions("a.zarr", **words).resolved()).splitlines()
     assert f"losses    {said}" in lines
+
+
+def test_a_size_of_a_vocabulary_may_have_a_capital() -> None:
+    assert [TrainOptions("a.zarr", vocab=word).vocab for word in ("5K", "words:5K")]
 
 
 def test_a_loss_of_another_package_counts_when_defaults_are_chosen(
