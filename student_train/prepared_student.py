@@ -53,7 +53,7 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
     Vocabulary and initial weights are from the first store; the max length depends on all stores.
     Raises UserError if the store lacks what they need, or if temporary files cannot be written.
     """
-    return prepare_plan(plan_of(options, store, *others))
+    return prepare_plan(plan_of(options.resolved(), store, *others))
 
 
 def prepare_plan(plan: TrainPlan) -> Prepared:

@@ -96,13 +96,13 @@ def train(
     resume: bool = False,
     **callbacks: Unpack[CallbackArguments],
 ) -> Trained:
-    """Train `student` on `store` and on `others`; see `train_plan`.
+    """Resolve `options`, and train `student` on `store` and on `others`; see `train_plan`.
 
     `store` may be any object with `stream`, `blocks`, `batch_count`, `features` and `meta` of a
     store.
     """
     stores = [store, *(other for other, _ in others)]
-    plan = plan_of(options, *stores, layers=size_of(student)[1])
+    plan = plan_of(options.resolved(), *stores, layers=size_of(student)[1])
     collators = [collator, *(each for _, each in others)]
     folder = None if out is None else Path(out)
     return train_plan(

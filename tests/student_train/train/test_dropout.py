@@ -47,8 +47,9 @@ def test_a_stopped_training_drops_the_same(
     again, resumed, said = resume(store, options, tmp_path)
     assert said == ["resume    after step 2", MASKS] and resumed.validation == expected
     assert torch.equal(weights(again), weights(straight))
-    plain, _, _ = prepare(replace(options, dropout=0.0), store)
-    train(store, plain, collator, options)
+    plainly = replace(options, dropout=0.0, device="auto")  # as options that are made in Python
+    plain, _, _ = prepare(plainly, store)
+    train(store, plain, collator, plainly)
     assert not torch.equal(weights(plain), weights(straight))
 
 
