@@ -137,9 +137,7 @@ class Collator:
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
             0.0 if plain else plan.mask_prob,
-            self.table.counts(len(self.student_tokenizer))
-            if plan.rare_masks and self.table
-            else None,
+            self.table.counts if plan.rare_masks and self.table else None,
             plan.max_masks,
         )
         self.wanted = features_of(losses)

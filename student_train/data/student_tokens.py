@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,14 @@ class TokenTable:
         arrays = (self.start, self.ids, self.begin, self.end, self.special, self.types)
         return (TokenTable, arrays) if self.folder is None else (TokenTable.load, (self.folder,))
 
-    def counts(self, vocabulary: int) -> Array:
-        """Count how often each piece occurs in the store: int64 [V]."""
-        found = np.zeros(vocabulary, np.int64)
+    @cached_property  # 100 million tokens take 2.7 s, and each validation asks
+    def counts(self) -> Array:
+        """Count how often each piece occurs in the store: int64, up to the largest id."""
+        found = np.zeros(0, np.int64)
         for rows in slices(len(self.ids)):
-            found += np.bincount(self.ids[rows], minlength=vocabulary)
+            some = np.bincount(self.ids[rows], minlength=len(found))
+            some[: len(found)] += found
+            found = some
         return found
 
     def of(self, index: Array) -> Tokens:

@@ -258,7 +258,11 @@ def test_rare_pieces_are_masked_more_often(store: FeatureStore) -> None:
     _, collator, _ = prepare(options, store)
     assert collator.table is not None
     tokens = collator.table.of(np.arange(len(store)))
-    counts = collator.table.counts(400)
+    counts = np.bincount(tokens.ids, minlength=400)
+    np.testing.assert_array_equal(collator.table.counts, counts[: tokens.ids.max() + 1])
+    # Counted once: a training has a collator for each stage and validation.
+    again = collator.serving(options.batch_plan(options.terms(None)))
+    assert again.table is not None and again.table.counts is collator.table.counts
     times = np.zeros(400)
     for epoch in range(40):
         labels = collator.masker.dynamic(tokens, (0, epoch)).labels
