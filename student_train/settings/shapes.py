@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Literal
 
 from teachonce.support.errors import UserError, suggest, suggest_path
@@ -24,6 +25,11 @@ DEFAULT_KIND = "modernbert"
 """What a shape without a kind means: it measures best; see docs/defaults.md."""
 SCRATCH = "scratch:"
 """The start of a new model in `downstream --model`."""
+# The commands replace `teacher:L` and a folder by a shape before they parse it.
+OF_MODEL = (
+    "only the commands student-train and student-sweep take the shape of a model; give the shape"
+    " itself, such as bert:256x4x4"
+)
 # The best learning rate of a transformer falls with its hidden size; a BiLSTM's does not.
 LARGEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5
 RECURRENT_RATE = 3e-3
@@ -265,6 +271,8 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     # From the right, because a kind of another package may be `module:attribute`.
     named, colon, size = student.rpartition(":")
     kind = named or DEFAULT_KIND
+    if named == "teacher":
+        raise UserError(f"{option}{student}: {OF_MODEL}")
     if (found := find_kind(kind, option)) is None:
         raise UserError(
             f"{option}{student}: unknown kind of student {kind}; {suggest(kind, SHAPES)}there are"
@@ -273,6 +281,8 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     try:
         return found.read(kind, size)
     except ValueError as error:
+        if (Path(student) / "config.json").is_file():
+            raise UserError(f"{option}{student}: {OF_MODEL}") from None
         problem, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with
         hint = "".join(f": {before}{size}?" for size in meant)

@@ -222,8 +222,15 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("bilstm:tiny", "expected E,H, both at least 1"),
         ("bilstm:300,0", "expected E,H, both at least 1"),
         ("bilstm:300x600", "expected E,H"),
+        ("teacher:2", "only the commands student-train and student-sweep take the shape of a mod"),
     ],
 )
 def test_wrong_students_are_refused(student: str, told: str) -> None:
     with pytest.raises(UserError, match=f"^--student {student}: {told}"):
         parse_student(student)
+
+
+def test_a_folder_is_no_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(UserError, match="only the commands .* take the shape of a model; give the"):
+        parse_student(str(tmp_path))
