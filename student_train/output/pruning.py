@@ -50,7 +50,7 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
 def _card(student: Path, before: int, after: int) -> str:
     """Return the student's card with a section on the pruning."""
     card = student / "README.md"
-    text = card.read_text() if card.is_file() else f"# {student.name}\n"
+    text = card.read_text("utf-8") if card.is_file() else f"# {student.name}\n"
     return (
         f"{text}\n## Pruned\n\nAfter the training described above, the vocabulary was pruned from"
         f" {before:,} to {after:,} pieces. The figures above were measured before.\n"
@@ -66,7 +66,7 @@ def _write_folder(model: Any, tokenizer: Any, card: str, out: Path) -> None:
             made = Path(folder) / out.name
             model.save_pretrained(made)
             save_tokenizer(tokenizer, made)
-            (made / "README.md").write_text(card)
+            (made / "README.md").write_text(card, "utf-8")
             files.apply_umask(made)
             files.sync_tree(made)
             files.rename(made, out)
