@@ -19,7 +19,6 @@ from teachonce.student_train.data.blocks import has_gold
 from teachonce.student_train.losses.registry import Loss, find
 from teachonce.student_train.model.decoder_sizes import Sizes, shape_of_folder
 from teachonce.student_train.model.start_checks import checked_folder
-from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.plan.train_plan import Stores
 from teachonce.student_train.settings.option_values import (
     AS_TEACHER,
@@ -92,17 +91,6 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         every = of_stages and len(of_stages) == len(given["stages"])
         given["loss"] = of_stages[-1] if every else default_losses(given, stores.opened)
     return TrainOptions(**given)
-
-
-def check_early(options: TrainOptions) -> None:
-    """Compare options with the stores on this machine. Raises UserError for a mismatch; imports no
-    torch."""
-    paths = (options.store, *options.others)
-    # Opening a remote store takes requests; it is checked once, when the training starts.
-    if any("://" in path for path in paths):
-        return
-    with closing(Stores(paths, options.allow_partial)) as stores:
-        checked_plan(options, *stores.opened)
 
 
 def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:

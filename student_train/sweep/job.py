@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from teachonce.student_train.arguments import check_early, checked_from
+from teachonce.student_train.arguments import checked_from, stores_of
 from teachonce.student_train.output.ranking import (
     SWEEP,
     comparable,
@@ -22,6 +22,7 @@ from teachonce.student_train.output.ranking import (
 )
 from teachonce.student_train.output.report import check_same_settings, read_report, store_contents
 from teachonce.student_train.plan.checks import check_memory, checked_plan
+from teachonce.student_train.plan.train_plan import Stores
 from teachonce.student_train.settings.naming import MAIN, path_next_to
 from teachonce.student_train.settings.option_fields import START, loss_words
 from teachonce.student_train.settings.options import TrainOptions
@@ -79,7 +80,13 @@ class Sweep:
         have failed.
         """
         tried = corners(self.space) if self.trials else points(self.space, self.where)
-        planned = [(point, self._options(point)) for point in tried]
+        # Opened once for all students: reading the manifest of a large store takes time.
+        with closing(stores_of(self.fixed)) as stores:
+            planned = [(point, self._options(point, stores)) for point in tried]
+            # Opening a remote store takes requests; it is checked when the training starts.
+            if not any("://" in path for path in self.fixed["store"]):
+                for _, options in planned:
+                    checked_plan(options, *stores.opened)
         plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
         changed = varied(self.space)
         losses = {loss_words(each.loss) for _, each in planned}
@@ -92,20 +99,18 @@ class Sweep:
                 " texts or masks, so no figure compares them; list the settings without --trials,"
                 " and score the students on a task (--downstream)"
             )
-        for _, options in planned:
-            check_early(options)
         with closing(_sweep_lease(self.folder)) as lease:
             # Under the lease: another sweep may have written its last students just now.
             runs = Runs(self.folder, self.space, changed, self.trials is not None)
             # Earlier scores stay: the first run rewrites runs.json before models are scored again.
             runs.references = {**dict.fromkeys(plan.models, {}), **runs.references}
-            make = partial(self._run_of, runs)
             if self.trials:
+                make = partial(self._run_of, runs)
                 seed, prune = planned[0][1].seed, self.prune or "median"
                 source: RunSource = Trials(self.space, self.trials, seed, runs, make, prune)
             else:
-                for point, _ in planned:
-                    make(point)
+                for point, options in planned:
+                    self._run_of(runs, point, options)
                 runs.check_retained()
                 halves = self.prune == "asha"
                 source = ListedRuns(
@@ -117,15 +122,15 @@ class Sweep:
             problems = _references(plan, runs, say)
             _show(runs, as_json, say, problems)
 
-    def _run_of(self, runs: Runs, point: Point) -> Run:
+    def _run_of(self, runs: Runs, point: Point, options: TrainOptions | None = None) -> Run:
         """Add the run of a point to the sweep."""
-        options = self._options(point)
+        options = options or self._options(point)
         given = {"loss": loss_words(options.loss), **arguments_of(point)}
         settings = {name: str(given[name]) for name in runs.varied}
         return runs.add(Run(len(runs.runs) + 1, settings, self._placed(options)))
 
-    def _options(self, point: Point) -> TrainOptions:
-        return checked_from({**self.fixed, **arguments_of(point)})
+    def _options(self, point: Point, stores: Stores | None = None) -> TrainOptions:
+        return checked_from({**self.fixed, **arguments_of(point)}, stores)
 
     def _resolved(self, options: TrainOptions) -> TrainOptions:
         """Set the folder, and resolve the options for the checks on this machine.

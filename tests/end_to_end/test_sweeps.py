@@ -19,6 +19,7 @@ import pytest
 from teachonce.downstream.cli import main as downstream
 from teachonce.downstream.early_checks import check_tables
 from teachonce.store import open_store
+from teachonce.student_train.plan import train_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import job, processes, scores
 from teachonce.student_train.sweep import main as student_sweep
@@ -136,7 +137,9 @@ def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
     assert trained(en) == {"steps": 2}
 
 
-def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> None:
+def test_words_about_where_students_are_trained(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     words: Words = ("--store", store, *SMALL, "--out", out)
     for more, told in (
@@ -147,8 +150,18 @@ def test_words_about_where_students_are_trained(tmp_path: Path, store: Path) -> 
         (("--ray", "local", "--device", "cuda:1"), "--device cuda:1: Ray assigns a GPU"),
     ):
         says(refused(student_sweep, *words, *more), told)
+    opened = list[Any]()
+
+    def noted(path: Any, **how: Any) -> Any:
+        opened.append(path)
+        return open_store(path, **how)
+
+    monkeypatch.setattr(train_plan, "open_store", noted)
+    rates: Words = ("--lr", 1e-3, "--lr", 2e-3, "--lr", 3e-3)
     with held(out):
-        says(refused(student_sweep, *words), f"{out}: another `student-sweep` writes it already")
+        line = refused(student_sweep, *words, *rates)
+    says(line, f"{out}: another `student-sweep` writes it already")
+    assert len(opened) == 1  # for the checks of all students
     assert not out.exists()
 
 
