@@ -195,8 +195,22 @@ def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict
         _check_direction(given, store)
     if _is_decoder(given):
         return _next_losses(stores, given.get("combine") == "outputs")
-    states = not _is_static(given) and all(store.features.hidden for store in stores)
-    return losses_served(stores[0], states)
+    store, task = stores[0], stores[0].task
+    states = not _is_static(given) and all(each.features.hidden for each in stores)
+    if task and task.output_kind == "numbers":
+        return dict(SCORE_LOSS)
+    if task:
+        gold = {"ce": 1.0} if has_gold(store) and task.output_kind == "one label" else {}
+        return {"kl": 1.0, **gold, **(TASK_STATES_LOSS if states else {})}
+    if store.features.embedding:
+        return {**VECTOR_LOSS, **(STATES_LOSS if states else {})}
+    if states:
+        return dict(DEFAULT_LOSS)
+    # Without states, `kl` gains .17 nats for a ModernBERT; in addition to states it costs .2 nats
+    # (RESULTS, "What these three tables say").
+    specs = [each.features.logits for each in stores]
+    pieces = all(spec is not None and not spec.next_token for spec in specs)
+    return {"mlm": 1.0, **({"kl": 1.0} if pieces else {})}
 
 
 def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
@@ -264,25 +278,3 @@ def _is_decoder(given: Mapping[str, Any]) -> bool:
 
 def _is_static(given: Mapping[str, Any]) -> bool:
     return parse_student(given["student"]).kind == "static" if "student" in given else False
-
-
-def losses_served(store: FeatureStore, states: bool = True) -> dict[str, float]:
-    """Return the default losses for a store, with their weights.
-
-    `states`: whether the student can be trained on hidden states in addition.
-    """
-    features = store.features
-    task = store.task
-    if task and task.output_kind == "numbers":
-        return dict(SCORE_LOSS)
-    if task:
-        gold = {"ce": 1.0} if has_gold(store) and task.output_kind == "one label" else {}
-        return {"kl": 1.0, **gold, **(TASK_STATES_LOSS if states and features.hidden else {})}
-    if features.embedding:
-        return {**VECTOR_LOSS, **(STATES_LOSS if states and features.hidden else {})}
-    loss = dict(DEFAULT_LOSS) if features.hidden else {"mlm": 1.0}
-    # Without states, `kl` gains .17 nats for a ModernBERT; in addition to states it costs .2 nats
-    # (RESULTS, "What these three tables say").
-    if features.logits and not features.logits.next_token and not features.hidden:
-        loss["kl"] = 1.0
-    return loss

@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
-from typing import Any, assert_type
+from types import SimpleNamespace
+from typing import Any, assert_type, cast
 
 import pytest
 from click.testing import CliRunner
 
 from teachonce.store import FeatureStore
-from teachonce.student_train.arguments import fill_in_decoder, of_vectors
+from teachonce.student_train.arguments import default_losses, fill_in_decoder, of_vectors
 from teachonce.student_train.cli import GROUPS, describe
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.losses import registry
@@ -281,6 +282,23 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
 def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) -> None:
     lines = describe(TrainOptions("a.zarr", **words).resolved()).splitlines()
     assert f"losses    {said}" in lines
+
+
+def test_default_losses_fit_every_store(store: FeatureStore) -> None:
+    """Two stores of a masked LM: whichever is the first, the loss reads what both have."""
+    parts = {"path": "s", "task": None, "teacher_settings": store.teacher_settings}
+    without_states = replace(store.features, hidden=())
+    bare, least = (
+        cast(FeatureStore, SimpleNamespace(**parts, features=features))
+        for features in (without_states, replace(without_states, logits=None))
+    )
+    for stores, loss in (
+        ([store, store], {"mlm": 1.0, "hidden": 30.0}),
+        ([store, bare], {"mlm": 1.0, "kl": 1.0}),
+        ([bare, store], {"mlm": 1.0, "kl": 1.0}),
+        ([bare, least], {"mlm": 1.0}),
+    ):
+        assert default_losses({}, stores) == loss
 
 
 def test_a_size_of_a_vocabulary_may_have_a_capital() -> None:
