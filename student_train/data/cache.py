@@ -110,12 +110,10 @@ def check_cache(
     device: torch.device,
     needs: Iterable[tuple[FeatureStore, set[str], set[int]]],
 ) -> None:
-    """Raise UserError if memory does not suffice for `--cache`.
+    """Raise UserError if memory does not suffice for `--cache ram` or `--cache device`.
 
     needs: the stores, each with the kinds of features and the views that a training reads.
     """
-    if not stays_in_memory(cache):
-        return
     on_device = in_ram = 0
     for store, kinds, views in needs:
         for path, spec in _arrays_read(store, kinds, views):

@@ -211,7 +211,8 @@ class Collator:
         )
 
     def _inputs(self, ids: Array, tokens: Tokens) -> Inputs:
-        return Inputs.of(ids, tokens.start, self.padding, self._types(tokens))
+        types = None if self.separator is None else tokens.types
+        return Inputs.of(ids, tokens.start, self.padding, types)
 
     def _read(self, batch: Batch) -> tuple[Batch, Tokens, Array | None]:
         """Return the batch with the texts that the student reads, its tokens, and which of them a
@@ -227,9 +228,6 @@ class Collator:
         if marks is not None:
             learnt &= ~covers_any(marks, batch.texts, native)
         return batch, native, learnt
-
-    def _types(self, tokens: Tokens) -> Array | None:
-        return None if self.separator is None else tokens.types
 
     def _native(self, batch: Batch) -> Tokens:
         """Tokenize each text for the student, truncated at its max length."""

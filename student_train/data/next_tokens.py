@@ -183,7 +183,8 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     # Not the longest student piece that the bytes begin with: it differs for 17 % of the pieces,
     # and is the student's next token at 95.1 % of the places; the first piece is so at 97.5 %
     # (SmolLM2, 4k; benchmarks/speed/decoder_aligning.py).
-    pieces, marks = vocabulary.teacher_bytes, _marks(tokenizer)
+    pieces = vocabulary.teacher_bytes
+    marks = Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
     found = vocabulary.match.astype(np.int64)
     inside = vocabulary.teacher.marks.style == "prefix"
     for number, raw in enumerate(pieces.written()):
@@ -193,10 +194,6 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
             piece = _first_piece(tokenizer, marks, b" " * spaced + raw)
             found[number] = -1 if piece is None else piece
     return found
-
-
-def _marks(tokenizer: Tokenizer) -> Marks:
-    return Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
 
 
 def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:

@@ -64,6 +64,10 @@ class Parts:
     stacked: Mapping[str, int] = field(default_factory=dict)
 
 
+def _headless(*_: Any) -> Tensor:
+    raise AssertionError("the student has no such head, and the plan refuses losses that need one")
+
+
 @dataclass(frozen=True)
 class Kind:
     """Defines the models of one kind of student. Its key in `KINDS` is its key in `SHAPES` and the
@@ -72,7 +76,8 @@ class Kind:
     config: makes the config from a shape, a tokenizer, the max length and common settings.
     models: the class of a masked LM (`mlm`) and of each kind of task.
     lm: from states [M,D] to logits [M,V].
-    tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`.
+    tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`. A kind
+        without this head, or one of the others, leaves it out.
     pooled: from states [B,S,D] and the mask [B,S] to one state per text [B,D].
     classify: from the result of `pooled` to the input of a classifier's last linear layer,
         `classifier`.
@@ -84,10 +89,10 @@ class Kind:
 
     config: Callable[..., PreTrainedConfig]
     models: Mapping[str, type[PreTrainedModel]]
-    lm: Callable[[Any, Tensor], Tensor]
-    tag: Callable[[Any, Tensor], Tensor]
-    pooled: Callable[[Any, Tensor, Tensor], Tensor]
-    classify: Callable[[Any, Tensor], Tensor]
+    lm: Callable[[Any, Tensor], Tensor] = _headless
+    tag: Callable[[Any, Tensor], Tensor] = _headless
+    pooled: Callable[[Any, Tensor, Tensor], Tensor] = _headless
+    classify: Callable[[Any, Tensor], Tensor] = _headless
     drop: Callable[[Any, Tensor], Tensor] = lambda model, states: states
     parts: Parts | None = None
 
@@ -129,10 +134,8 @@ def _modernbert(
         bos_token_id=tokenizer.cls_token_id,
         sep_token_id=tokenizer.sep_token_id,
         eos_token_id=tokenizer.sep_token_id,
-        **{
-            **common,
-            "global_attn_every_n_layers": 1,
-        },  # transformers 4 reads this in place of layer_types
+        # transformers 4 reads this in place of layer_types.
+        **{**common, "global_attn_every_n_layers": 1},
     )
 
 
@@ -215,10 +218,6 @@ def _static(
     return StaticConfig(hidden_size=shape.width, special_ids=special, **common)
 
 
-def _headless(*_: Any) -> Tensor:
-    raise AssertionError("the student has no such head, and the plan refuses losses that need one")
-
-
 def first_state(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return states[:, 0]
 
@@ -231,14 +230,7 @@ def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
 
 
 def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel]) -> Kind:
-    return Kind(
-        config,
-        {"causal": model},
-        lm=lambda model, states: model.lm_head(states),
-        tag=_headless,
-        pooled=_headless,
-        classify=_headless,
-    )
+    return Kind(config, {"causal": model}, lm=lambda model, states: model.lm_head(states))
 
 
 KINDS: dict[str, Kind] = {
@@ -313,14 +305,7 @@ KINDS: dict[str, Kind] = {
         drop=lambda model, states: model.dropout(states),
         classify=lambda model, pooled: model.dropout(model.projected(pooled)),
     ),
-    "static": Kind(
-        _static,
-        {"mlm": StaticModel},
-        lm=_headless,
-        tag=_headless,
-        pooled=_headless,
-        classify=_headless,
-    ),
+    "static": Kind(_static, {"mlm": StaticModel}),
 }
 
 

@@ -94,8 +94,8 @@ def _check_bilstm(options: TrainOptions) -> None:
 
 
 def _check_data(options: TrainOptions) -> None:
-    named = {loss.name for loss in registry.named(options.loss) if loss.of_gold}
-    gold, others = named.intersection(options.loss), options.loss.keys() - named
+    gold = {loss.name for loss in registry.named(options.loss) if loss.of_gold}
+    others = options.loss.keys() - gold
     if options.data == "unlabelled" and gold:
         raise UserError(
             f"--loss {min(gold)} and --data unlabelled: unlabelled text has no gold labels;"
