@@ -113,6 +113,7 @@ def test_several_files_to_test_are_scored_apart_and_together(
     assert "pipeline_tag: token-classification" in card and "fine-tuned for pos" in card
     assert f"| test {first.name} | 30 | {100 * kept[f'test {first}']['macro_f1']:.2f} |" in card
     assert "| lr | 0.005 |" in card and "seed 0, one of 2" in card and str(tmp_path) not in card
+    assert "| seed | 0 |" in card and "| steps |" not in card
     words = ("--task", "pos", "--model", tuned, "--as-is", *tests, *tests)
     assert f"--test {first}: is given twice" in refused(*words, "--out", tmp_path / "twice")
     names = [f"test {first}", f"test {second}", "test"]

@@ -41,7 +41,8 @@ def card(result: dict[str, Any]) -> str:
     options = "\n".join(
         f"| {name} | {_setting_cell(value)} |"
         for name, value in settings.items()
-        if value not in (None, False)
+        # Not by `in (None, False)`, because 0 equals False.
+        if value is not None and value is not False
     )
     # Cards are published, and a whole path may name a user of this machine.
     source, task = Path(result["model"]).name, result["task"]
