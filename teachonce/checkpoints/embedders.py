@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from teachonce.checkpoints.declared import config_of, declared_head
 from teachonce.checkpoints.fields import MODULES, SETTINGS
@@ -38,8 +39,12 @@ class TruncationCount:
         """Count the texts of a call of a sentence-transformers model."""
         limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
         self.read += len(texts)
+        if isinstance(tokenizer, Tokenizer) and tokenizer.truncation:  # of a static model
+            self._limit = tokenizer.truncation["max_length"]
+            found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            self.cut += sum(bool(each.overflowing) for each in found)
         if not isinstance(limit, int) or not callable(tokenizer):
-            return  # a static model truncates nothing
+            return
         self._limit = limit
         # Only long texts are tokenized: a token has at least one byte, and a pair up to four
         # special tokens, so shorter texts fit.
@@ -174,7 +179,10 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
         made = getattr(sentence_transformers, kind)
         # The root has modules.json; the transformer may be in a subfolder.
         model = made(found.root or found.path_or_id, revision=found.revision)
-    if max_length:
+    tokenizer = getattr(model, "tokenizer", None)
+    if max_length and isinstance(tokenizer, Tokenizer):  # of a static model, which has no limit
+        tokenizer.enable_truncation(max_length)
+    elif max_length:
         known = model.max_seq_length
         model.max_seq_length = min(max_length, known or max_length)
     # In float16 the 1e-12 of torch's normalize is 0, so an empty text's vector would be 0 / 0.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
@@ -94,4 +95,7 @@ def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path
     static = StaticEmbedding(tokenizer, embedding_dim=8)
     SentenceTransformer(modules=[static, Normalize()]).half().save(str(tmp_path / "half"))
     found = Embedder(str(tmp_path / "half")).vectors(["", "cat"])
+    embedder = Embedder(str(tmp_path / "half"), max_length=2)
+    assert np.array_equal(embedder.vectors(["cat cat dog", "cat cat"]), found[[1, 1]])
+    assert embedder.cuts.note() == "1 of 2 texts cut to 2 tokens"
     assert not found[0].any() and abs(float((found[1] ** 2).sum()) - 1) < 1e-3
