@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from teachonce.checkpoints.declared import config_of, declared_head
 from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.loading import load_config
 from teachonce.checkpoints.names import finder, resolve_vectors
-from teachonce.checkpoints.sentence_folder import check_modules
+from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import check_similarity
 from teachonce.checkpoints.static import static_module
 from teachonce.checkpoints.unreadable import folder_errors
@@ -172,8 +173,9 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
 
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     found = resolve_vectors(name)
-    check_similarity(name, config_of(found, SETTINGS).get("similarity_fn_name"))
-    if finder(found)("config.json") is not None and static_module(found) is None:
+    whole = replace(found, path_or_id=found.root or found.path_or_id)
+    check_similarity(name, config_of(whole, SETTINGS).get("similarity_fn_name"))
+    if module_kinds(found)[:1] in ([], ["Transformer"]):
         load_config(found)  # raises for fields that the library would silently ignore
     with folder_errors(f"model {name}: sentence-transformers cannot load it"):
         made = getattr(sentence_transformers, kind)

@@ -130,8 +130,9 @@ def _cached(name: str) -> bool:
 def _find(source: str, name: str, weights: bool) -> ResolvedModel:
     path = Path(os.path.expanduser(source))  # Path.expanduser raises for an unknown user
     if path.exists():
-        inner = _checked_folder(transformer_in(path), weights)
-        return ResolvedModel(str(inner), name, root=None if inner == path else str(path))
+        found = _in_folder(path, name)
+        _checked_folder(Path(found.path_or_id), weights)
+        return found
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
         raise UserError(f"model {source!r}: no such folder; {_near(source)}check the path")
@@ -172,7 +173,12 @@ def resolve_vectors(name: str) -> ResolvedModel:
     """Find a checkpoint like `resolve_model`. A sentence-transformers folder without a transformer,
     which has no config.json, is accepted as well."""
     folder = Path(os.path.expanduser(name))
-    return ResolvedModel(str(folder), name) if is_sentence_folder(folder) else resolve_model(name)
+    return _in_folder(folder, name) if is_sentence_folder(folder) else resolve_model(name)
+
+
+def _in_folder(path: Path, name: str) -> ResolvedModel:
+    inner = transformer_in(path)
+    return ResolvedModel(str(inner), name, root=None if inner == path else str(path))
 
 
 def resolve_teacher(name: str, gguf: str | None = None) -> ResolvedModel:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from teachonce.checkpoints.declared import check_declared, config_of, declared_kind
-from teachonce.checkpoints.names import is_sentence_folder, resolve_vectors
+from teachonce.checkpoints.names import resolve_vectors
 from teachonce.downstream.options import (
     FINE_TUNED,
     LM,
@@ -181,9 +181,6 @@ def _check_model(options: DownstreamOptions, name: str) -> None:
     model = resolve_vectors(name)
     if options.kind in (LM, LM_EVAL):
         check_declared(model, config_of(model), "causal", NO_DECODER)
-    # Its config.json may be in a subfolder; loading checks its head.
-    if is_sentence_folder(Path(model.path_or_id)):
-        return
     if options.as_is and options.task in HEADS:
         config, remedy = config_of(model), ""
         if options.task == "mlm":

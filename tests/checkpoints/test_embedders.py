@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from teachonce.checkpoints.embedders import Embedder
-from teachonce.checkpoints.fields import CONFIG, SETTINGS
+from teachonce.checkpoints.fields import CONFIG, MODULES, SETTINGS
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_as_is import refused, scored
@@ -63,10 +64,27 @@ def test_a_damaged_folder_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> 
     assert "sentence-transformers cannot load it" in refused(*words, "--out", tmp_path / "out")
 
 
+def in_subfolder(folder: Path, name: str) -> None:
+    """Move the transformer of a folder into a subfolder."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    (folder / name).mkdir()
+    for path in files:
+        if path.name not in (MODULES, SETTINGS):
+            path.rename(folder / name / path.name)
+    listed = json.loads((folder / MODULES).read_text())
+    listed[0]["path"] = name
+    (folder / MODULES).write_text(json.dumps(listed))
+
+
 @pytest.mark.parametrize(
     ("file", "fields", "line"),
     (
         (CONFIG, {"position_embedding_type": "relative_key"}, "is 'relative_key' in config.json"),
+        (
+            f"0_Transformer/{CONFIG}",
+            {"position_embedding_type": "relative_key"},
+            "is 'relative_key' in config.json",
+        ),
         (SETTINGS, {"similarity_fn_name": "euclidean"}, "compared by euclidean"),
     ),
 )
@@ -74,6 +92,8 @@ def test_what_the_library_passes_over_is_refused(
     tiny_teacher: Teacher, tmp_path: Path, file: str, fields: dict[str, Any], line: str
 ) -> None:
     folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
+    if "/" in file:  # the layout of older releases
+        in_subfolder(folder, file.partition("/")[0])
     changed(folder, file, **fields)
     pairs = alike(tmp_path / "test.tsv", 8, 0)
     words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
