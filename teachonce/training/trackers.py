@@ -17,6 +17,7 @@ from typing import Any
 
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.json_file import read_json
 from teachonce.support.redaction import redacted
 
 TRACKERS = ("wandb", "mlflow", "trackio")
@@ -101,7 +102,8 @@ class Trackers:
         cannot start."""
         self._say, self._facts, self._open = say, facts, dict[str, Any]()
         path = facts.folder / RUNS
-        runs = json.loads(path.read_text()) if resume and path.exists() else {}
+        remedy = "; remove it to start new runs"
+        runs = read_json(path, {"*": str}, remedy) if resume and path.exists() else {}
         for name in names:
             try:
                 with redirect_stdout(sys.stderr):  # with --json, stdout has only JSON

@@ -123,4 +123,8 @@ def test_words_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_ids_are_kept_beside_the_student(file: Path, facts: RunDescription) -> None:
     Trackers(NAMES, facts, False, print).close(True)
-    assert json.loads((facts.folder / "trackers.json").read_text()).keys() == set(NAMES)
+    path = facts.folder / "trackers.json"
+    assert json.loads(path.read_text()).keys() == set(NAMES)
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"trackers.json: is not JSON .*; remove it to start new"):
+        Trackers(NAMES, facts, True, print)
