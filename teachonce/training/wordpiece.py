@@ -20,6 +20,7 @@ from tokenizers import (
 )
 
 from teachonce.support.errors import UserError
+from teachonce.support.whole_numbers import DIGITS
 
 SPECIALS = {
     "pad_token": "[PAD]",
@@ -36,7 +37,7 @@ PRIVATE = 0xF0000  # code points that no text uses; there are more than Unicode 
 def vocabulary_size(word: str) -> int | None:
     """Return the number of pieces that a `--vocab` such as `5k` or `5000` requests; None if `word`
     is not a number."""
-    found = re.fullmatch(r"(\d+)(k?)", word.lower())
+    found = re.fullmatch(f"({DIGITS})(k?)", word.lower())
     return int(found[1]) * (1000 if found[2] else 1) if found else None
 
 

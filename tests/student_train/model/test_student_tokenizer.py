@@ -32,6 +32,7 @@ def test_size_words() -> None:
     assert vocabulary_size("30K") == 30_000
     assert vocabulary_size("812") == 812
     assert vocabulary_size("teacher") is vocabulary_size("./folder") is None
+    assert vocabulary_size("9" * 5000) is None  # more digits than `int` reads
 
 
 def test_every_character_of_the_corpus_is_known(store: FeatureStore) -> None:
