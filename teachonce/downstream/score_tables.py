@@ -90,8 +90,9 @@ def of_models(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(results) == 1:
         return results[0]
     models = [result["model"] for result in results]
+    # The examples of mlm are blocks, whose number depends on the model's tokenizer.
     runs = [
-        {"model": model, **result["seeds"][0]}
+        {"model": model, "examples": result["examples"], **result["seeds"][0]}
         for model, result in zip(models, results, strict=True)
     ]
     averaged = _averaged(runs, list(results[0]["mean"]))
@@ -231,7 +232,13 @@ def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
     if not result.get("settings", {}).get("as_is") or len(runs) < 2:
         return []
     return [
-        {**result, "model": run["model"], "saved": [], **_averaged([run], list(result["mean"]))}
+        {
+            **result,
+            "model": run["model"],
+            "saved": [],
+            "examples": run.get("examples", result["examples"]),  # older runs lack them
+            **_averaged([run], list(result["mean"])),
+        }
         for run in runs
     ]
 

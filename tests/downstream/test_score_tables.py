@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from teachonce.downstream.process_memory import STATUS
-from teachonce.downstream.score_tables import save
+from teachonce.downstream.score_tables import of_models, result_of, save, seed_table
 from teachonce.downstream.speed import MeasuredModel, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.support import done, refused, run, scores_of
@@ -85,6 +85,19 @@ def test_several_models_as_they_are_have_a_mean_and_a_deviation(
     other = tiny_teacher("electra", "tagging", labels)
     said = done(*words[:-1], tmp_path / "3", "--model", models[0], "--model", other)
     assert "2 models as they are" in said and "mean: test" not in said
+
+
+def test_each_of_several_models_has_its_own_number_of_blocks(tiny_teacher: Teacher) -> None:
+    about = {"task": "mlm", "measures": {"nats/token": "loss"}, "primary": "loss", "scale": 1}
+    found = [
+        result_of(
+            *(about, str(tiny_teacher(kind)), {"test": "a.txt"}, {"as_is": True}, {"test": blocks}),
+            runs=[{"test": {"primary": 1.0, "loss": 1.0}}],
+        )
+        for kind, blocks in (("bert", 401), ("distilbert", 435))
+    ]
+    _, examples, _ = seed_table(of_models(found)).columns
+    assert list(examples.cells) == ["401", "435"]
 
 
 def test_several_files_to_test_are_scored_apart_and_together(
