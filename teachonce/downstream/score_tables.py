@@ -29,6 +29,9 @@ OF_A_SWEEP = {
     "Spearman with the teacher": "valid_spearman",
 }
 """Keys of the validation figures of a sweep that compare its students, by heading."""
+OF_SCORES = {"task", "model", "seeds", "mean", "deviation", "files", "measures"}
+OF_SPEED = {"models", "settings", "length", "hardware", "devices"}
+"""Keys of every scores.json of a task, and of speed."""
 FormatFigure = Callable[[float], str]
 
 
@@ -317,9 +320,8 @@ def _read_scores(run: Path) -> dict[str, Any]:
     path = run / FILE if run.is_dir() else run
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        for of_a_run in ({"mean", "deviation", "files", "measures"}, {"models", "devices"}):
-            if of_a_run <= set(result):
-                return dict(result)
+        if any(of_a_run <= set(result) for of_a_run in (OF_SCORES, OF_SPEED)):
+            return dict(result)
         problem = "is several runs in a table" if "rows" in result else "is not a run of downstream"
     except OSError:
         problem = f"no finished run, it has no {FILE}"

@@ -221,6 +221,8 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
     ways = [line.split("│")[-2].strip() for line in joined.splitlines() if " M " in line]
     assert ways == ["1", "2"] * 2 + ["1", "2"]
     assert "is several runs in a table; give" in refused("--task", "table", folder / "table")
+    save({name: value for name, value in scores.items() if name != "seeds"}, folder / "other")
+    assert "is not a run of downstream; give" in refused("--task", "table", folder / "other")
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")
