@@ -31,9 +31,9 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    # A copy: if the disk is full, the error would keep a view, and the buffer could not be closed.
-    whole = buffer.getvalue()
-    files.write(path, whole + hashlib.sha256(whole).digest())
+    buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
+    # Not a view: if the disk is full, the error would keep it, and the buffer could not be closed.
+    files.write(path, buffer.getvalue())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
