@@ -181,10 +181,11 @@ def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
     """Yield batches of windows of similar lengths, the longest first, so that a lack of memory
     shows at once. `pieces` is the size of the vocabulary."""
     order = sorted(windows, key=lambda each: each.begin - each.end)
-    while order:
-        count = max(1, CELLS // (pieces * (order[0].end - order[0].begin)))
-        yield order[:count]
-        order = order[count:]
+    begin = 0
+    while begin < len(order):
+        count = max(1, CELLS // (pieces * (order[begin].end - order[begin].begin)))
+        yield order[begin : begin + count]
+        begin += count
 
 
 @torch.inference_mode()
