@@ -46,6 +46,7 @@ from teachonce.support.options import (
     read_words,
     words_of,
 )
+from teachonce.teacher_dump.corpus.tables import is_table
 from teachonce.training.optimizer import check_optimizer
 from teachonce.training.trackers import check_installed
 
@@ -136,8 +137,8 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
         check_library(module, options.kind, f"--task {options.task}")
     if options.task in FINE_TUNED and not options.as_is and options.dev is None:
         raise UserError(f"--task {options.task} needs --dev: the best epoch is chosen on it")
-    if options.task == "speed" and options.text_column and not options.test:
-        raise UserError("--text-column needs --test, the file that has the column")
+    if options.task == "speed" and options.text_column and not any(map(is_table, options.test)):
+        raise UserError("--text-column needs --test, the table that has the column")
     for path in (*options.train, options.dev, *options.test, options.candidates, options.store):
         if path is not None and not path.exists():
             if str(path).startswith("hf:"):

@@ -86,6 +86,7 @@ def test_the_command_line_refuses_a_value_before_all_else(words: str) -> None:
          "--limit and --per-class contradict each other; give one"),
         ("speed --model m --text-column x", "needs --test"),
         ("speed --model m --test nowhere.txt", "nowhere.txt: no such file or folder"),
+        ("speed --model m --text-column x --test a.txt", "needs --test, the table that has"),
         ("speed --model m --epochs 1", "does not take --epochs"),
         ("pos --stride 3", "does not take --stride"),
         ("pos RUN", "does not take a RUN"),
