@@ -47,7 +47,6 @@ from teachonce.support.options import (
     words_of,
 )
 from teachonce.teacher_dump.corpus.tables import is_table
-from teachonce.training.optimizer import check_optimizer
 from teachonce.training.trackers import check_installed
 
 GROUPS = {
@@ -128,11 +127,9 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
     models: models to check in place of `options.model`; None for `options.model`.
 
     Raises UserError for missing files, folders, trackers and libraries, and for a model from
-    scratch with an invalid size or vocabulary.
+    scratch with an invalid size.
     """
     check_installed(options.log)
-    if options.optimizer:
-        check_optimizer(options.optimizer)
     if module := TASK_LIBRARIES.get(options.kind):
         check_library(module, options.kind, f"--task {options.task}")
     if options.task in FINE_TUNED and not options.as_is and options.dev is None:
@@ -159,16 +156,8 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
                     f"--model {name}: a {shape.kind} student has no masked-LM head; give"
                     f" {SCRATCH}HxLxA, {SCRATCH}bert:HxLxA or {SCRATCH}bilstm:E,H"
                 )
-            _check_vocabulary(options.vocab)
         else:
             _check_model(options, name)
-
-
-def _check_vocabulary(word: str | None) -> None:
-    from teachonce.training.wordpiece import vocabulary_size
-
-    if word is not None and vocabulary_size(word) is None:
-        raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
 
 
 NO_MASKED = "give a ...ForMaskedLM, or train one (`downstream --task mlm` without --as-is)"

@@ -31,7 +31,7 @@ from teachonce.support.options import (
     flag_of,
     options_of,
 )
-from teachonce.training.optimizer import OPTIMIZERS
+from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
 from teachonce.training.trackers import TRACKERS, check_known, parse_trackers
 
 Settings = TypeVar("Settings")
@@ -123,6 +123,13 @@ def _check_task(task: str) -> None:
         raise UserError(f"--task {task}: {near}expected one of {', '.join(TASK_FORMS)}")
 
 
+def _check_vocabulary(word: str) -> None:
+    from teachonce.training.wordpiece import vocabulary_size  # imports tokenizers
+
+    if vocabulary_size(word) is None:
+        raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
+
+
 @dataclass(frozen=True)
 class DownstreamOptions:
     """The options of a command line. None, () or False means that an option was not given."""
@@ -205,6 +212,7 @@ class DownstreamOptions:
         " (Zeiler 2012).",
         FINE_TUNED,
         choices=OPTIMIZERS,
+        check=check_optimizer,
     )
     warmup: float | None = _option(
         "Share of the steps in which the learning rate rises.",
@@ -220,7 +228,9 @@ class DownstreamOptions:
         default_text="128, qa 384, speed 512",
     )
     vocab: str | None = _option(
-        "Size of the WordPiece vocabulary of a model from scratch, e.g. 30k.", ["mlm"]
+        "Size of the WordPiece vocabulary of a model from scratch, e.g. 30k.",
+        ["mlm"],
+        check=_check_vocabulary,
     )
     mask_prob: float | None = _option(
         "Share of tokens that are masked in training; validation always masks 0.15.",

@@ -11,7 +11,6 @@ from typing import Any
 from teachonce.downstream.options import OPTIONS
 from teachonce.support.errors import UserError
 from teachonce.support.options import KEY, check_values
-from teachonce.training.optimizer import check_optimizer
 
 
 def _from_option(name: str, default: Any = None) -> Any:
@@ -26,12 +25,16 @@ def check_new(out: Path, resumable: bool = True) -> None:
         raise UserError(f"--out {out}: exists already; choose another{remedy}")
 
 
-@dataclass(frozen=True)
-class MlmSettings:
-    """All settings of a masked-LM training. `steps` overrides `epochs`.
+class _Checked:
+    """Settings that raise UserError for a value that the command line refuses."""
 
-    Raises UserError for a value that the command line refuses.
-    """
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@dataclass(frozen=True)
+class MlmSettings(_Checked):
+    """All settings of a masked-LM training. `steps` overrides `epochs`."""
 
     model: str
     train: Sequence[Path]
@@ -49,12 +52,9 @@ class MlmSettings:
     precision: str = _from_option("precision", "fp32")
     resume: bool = _from_option("resume", False)
 
-    def __post_init__(self) -> None:
-        check_values(self)
-
 
 @dataclass(frozen=True)
-class FineTuneSettings:
+class FineTuneSettings(_Checked):
     """All settings of a fine-tuning. The best epoch is chosen on dev.
 
     steps: number of optimizer steps, instead of `epochs`; the last epoch may be shorter than the
@@ -64,8 +64,6 @@ class FineTuneSettings:
     warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
     max_length: tokens; None for the task's default. Larger values are reduced to the model's limit.
     limit: train on the first `limit` examples; None for all.
-
-    Raises UserError for a value that the command line refuses.
     """
 
     epochs: int = _from_option("epochs", 3)
@@ -81,20 +79,14 @@ class FineTuneSettings:
     limit: int | None = _from_option("limit")
     precision: str = _from_option("precision", "fp32")
 
-    def __post_init__(self) -> None:
-        check_values(self)
-        check_optimizer(self.optimizer)
-
 
 @dataclass(frozen=True)
-class LmSettings:
+class LmSettings(_Checked):
     """All settings of a score of next tokens.
 
     max_length: tokens of a window; None for the model's limit, at most 1,024.
     stride: tokens that consecutive windows share; None for half a window.
     store: compare with the teacher of this store; None for no comparison.
-
-    Raises UserError for a value that the command line refuses.
     """
 
     max_length: int | None = _from_option("max_length")
@@ -102,18 +94,13 @@ class LmSettings:
     store: Path | None = _from_option("store")
     precision: str = _from_option("precision", "fp32")
 
-    def __post_init__(self) -> None:
-        check_values(self)
-
 
 @dataclass(frozen=True)
-class SpeedSettings:
+class SpeedSettings(_Checked):
     """All settings of a speed measurement.
 
     texts: sentences that are timed one by one, the first 20 of them; without texts, sentences of 32
     random tokens are timed.
-
-    Raises UserError for a value that the command line refuses.
     """
 
     batch_size: int = _from_option("batch_size", 16)
@@ -122,12 +109,9 @@ class SpeedSettings:
     seed: int = _from_option("seed", 0)
     texts: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        check_values(self)
-
 
 @dataclass(frozen=True)
-class SearchSettings:
+class SearchSettings(_Checked):
     """All settings of a ranking of documents.
 
     documents_by: the model that embeds documents; None for the model that embeds queries.
@@ -135,8 +119,6 @@ class SearchSettings:
     candidates, candidates_by: for rerank, the file or the model that gives the candidates.
     depth: number of candidates for each query.
     max_length: tokens at which texts are truncated; None for the limit in the model's folder.
-
-    Raises UserError for a value that the command line refuses.
     """
 
     documents_by: str | None = _from_option("documents_by")
@@ -145,9 +127,6 @@ class SearchSettings:
     candidates_by: str | None = _from_option("candidates_by")
     depth: int = _from_option("depth", 100)
     max_length: int | None = _from_option("max_length")
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
     def setup(self) -> str:
         """Describe, for tables, which documents are ranked and which model embeds them; "" by

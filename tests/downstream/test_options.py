@@ -41,6 +41,7 @@ def over_seeds(seeds: int) -> Any:
         (FineTuneSettings, "precision", "x", "--precision x: expected one of fp32, bf16"),
         (over_seeds, "seeds", 0, "--seeds 0: expected at least 1"),
         (mlm, "resume", "no", "--resume no: expected true or false"),
+        (mlm, "vocab", "many", "--vocab many: expected a number of pieces, e.g. 30k or 512"),
         (mlm, "steps", 0, "--steps 0: expected at least 1"),
         (mlm, "mask_prob", 1.0, "--mask-prob 1: expected a share between 0 and 1"),
         (mlm, "evaluate_every", 0, "--evaluate-every 0: expected at least 1"),

@@ -364,11 +364,10 @@ def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
     """Train a cased WordPiece tokenizer that contains every character of the lines.
 
     size: number of pieces (30k, 512); fewer if the lines yield fewer.
-    Raises UserError if `size` is no number, or smaller than the number of characters.
+    Raises UserError if `size` is smaller than the number of characters.
     """
     pieces = vocabulary_size(size)
-    if pieces is None:
-        raise UserError(f"--vocab {size}: expected a number of pieces, e.g. 30k or 512")
+    assert pieces is not None  # the option has refused other words
     tokenizer = train_wordpiece(lines, pieces, None)
     tokenizer.model_max_length = max_length
     return tokenizer
