@@ -69,6 +69,7 @@ def result_of(
     """Make the content of scores.json from the runs of a task.
 
     about: the task's name, measures, primary and scale.
+    files, settings: paths become text.
 
     `deviation` is the sample deviation over the runs, 0 for a single run. With several test files,
     the mean over them is added to `examples` and to each run, and `file_deviation` is the sample
@@ -81,8 +82,7 @@ def result_of(
     return {
         **about,
         "model": model,
-        "files": dict(files),
-        "settings": dict(settings),
+        **json.loads(json.dumps({"files": {**files}, "settings": {**settings}}, default=str)),
         "examples": counts,
         **_averaged(runs, [split for split in counts if split != "train"]),
     }

@@ -136,11 +136,6 @@ class SearchSettings(_Checked):
         first = self.candidates_by or self.candidates
         return f"of the {self.depth} best by {first}" if first else ""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the settings for scores.json."""
-        found = dataclasses.asdict(self)
-        return {**found, "candidates": str(self.candidates) if self.candidates else None}
-
 
 KINDS = {
     "mlm": MlmSettings,

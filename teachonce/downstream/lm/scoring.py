@@ -98,9 +98,7 @@ def score_lm(
         nats = _total_nats(predict, documents, size, shared, network.config.vocab_size, str(path))
         scores[name] = _figures(nats, documents) | taught
     given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
-    given["store"] = None if settings.store is None else str(settings.store)
-    files = {name: str(path) for name, path in tests.items()}
-    return result_of(about, model, files, given, counts, [scores])
+    return result_of(about, model, tests, given, counts, [scores])
 
 
 def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:

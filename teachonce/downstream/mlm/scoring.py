@@ -101,9 +101,8 @@ def train_seeds(
         run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}
         runs.append({**run, "dev": _score(figures["held_out_loss"]), **scores})
         saved.append(str(folder))
-    files: dict[str, Any] = {"train": [str(path) for path in settings.train]}
-    files |= {"dev": str(settings.dev)} if settings.dev else {}
-    files |= {name: str(path) for name, path in tests.items()}
+    dev = {"dev": settings.dev} if settings.dev else {}
+    files = {"train": [*settings.train], **dev, **tests}
     all_settings = {**recorded_settings(settings), "seeds": seeds}
     result = result_of(ABOUT, settings.model, files, all_settings, figures["blocks"] | counts, runs)
     return {**result, "saved": saved}
@@ -124,9 +123,8 @@ def score_as_is(
     Raises UserError for a wrong model, length or file, and if the model has no masked-LM head.
     """
     scores, counts = _scores(model, tests, max_length, say, by_character=True)
-    files = {name: str(path) for name, path in tests.items()}
     settings = {"as_is": True, "max_length": max_length}
-    return result_of(AS_IS, model, files, settings, counts, [scores])
+    return result_of(AS_IS, model, tests, settings, counts, [scores])
 
 
 def _scores(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,8 @@ def score_search(
             say(f"{model}, {folder.name}, queries: {len(collection.queries):,}: {scores}")
     assert named is not None
     about |= {"measures": named, "primary": next(iter(named.values()))}
-    paths = {name: str(path) for name, path in files.items()}
-    shown = {"as_is": True, **settings.as_json()}
-    return [result_of(about, model, paths, shown, examples, [runs[model]]) for model in models]
+    shown = {"as_is": True, **asdict(settings)}
+    return [result_of(about, model, files, shown, examples, [runs[model]]) for model in models]
 
 
 def _measures(task: str, collection: Collection, settings: SearchSettings) -> dict[str, str]:

@@ -177,9 +177,8 @@ def _result(
         "primary": task.primary,
         "scale": SHARES,
     }
-    paths = {name: str(path) for name, path in files.items()}
     examples = {name: len(some) for name, some in splits.items()}
-    return result_of(about, model, paths, {**settings, **task.options()}, examples, runs)
+    return result_of(about, model, files, {**settings, **task.options()}, examples, runs)
 
 
 def _one_seed(
