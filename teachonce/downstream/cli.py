@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from teachonce.downstream.early_checks import GROUPS, check_task, parameters, read_options
-from teachonce.downstream.options import SEARCHES, DownstreamOptions
+from teachonce.downstream.options import SEARCHES, DownstreamOptions, splits_to_test
 from teachonce.downstream.settings import (
     FineTuneSettings,
     LmSettings,
@@ -100,20 +100,22 @@ def main(**words: Any) -> None:
     check_task(options)
     if options.kind != "table":
         _quiet_transformers()
-    work, table = WORK.get(options.kind, (_fine_tune, "seed_table"))
+    work = WORK.get(options.kind, _fine_tune)
     from teachonce.downstream import score_tables
 
     trained = options.kind == "mlm"  # makes its own folder, for --resume
     with _made_early(options.out) if options.out and not trained else nullcontext():
-        result = work(options)
-        if result is None:
+        found = work(options)
+        if found is None:
             return
+        result = score_tables.of_models(found) if isinstance(found, list) else found
         if options.out:
             score_tables.save(result, options.out)
     if options.json:
         click.echo(json.dumps(result, indent=1, ensure_ascii=False))
     else:
-        score_tables.show(getattr(score_tables, table)(result))
+        tables = {"speed": score_tables.speed_table, "table": score_tables.combined_table}
+        score_tables.show(tables.get(options.kind, score_tables.seed_table)(result))
     if options.out:
         _say(options)(_where(options.out))
 
@@ -148,18 +150,19 @@ def _quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def _mlm(options: DownstreamOptions) -> dict[str, Any] | None:
+Result = dict[str, Any]
+
+
+def _mlm(options: DownstreamOptions) -> list[Result] | Result | None:
     """Score masked LMs without training, or train one. Only the first process returns a result."""
-    from teachonce.downstream import score_tables
     from teachonce.downstream.mlm.scoring import score_as_is, train_seeds
 
     length, more = options.max_length or MlmSettings.max_length, {}
     if options.batch_tokens:
         more["batch_size"] = max(1, options.batch_tokens // length)
-    tests = score_tables.splits_to_test(options.test)
+    tests = splits_to_test(options.test)
     if options.as_is:
-        each = [score_as_is(model, tests, length, _say(options)) for model in options.model]
-        return score_tables.of_models(each)
+        return [score_as_is(model, tests, length, _say(options)) for model in options.model]
     from teachonce.training.device import resolved_device
     from teachonce.training.ranks import join_ranks
 
@@ -170,16 +173,14 @@ def _mlm(options: DownstreamOptions) -> dict[str, Any] | None:
         return result if ranks.is_main else None
 
 
-def _fine_tune(options: DownstreamOptions) -> dict[str, Any]:
-    from teachonce.downstream import score_tables
+def _fine_tune(options: DownstreamOptions) -> list[Result] | Result:
     from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
     from teachonce.downstream.tracking import Log
 
-    task, tests, out = _task(options), score_tables.splits_to_test(options.test), options.out
+    task, tests, out = _task(options), splits_to_test(options.test), options.out
     if options.as_is:
-        length = options.max_length
-        each = [score_as_is(task, model, tests, length, _say(options)) for model in options.model]
-        return score_tables.of_models(each)
+        length, say = options.max_length, _say(options)
+        return [score_as_is(task, model, tests, length, say) for model in options.model]
     assert options.dev is not None and out is not None  # the task needs them
     splits = {"train": options.train[0], "dev": options.dev, **tests}
     settings, save_to = options.settings(FineTuneSettings), out / "model" if options.save else None
@@ -199,41 +200,33 @@ def _made_early(out: Path) -> Iterator[None]:
             out.rmdir()
 
 
-def _search(options: DownstreamOptions) -> dict[str, Any]:
-    from teachonce.downstream import score_tables
+def _search(options: DownstreamOptions) -> list[Result]:
     from teachonce.downstream.search.scoring import score_search
 
-    tests, settings = score_tables.splits_to_test(options.test), options.settings(SearchSettings)
-    return score_tables.of_models(
-        score_search(options.task, options.model, tests, settings, _say(options))
-    )
+    tests, settings = splits_to_test(options.test), options.settings(SearchSettings)
+    return score_search(options.task, options.model, tests, settings, _say(options))
 
 
-def _mteb(options: DownstreamOptions) -> dict[str, Any]:
-    from teachonce.downstream import score_tables
+def _mteb(options: DownstreamOptions) -> list[Result]:
     from teachonce.downstream.mteb_task import score_benchmark
 
-    each = [score_benchmark(options.task, model, options.max_length) for model in options.model]
-    return score_tables.of_models(each)
+    return [score_benchmark(options.task, model, options.max_length) for model in options.model]
 
 
-def _harness(options: DownstreamOptions) -> dict[str, Any]:
-    from teachonce.downstream import score_tables
+def _harness(options: DownstreamOptions) -> list[Result]:
     from teachonce.downstream.lm.harness import score_harness_task
 
     settings = options.settings(LmSettings)
-    return score_tables.of_models(
-        [score_harness_task(options.task, each, options.test, settings) for each in options.model]
-    )
+    return [
+        score_harness_task(options.task, each, options.test, settings) for each in options.model
+    ]
 
 
-def _lm(options: DownstreamOptions) -> dict[str, Any]:
-    from teachonce.downstream import score_tables
+def _lm(options: DownstreamOptions) -> list[Result]:
     from teachonce.downstream.lm.scoring import score_lm
 
-    tests, settings = score_tables.splits_to_test(options.test), options.settings(LmSettings)
-    each = [score_lm(model, tests, settings, _say(options)) for model in options.model]
-    return score_tables.of_models(each)
+    tests, settings = splits_to_test(options.test), options.settings(LmSettings)
+    return [score_lm(model, tests, settings, _say(options)) for model in options.model]
 
 
 def _task(options: DownstreamOptions) -> Any:
@@ -272,23 +265,23 @@ def _texts(path: Path, columns: dict[str, str]) -> list[str]:
     return [row.text("text", columns) for row in read_rows(path)]
 
 
-def _table(options: DownstreamOptions) -> dict[str, Any]:
+def _table(options: DownstreamOptions) -> Result:
     from teachonce.downstream import score_tables
 
     return score_tables.combine_runs(options.runs)
 
 
-WORK: dict[str, tuple[Callable[[DownstreamOptions], dict[str, Any] | None], str]] = {
-    "mlm": (_mlm, "seed_table"),
-    "lm": (_lm, "seed_table"),
-    "mteb": (_mteb, "seed_table"),
-    "lm-eval": (_harness, "seed_table"),
-    **dict.fromkeys(SEARCHES, (_search, "seed_table")),
-    "speed": (_speed, "speed_table"),
-    "table": (_table, "combined_table"),
+WORK: dict[str, Callable[[DownstreamOptions], list[Result] | Result | None]] = {
+    "mlm": _mlm,
+    "lm": _lm,
+    "mteb": _mteb,
+    "lm-eval": _harness,
+    **dict.fromkeys(SEARCHES, _search),
+    "speed": _speed,
+    "table": _table,
 }
-"""The function that runs a task, and the name of the one that tabulates its result. Tasks that are
-not listed fine-tune a model."""
+"""The function that runs a task; it returns a list of results if each of several models has one.
+Tasks that are not listed fine-tune a model."""
 
 
 if __name__ == "__main__":

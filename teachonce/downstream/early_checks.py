@@ -29,6 +29,7 @@ from teachonce.downstream.options import (
     TRAINED,
     DownstreamOptions,
     read_paths,
+    splits_to_test,
 )
 from teachonce.downstream.search.collections import read_collection
 from teachonce.downstream.settings import KINDS
@@ -193,10 +194,7 @@ def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) 
     """Check a task as `check_inputs` does, and its files: the columns of tables, the first text of
     others, the queries of a collection. Raises UserError, also for a --test file that is given
     twice."""
-    if len(options.test) > 1:
-        from teachonce.downstream import score_tables
-
-        score_tables.splits_to_test(options.test)
+    splits_to_test(options.test)
     check_inputs(options, models)
     for path in (*options.train, *([options.dev] if options.dev else []), *options.test):
         if options.kind in ("mlm", LM):

@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from teachonce.checkpoints.embedders import Embedder
-from teachonce.downstream.score_tables import SHARES, TEST, result_of
+from teachonce.downstream.options import TEST
+from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.support.extras import library
 

@@ -55,6 +55,7 @@ AS_IS = "as-is"
 COLUMN = "_column"  # the suffix of options that name columns
 SHORTEST = 8
 """The smallest --max-length, in tokens."""
+TEST = "test"  # the name of a split; with several test files, the mean over them
 OPTION = f"--model {SCRATCH}"
 CONTRADICTING = (
     ("steps", "epochs"),
@@ -418,6 +419,18 @@ OPTIONS = cast(Mapping[str, TaskOption], options_of(DownstreamOptions))
 def check_option(name: str, value: Any) -> None:
     """Raise UserError for a value that the option `name` of the command line does not accept."""
     check_value(DownstreamOptions, name, OPTIONS[name], value)
+
+
+def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
+    """Name the splits of files to test: "test" for one file, "test FILE" for each of several.
+
+    Raises UserError for a file that is given twice.
+    """
+    for path in paths:
+        # Splits are named by their paths, and two of one name would be one.
+        if paths.count(path) > 1:
+            raise UserError(f"--test {path}: is given twice; give each file once")
+    return {TEST if len(paths) == 1 else f"{TEST} {path}": path for path in paths}
 
 
 def _spelt(name: str) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 from rich.table import Table
 
 from teachonce.checkpoints.names import resolve_vectors
+from teachonce.downstream.options import TEST
 from teachonce.student_train.output.ranking import SCORED, SWEEP, ranked
 from teachonce.support import files
 from teachonce.support.console import counted, readable, wide_console
 from teachonce.support.errors import UserError
 
 FILE = "scores.json"
-TEST = "test"  # with several test files, the mean over them
 SHARES = 100
 """The `scale` that prints shares in percent. Older scores.json have no `scale`: all are shares."""
 ABOUT = ("task", "data", "model", "seeds")
@@ -33,18 +33,6 @@ OF_SCORES = {"task", "model", "seeds", "mean", "deviation", "files", "measures"}
 OF_SPEED = {"models", "settings", "length", "hardware", "devices"}
 """Keys of every scores.json of a task, and of speed."""
 FormatFigure = Callable[[float], str]
-
-
-def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
-    """Name the splits of files to test: "test" for one file, "test FILE" for each of several.
-
-    Raises UserError for a file that is given twice.
-    """
-    for path in paths:
-        # Splits are named by their paths, and two of one name would be one.
-        if paths.count(path) > 1:
-            raise UserError(f"--test {path}: is given twice; give each file once")
-    return {TEST if len(paths) == 1 else f"{TEST} {path}": path for path in paths}
 
 
 def show(table: Table) -> None:

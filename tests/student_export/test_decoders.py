@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from teachonce.downstream.lm.scoring import score_lm
-from teachonce.downstream.score_tables import TEST
+from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
 from teachonce.student_export.formats import gguf
 from teachonce.student_export.formats.gguf_contents import architecture_of, pattern_of

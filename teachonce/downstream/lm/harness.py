@@ -12,7 +12,8 @@ from teachonce.checkpoints.first_token import prepended_token
 from teachonce.checkpoints.loading import input_limit
 from teachonce.downstream.lm.scoring import BITS, CELLS, LONGEST, load_decoder
 from teachonce.downstream.lm.windows import start_token
-from teachonce.downstream.score_tables import TEST, result_of
+from teachonce.downstream.options import TEST
+from teachonce.downstream.score_tables import result_of
 from teachonce.downstream.settings import LmSettings
 from teachonce.student_train.output.ranking import SMALLER_IS_BETTER
 from teachonce.support.errors import UserError, first_line, out_of_memory, suggest

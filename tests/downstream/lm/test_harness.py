@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from teachonce.checkpoints.first_token import prepend_token
 from teachonce.downstream.lm.scoring import load_decoder, score_lm
-from teachonce.downstream.score_tables import TEST
+from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
 from tests.downstream.support import done, refused, scores_of
 from tests.making.decoders import save_decoder

@@ -21,7 +21,7 @@ from transformers import (
 
 from teachonce.downstream.lm.scoring import score_lm
 from teachonce.downstream.lm.windows import sliding_windows
-from teachonce.downstream.score_tables import TEST
+from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
 from teachonce.training.byte_level import SPECIALS, train_byte_level
 from tests.downstream.support import done, refused, scores_of
