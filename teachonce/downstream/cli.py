@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -247,22 +248,24 @@ def _task(options: DownstreamOptions) -> Any:
     return kind(**{name: given[name] for name in taken if name in given})
 
 
-def _speed(options: DownstreamOptions) -> dict[str, Any]:
-    from teachonce.downstream.speed import measure_speed
+def _speed(options: DownstreamOptions) -> Result:
+    from teachonce.downstream.speed import SENTENCES, measure_speed
 
-    texts = _texts(options.test[0], options.columns()) if options.test else []
+    texts = (
+        list(islice(_texts(options.test[0], options.columns()), SENTENCES)) if options.test else ()
+    )
     settings = options.settings(SpeedSettings, texts=texts)
     return measure_speed(options.model, options.teacher, settings, say=_say(options))
 
 
-def _texts(path: Path, columns: dict[str, str]) -> list[str]:
-    from teachonce.downstream.tasks.example_rows import read_rows
-    from teachonce.downstream.text_lines import read_lines
+def _texts(path: Path, columns: dict[str, str]) -> Iterator[str]:
+    from teachonce.downstream.tasks.example_rows import iterate_rows
+    from teachonce.downstream.text_lines import iterate_lines
     from teachonce.teacher_dump.corpus.packed import suffix_of
 
     if suffix_of(path) == ".txt":
-        return read_lines(path)
-    return [row.text("text", columns) for row in read_rows(path)]
+        return iterate_lines(path)
+    return (row.text("text", columns) for row in iterate_rows(path))
 
 
 def _table(options: DownstreamOptions) -> Result:

@@ -70,7 +70,7 @@ def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
     torch. Files in other layouts are not checked."""
     if task not in ("classify", "pair", "sts", "qa") or (task == "qa" and is_squad(path)):
         return
-    first = next(_iterate_rows(path))
+    first = next(iterate_rows(path))
     label = {"classify": ("label",), "qa": ()}.get(task, ("score",))
     texts = {"classify": text_roles(first, columns), "qa": ("question", "context")}.get(task, PAIR)
     for role in (*texts, *label):
@@ -91,10 +91,11 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises UserError with file and line for a row that cannot be read, and for a table without rows.
     """
-    return list(_iterate_rows(path))
+    return list(iterate_rows(path))
 
 
-def _iterate_rows(path: Path) -> Iterator[Row]:
+def iterate_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of `read_rows`, each as soon as it is read. Raises like `read_rows`."""
     if not is_table(path):
         expected = f"a file that ends in {', '.join(TABLES)}"
         raise UserError(
