@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import AutoModel
-from transformers.utils.hub import cached_file
 
 from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
 from teachonce.checkpoints.names import resolve_model
@@ -45,9 +44,7 @@ class MeasuredModel:
         self.encoder, missing = load_network(AutoModel, model, dtype=torch.float32)
         if any("pooler" in key for key in missing):
             self.encoder.pooler = None  # transformers added it: the checkpoint has none
-        # For a model of the hub this finds the folder of its commit in the cache.
-        config = cached_file(model.path_or_id, "config.json", revision=model.revision)
-        folder = Path(str(config)).parent
+        folder = model.folder()
         self.encoder.eval()
         self.name = name
         # Not both: a folder may have the same weights in two formats.
