@@ -52,10 +52,9 @@ class Searcher:
         from teachonce.downstream.search.rankings import nearest
 
         asked = self.embedder.vectors(questions, "query")
-        places: list[list[int]] = nearest(
-            asked, [self.index if index is None else index], TOP
-        ).places.tolist()
-        return places
+        _, places = nearest(asked, [self.index if index is None else index], TOP)
+        found: list[list[int]] = places.tolist()
+        return found
 
 
 @dataclass(frozen=True)

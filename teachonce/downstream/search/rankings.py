@@ -21,44 +21,28 @@ from teachonce.support.errors import UserError
 QUERIES_AT_ONCE = 256
 
 
-class Nearest:
-    """The `depth` nearest documents of each of `queries` [Q,D], updated by blocks of documents.
+def nearest(queries: Floats, blocks: Iterable[Floats], depth: int) -> tuple[Floats, Array]:
+    """Search all `blocks` of documents [N,D] for the `depth` nearest to each of `queries` [Q,D].
 
-    Similarity is the dot product. Of documents with equal similarity, the first one added wins.
+    Similarity is the dot product. Of documents with equal similarity, the first one wins. Returns
+    the similarities and the numbers of the documents [Q, depth], the nearest first.
     """
-
-    def __init__(self, queries: Floats, depth: int) -> None:
-        self.queries, self.depth = queries, depth
-        self.scores: Floats = np.zeros((len(queries), 0), np.float32)
-        self.places: Array = np.zeros((len(queries), 0), np.int64)
-        self.seen = 0
-
-    def add(self, documents: Floats) -> None:
-        """Update the nearest documents with the next block of documents [N,D]."""
-        best = [
-            self._best(slice(begin, begin + QUERIES_AT_ONCE), documents)
-            for begin in range(0, len(self.queries), QUERIES_AT_ONCE)
-        ]
-        self.scores, self.places = (np.concatenate(part) for part in zip(*best, strict=True))
-        self.seen += len(documents)
-
-    def _best(self, rows: slice, documents: Floats) -> tuple[Floats, Array]:
-        """Choose the nearest for some queries, from their nearest so far and new documents."""
-        found = self.queries[rows] @ documents.T
-        places = self.seen + np.broadcast_to(np.arange(len(documents)), found.shape)
-        scores = np.concatenate([self.scores[rows], found], axis=1)
-        places = np.concatenate([self.places[rows], places], axis=1)
-        # Earlier documents come first in `scores`, so that a stable sort lets them win a tie.
-        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.depth]
-        return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
-
-
-def nearest(queries: Floats, blocks: Iterable[Floats], depth: int) -> Nearest:
-    """Search all `blocks` of documents [N,D] for the `depth` nearest to each of `queries` [Q,D]."""
-    found = Nearest(queries, depth)
-    for block in blocks:
-        found.add(block)
-    return found
+    scores: Floats = np.zeros((len(queries), 0), np.float32)
+    places: Array = np.zeros((len(queries), 0), np.int64)
+    seen = 0
+    for documents in blocks:
+        best = []
+        for begin in range(0, len(queries), QUERIES_AT_ONCE):
+            rows = slice(begin, begin + QUERIES_AT_ONCE)
+            found = np.concatenate([scores[rows], queries[rows] @ documents.T], axis=1)
+            new = np.tile(seen + np.arange(len(documents)), (len(found), 1))
+            numbers = np.concatenate([places[rows], new], axis=1)
+            # Earlier documents come first, so that a stable sort lets them win a tie.
+            order = np.argsort(-found, axis=1, kind="stable")[:, :depth]
+            best.append([np.take_along_axis(each, order, 1) for each in (found, numbers)])
+        scores, places = (np.concatenate(part) for part in zip(*best, strict=True))
+        seen += len(documents)
+    return scores, places
 
 
 BLOCK = 4096
@@ -88,7 +72,7 @@ def retrieved(
 
     asked = queries.vectors(list(collection.queries.values()), "query")
     # One more, as a document with the name of the query is left out (`without_itself`).
-    places = nearest(asked, blocks(), depth + 1).places
+    _, places = nearest(asked, blocks(), depth + 1)
     found = zip(collection.queries, places.tolist(), strict=True)
     return {
         query: without_itself(query, [names[place] for place in row])[:depth]

@@ -67,9 +67,9 @@ def test_blocks_change_nothing(seed: int, queries: int, sizes: list[int], depth:
     draws = np.random.default_rng(seed)
     asked = draws.integers(-2, 3, (queries, 3)).astype(np.float32)
     blocks = [draws.integers(-2, 3, (size, 3)).astype(np.float32) for size in sizes]
-    found = nearest(asked, blocks, depth)
+    found, places = nearest(asked, blocks, depth)
     whole = np.concatenate([np.zeros((0, 3), np.float32), *blocks])
     scores = asked @ whole.T
     order = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
-    assert np.array_equal(found.places, order)
-    assert np.array_equal(found.scores, np.take_along_axis(scores, order, 1))
+    assert np.array_equal(places, order)
+    assert np.array_equal(found, np.take_along_axis(scores, order, 1))
