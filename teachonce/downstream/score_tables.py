@@ -32,7 +32,6 @@ OF_A_SWEEP = {
 OF_SCORES = {"task", "model", "seeds", "mean", "deviation", "files", "measures"}
 OF_SPEED = {"models", "settings", "length", "hardware", "devices"}
 """Keys of every scores.json of a task, and of speed."""
-FormatFigure = Callable[[float], str]
 
 
 def show(table: Table) -> None:
@@ -176,44 +175,30 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
 
     Raises UserError for a run that is not finished.
     """
-    swept = [row for run in runs if run.is_dir() for row in _sweep_rows(run)]
-    results = [
-        _read_scores(each)
-        for run in runs
-        for each in (
-            sorted((run / SCORED).glob(f"*/*/{FILE}")) if (run / SWEEP).exists() else [run]
-        )
-    ]
-    speeds = [
-        {key: result[key] for key in ("settings", "length", "hardware", "devices")} | row
-        for result in results
-        for row in result.get("models", ())
-    ]
-    scored = sorted(
-        (
-            *(
-                row
-                for result in results
-                if "mean" in result
-                for each in _each_model(result) or [result]
-                for row in _score_rows(each)
-            ),
-            *swept,
-        ),
-        # A stable sort: students of a sweep stay in their order, the best first.
-        key=lambda row: (row["task"], row["data"]),
-    )
-    rows, met = [], set()
-    for row in scored:
-        # By resolved paths, because runs may name one folder in several ways.
-        found = [each for each in speeds if _resolved_name(each["model"]) in row["names"]]
-        met |= row.pop("names")
+    scored, results = list[dict[str, Any]](), list[dict[str, Any]]()
+    for run in runs:
+        of_run = [run]
+        if (run / SWEEP).exists():
+            scored += _sweep_rows(run)
+            of_run = sorted((run / SCORED).glob(f"*/*/{FILE}"))
+        results += map(_read_scores, of_run)
+    # By resolved paths, because runs may name one folder in several ways.
+    speeds = list[tuple[str, dict[str, Any]]]()
+    for result in results:
+        for row in result.get("models", ()):
+            about = {key: result[key] for key in ("settings", "length", "hardware", "devices")}
+            speeds.append((_resolved_name(row["model"]), about | row))
+        for each in (_each_model(result) or [result]) if "mean" in result else ():
+            scored += _score_rows(each)
+    rows, met = [], set[str]()
+    # A stable sort: students of a sweep stay in their order, the best first.
+    for row in sorted(scored, key=lambda row: (row["task"], row["data"])):
+        names = row.pop("names")
+        met |= names
+        found: list[Any] = [speed for name, speed in speeds if name in names]
         rows += [{**row, "speed": each} for each in found or [None]]
-    return {
-        "task": "table",
-        "rows": rows
-        + [_unscored(each) for each in speeds if _resolved_name(each["model"]) not in met],
-    }
+    rows += [_unscored(speed) for name, speed in speeds if name not in met]
+    return {"task": "table", "rows": rows}
 
 
 def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -227,7 +212,7 @@ def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
             **result,
             "model": run["model"],
             "saved": [],
-            "examples": run.get("examples", result["examples"]),  # older runs lack them
+            "examples": run.get("examples", result.get("examples")),  # older runs lack them
             **_averaged([run], list(result["mean"])),
         }
         for run in runs
@@ -255,10 +240,7 @@ def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each student of a sweep, the best first; no row if the folder is not a
-    sweep."""
-    if not (folder / SWEEP).exists():
-        return
+    """Yield a row for each student of a sweep, the best first."""
     try:
         students = ranked(json.loads((folder / SWEEP).read_text("utf-8")))
         for student in students:
@@ -362,39 +344,25 @@ def _measured(speed: dict[str, Any]) -> str:
 
 def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
     """Return the figures of a speed measurement as text, by heading."""
-    batch = f"{speed['settings']['batch_size']} x {speed['length']}"
+    ratios = speed.get("ratio", {})
+    # Sizes in different dtypes do not compare: the same weights take half the bytes in fp16.
+    dtype = speed.get("disk_dtype", "")
     cells = {
-        "parameters": _figure(speed, _millions, None, "parameters"),
-        "disk": _figure(speed, _size_with_dtype(speed.get("disk_dtype", "")), None, "disk_bytes"),
+        "parameters": _figure(speed, ratios, "parameters", lambda n: f"{n / 1e6:.2f} M"),
+        "disk": _figure(speed, ratios, "disk_bytes", lambda n: f"{readable(n)} {dtype}".rstrip()),
     }
+    batch = f"{speed['settings']['batch_size']} x {speed['length']}"
     for device in speed["devices"]:
-        cells |= {
-            f"{device} {batch}, ms": _figure(speed, _milliseconds, device, "batch_ms"),
-            f"{device} {batch}, memory": _figure(speed, readable, device, "batch_memory_bytes"),
-            f"{device} sentence, ms": _figure(speed, _milliseconds, device, "sentence_ms"),
-            f"{device} sentence, memory": _figure(speed, readable, device, "sentence_memory_bytes"),
-        }
+        for what, key in ((batch, "batch"), ("sentence", "sentence")):
+            of = speed[device], ratios.get(device, {})
+            cells[f"{device} {what}, ms"] = _figure(*of, f"{key}_ms", "{:,.2f}".format)
+            cells[f"{device} {what}, memory"] = _figure(*of, f"{key}_memory_bytes", readable)
     return cells
 
 
-def _size_with_dtype(dtype: str) -> FormatFigure:
-    """Return the function that formats a size on disk with its dtype."""
-    # Sizes in different dtypes do not compare: the same weights take half the bytes in fp16.
-    return lambda size: f"{readable(size)} {dtype}".rstrip()
-
-
-def _millions(number: float) -> str:
-    return f"{number / 1e6:.2f} M"
-
-
-def _milliseconds(number: float) -> str:
-    return f"{number:,.2f}"
-
-
-def _figure(row: dict[str, Any], format: FormatFigure, device: str | None, name: str) -> str:
-    figures, ratios = row, row.get("ratio", {})
-    if device:
-        figures, ratios = figures[device], ratios.get(device, {})
+def _figure(
+    figures: dict[str, Any], ratios: dict[str, float], name: str, format: Callable[[float], str]
+) -> str:
     if figures.get(name) is None:
         return "not known"
     low, high = figures.get(f"{name}_quartiles", (0, 0))
