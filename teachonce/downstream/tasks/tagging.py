@@ -17,7 +17,6 @@ from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_windows
 from teachonce.store import TaskSpec
-from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.labelled_text import check_order, check_tag, labelled_row
@@ -194,7 +193,27 @@ class Tagging(LabelTask):
     def encode(
         self, tokenizer: Any, examples: Sequence[Sentence], limit: int
     ) -> list[dict[str, Any]]:
-        rows = encode(tokenizer, examples, self.labels, limit, self.later)
+        """Make inputs with `labels` (numbers of tags) and `first` (positions of first pieces).
+
+        The first piece of a word has the number of its tag, its other pieces the number of `later`.
+        Other tokens, and tags not in `labels`, have -100. A word without a piece has position -1.
+        A sentence of more than `limit` tokens gives several inputs, and each of its words has label
+        and position in one of them; `example` is the number of the sentence.
+        """
+        number: dict[str | None, int] = {label: n for n, label in enumerate(self.labels)}
+        rows = []
+        for example, sentence in enumerate(examples):
+            for window in word_windows(tokenizer, *joined(sentence.words), limit):
+                numbers, own = [IGNORED] * len(window.ids), list[range]()
+                for word, run in zip(window.words, window.pieces, strict=True):
+                    if word not in window.own:
+                        continue
+                    own.append(run)
+                    for position in run:
+                        label = sentence.tags[word] if position == run.start else self.later
+                        numbers[position] = number.get(label, IGNORED)
+                row = {"input_ids": window.ids, "attention_mask": [1] * len(window.ids)}
+                rows.append({**row, "labels": numbers, "first": first_of(own), "example": example})
         several = [
             number for number, count in Counter(r["example"] for r in rows).items() if count > 1
         ]
@@ -208,8 +227,21 @@ class Tagging(LabelTask):
     def tags_of_words(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> tuple[list[list[str]], list[list[str]]]:
-        """Return gold and predicted tags of every word; see `word_tags`."""
-        return word_tags(examples, rows, predictions, self.labels, self.later)
+        """Return gold and predicted tags of every word, by the logits [B, S, L] at its first piece.
+
+        A word without a piece (only white space) has the prediction "O". A word whose prediction is
+        `later` continues the entity before it: I-PER after B-PER or I-PER, "O" without an entity.
+        So does the evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py).
+        """
+        best = predictions.argmax(-1)
+        gold = [list(sentence.tags) for sentence in examples]
+        found: list[list[str]] = [[] for _ in examples]
+        for number, row in enumerate(rows):
+            tags = found[row["example"]]
+            for position in row["first"]:
+                label = self.labels[best[number, position]] if position >= 0 else OUTSIDE
+                tags.append(continued(tags) if label == self.later else label)
+        return gold, found
 
     def collator(self, tokenizer: Any) -> Any:
         return DataCollatorForTokenClassification(tokenizer)
@@ -307,68 +339,6 @@ def _check_iob(splits: Mapping[str, Sequence[Sentence]]) -> None:
             where = sentence.where(number)
             check_tag(tag, where)
             check_order(before, tag, where)
-
-
-def encode(
-    tokenizer: Any,
-    sentences: Sequence[Sentence],
-    labels: Sequence[str],
-    limit: int,
-    later: str | None = None,
-) -> list[dict[str, Any]]:
-    """Make model inputs with `labels` (numbers of tags) and `first` (positions of first pieces).
-
-    The first piece of a word has the number of its tag, its other pieces the number of `later`.
-    Other tokens, and tags not in `labels`, have -100. A word without a piece has position -1.
-    A sentence of more than `limit` tokens gives several inputs, and each of its words has label and
-    position in one of them; `example` is the number of the sentence.
-    """
-    number: dict[str | None, int] = {label: index for index, label in enumerate(labels)}
-    rows = []
-    for example, sentence in enumerate(sentences):
-        for window in word_windows(tokenizer, *joined(sentence.words), limit):
-            numbers, own = [IGNORED] * len(window.ids), list[range]()
-            for word, run in zip(window.words, window.pieces, strict=True):
-                if word not in window.own:
-                    continue
-                own.append(run)
-                for position in run:
-                    label = sentence.tags[word] if position == run.start else later
-                    numbers[position] = number.get(label, IGNORED)
-            rows.append(
-                {
-                    "input_ids": window.ids,
-                    "attention_mask": [1] * len(window.ids),
-                    "labels": numbers,
-                    "first": first_of(own),
-                    "example": example,
-                }
-            )
-    return rows
-
-
-def word_tags(
-    sentences: Sequence[Sentence],
-    rows: Sequence[dict[str, Any]],
-    logits: Array,
-    labels: Sequence[str],
-    later: str | None = None,
-) -> tuple[list[list[str]], list[list[str]]]:
-    """Return gold and predicted tags of every word, by the logits [B, S, L] at its first piece.
-
-    A word without a piece (only white space) has the prediction "O". A word whose prediction is
-    `later` continues the entity before it: I-PER after B-PER or I-PER, "O" without an entity. So
-    does the evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py).
-    """
-    best = logits.argmax(-1)
-    gold = [list(sentence.tags) for sentence in sentences]
-    found: list[list[str]] = [[] for _ in sentences]
-    for number, row in enumerate(rows):
-        tags = found[row["example"]]
-        for position in row["first"]:
-            label = labels[best[number, position]] if position >= 0 else OUTSIDE
-            tags.append(continued(tags) if label == later else label)
-    return gold, found
 
 
 def continued(tags: Sequence[str]) -> str:

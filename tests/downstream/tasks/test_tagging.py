@@ -20,9 +20,7 @@ from teachonce.downstream.tasks.tagging import (
     Entities,
     PartsOfSpeech,
     Sentence,
-    encode,
     read_tagged,
-    word_tags,
 )
 from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
@@ -85,7 +83,9 @@ def test_windows_have_every_word_once(
 def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any]) -> None:
     tokenizer = make_tokenizer("wordpiece")
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "?"), ("X", "NOUN", "unseen"))
-    (row,) = encode(tokenizer, [sentence], ["NOUN", "X"], 64)
+    task = PartsOfSpeech()
+    task.labels = ["NOUN", "X"]
+    (row,) = task.encode(tokenizer, [sentence], 64)
     first = row["first"]
     assert first[1] - first[0] > 1
     assert [row["labels"][position] for position in first] == [1, 0, IGNORED]
@@ -113,13 +113,15 @@ def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Callable[[s
 
 
 def test_a_word_taken_for_a_later_piece_goes_on_with_the_entity() -> None:
-    labels = ["B-PER", "I-PER", "O", LATER]
+    task = Entities(pieces="all")
+    task.labels = ["B-PER", "I-PER", "O", LATER]
     sentences = [Sentence(tuple("abcdef"), ("O",) * 6), Sentence(("g",), ("O",))]
     rows = [{"first": [0, 1, 2, 3, 4, -1], "example": 0}, {"first": [0], "example": 1}]
     logits = np.eye(4)[[[3, 0, 3, 3, 2], [3, 3, 3, 3, 3]]]
-    _, found = word_tags(sentences, rows, logits, labels, LATER)
+    _, found = task.tags_of_words(sentences, rows, logits)
     assert found == [["O", "B-PER", "I-PER", "I-PER", "O", "O"], ["O"]]
-    _, found = word_tags(sentences, rows, logits, labels)  # here X is a tag like any other
+    task.later = None  # here X is a tag like any other
+    _, found = task.tags_of_words(sentences, rows, logits)
     assert found[1] == [LATER]
 
 
