@@ -9,7 +9,7 @@ and pairs are truncated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,12 @@ class Predictor:
         The answer to a blank text has the key `empty`. `windows` is the number of windows of a long
         text, `cut` marks a text that was truncated, or that has a word longer than a window.
         """
-        answer = self._method()
+        answer = {
+            "classification": self._classified,
+            "mlm": self._filled,
+            "tagging": self._tagged,
+            "embedding": self._embedded,
+        }[self.student.kind]
         # In blocks, so that the first answers are printed before all texts are run.
         for begin in range(0, len(self.given), BATCH):
             some = self.given[begin : begin + BATCH]
@@ -94,24 +99,13 @@ class Predictor:
         if self.blank:
             yield f"{self.blank:,} of {counted(total, 'text')} blank: without an answer"
         if self.long:
-            how = "cut" if self._truncates else "read in windows"
+            how = "cut" if self.pairs or self.student.kind == "embedding" else "read in windows"
             yield f"{self.long:,} of {counted(total, 'text')} longer than {limit} tokens: {how}"
         if self.cut:
             yield (
                 f"{self.cut:,} of {counted(total, 'text')} with a word longer than {limit} tokens:"
                 " its end is cut; put spaces between the words"
             )
-
-    @property
-    def _truncates(self) -> bool:
-        return self.pairs or self.student.kind == "embedding"
-
-    def _method(self) -> Callable[[Sequence[InputText]], Iterator[Answer]]:
-        if self.student.kind == "classification":
-            return self._classified
-        return {"mlm": self._filled, "tagging": self._tagged, "embedding": self._embedded}[
-            self.student.kind
-        ]
 
     def _check_masks(self) -> None:
         mask = self.student.tokenizer.mask_token
@@ -221,7 +215,9 @@ class Predictor:
                     if number not in window.own or not (run or each.words):
                         continue
                     span = _span(text, *spans[number])
-                    if not run:  # a given word without a token, as `Tagging.tags_of_words` scores it
+                    if (
+                        not run
+                    ):  # a given word without a token, as `Tagging.tags_of_words` scores it
                         words.append({**span, "tag": OUTSIDE, "probability": 0.0})
                         continue
                     best = int(shares[run.start].argmax())

@@ -76,11 +76,6 @@ class PredictOptions:
             raise UserError("--text-column, --text-a-column and --text-b-column need --input FILE")
         if self.top is not None and self.format == "tsv":
             raise UserError("--top: --format tsv prints the best label alone; leave --top out")
-        if self.pairs and self.columns:
-            raise UserError(
-                "--pairs is for lines with a TAB, and a table has its pairs in columns text_a and"
-                " text_b; leave --pairs out"
-            )
 
     @property
     def columns(self) -> dict[str, str]:

@@ -48,7 +48,11 @@ def input_texts(options: PredictOptions) -> list[InputText]:
     Raises UserError if all texts are blank, if texts and pairs are mixed, and for a file that
     cannot be read.
     """
-    found = list(_given(options))
+    try:
+        found = list(_given(options))
+    except OSError as error:
+        where = f"--input {options.input}" if options.input else "stdin"
+        raise UserError(f"{where}: cannot be read: {error.strerror}; check the path") from None
     if all(each.blank for each in found):
         source = str(options.input or ("the texts" if options.texts else "stdin"))
         raise UserError(f"{source}: has no text; give TEXT, --input FILE or lines on stdin")
@@ -62,7 +66,7 @@ def input_texts(options: PredictOptions) -> list[InputText]:
 
 def _given(options: PredictOptions) -> Iterator[InputText]:
     path = options.input
-    if options.columns and (path is None or str(path) == "-" or not is_table(path)):
+    if options.columns and path is not None and not is_table(path):
         flags = ", ".join(f"--{role.replace('_', '-')}-column" for role in options.columns)
         raise UserError(f"{flags}: only tables have columns; leave it out, or give --input TABLE")
     if options.texts:
@@ -76,39 +80,36 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
         yield from _sentences(path)
     elif is_table(path):
         if options.pairs:
-            raise UserError(f"--pairs: {path} is a table; name its columns text_a and text_b")
+            raise UserError(
+                f"--pairs: is for lines with a TAB, and {path} is a table, whose pairs are in the"
+                " columns text_a and text_b; leave --pairs out"
+            )
         for row in read_rows(path):
             roles = text_roles(row, options.columns)
             yield InputText(tuple(_cell(row, role, options.columns) for role in roles), row.where)
     else:
         if path.is_file():
             check_untagged(path)
-        yield from _lines(_file(path), f"{path}, line", options.pairs)
+        yield from _lines(read_lines(path), f"{path}, line", options.pairs)
 
 
 def _has_words(path: Path, columns: dict[str, str]) -> bool:
     """Return whether a file has words and tags. A .tsv with a column of texts is a table."""
-    try:
-        return suffix_of(path) in TAGGED or (
-            suffix_of(path) == ".tsv" and not columns and is_tagged(path, {"text", *PAIR})
-        )
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    return suffix_of(path) in TAGGED or (
+        suffix_of(path) == ".tsv" and not columns and is_tagged(path, {"text", *PAIR})
+    )
 
 
 def _sentences(path: Path) -> Iterator[InputText]:
-    try:
-        for sentence in tagged_sentences(path):
-            for line, word, _ in sentence:
-                if not word.strip():
-                    raise UserError(
-                        f"{path}, line {line}: expected a word, got {word!r}; correct the line or"
-                        " remove it"
-                    )
-            text, spans = joined([word for _, word, _ in sentence])
-            yield InputText((text,), f"{path}, line {sentence[0][0]}", tuple(spans))
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    for sentence in tagged_sentences(path):
+        for line, word, _ in sentence:
+            if not word.strip():
+                raise UserError(
+                    f"{path}, line {line}: expected a word, got {word!r}; correct the line or"
+                    " remove it"
+                )
+        text, spans = joined([word for _, word, _ in sentence])
+        yield InputText((text,), f"{path}, line {sentence[0][0]}", tuple(spans))
 
 
 def _stdin() -> Iterator[str]:
@@ -119,17 +120,6 @@ def _stdin() -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise UserError(f"stdin, line {number}: is not UTF-8; convert it with iconv") from None
-
-
-def _file(path: Path) -> Iterator[str]:
-    try:
-        yield from read_lines(path)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"--input {path}: cannot be read: {error.strerror}; check the path")
 
 
 def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]:
