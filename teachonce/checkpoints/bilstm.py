@@ -377,17 +377,21 @@ class BiLstmForMaskedLM(_WithHead):
         return logits
 
 
-class BiLstmForSequenceClassification(_WithHead):
-    """A classifier of texts: the largest value of each channel over the tokens, then a linear map
-    (Mukherjee & Awadallah 2019, section 3.1); or the last states (their RNN, and 2020, section
-    6.6)."""
-
-    output = SequenceClassifierOutput
+class _Classifier(_WithHead):
+    """A BiLSTM with a linear map to the labels."""
 
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)
         self.classifier = nn.Linear(config.head_width, len(config.id2label or ()))
         self.post_init()  # type: ignore[no-untyped-call]
+
+
+class BiLstmForSequenceClassification(_Classifier):
+    """A classifier of texts: the largest value of each channel over the tokens, then a linear map
+    (Mukherjee & Awadallah 2019, section 3.1); or the last states (their RNN, and 2020, section
+    6.6)."""
+
+    output = SequenceClassifierOutput
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """Return the logits [B,C] of states [B,S,2H] and which tokens are present [B,S]."""
@@ -397,15 +401,10 @@ class BiLstmForSequenceClassification(_WithHead):
         return logits
 
 
-class BiLstmForTokenClassification(_WithHead):
+class BiLstmForTokenClassification(_Classifier):
     """A tagger: a linear map of each token's state (Mukherjee & Awadallah 2020, section 3.1)."""
 
     output = TokenClassifierOutput
-
-    def __init__(self, config: BiLstmConfig) -> None:
-        super().__init__(config)
-        self.classifier = nn.Linear(config.head_width, len(config.id2label or ()))
-        self.post_init()  # type: ignore[no-untyped-call]
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         """Return the logits [...,C] of states [...,2H]."""
