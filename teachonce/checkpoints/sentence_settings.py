@@ -245,18 +245,18 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
         if given := _table(model, file):
             break
     fields = dict(flat(given, ARGUMENTS.names))
-    elsewhere = (*ARGUMENTS.names, "transformer_task")  # checked below
-    own = {name: value for name, value in given.items() if name not in elsewhere}
+    own = {
+        name: value
+        for name, value in given.items()
+        if name not in ARGUMENTS.names and (name, value) != ("transformer_task", task)
+    }
     check_fields(model.name, file, own, kind=LENGTHS)
-    if given.get("transformer_task") not in (None, task):
-        check_fields(model.name, file, {"transformer_task": given["transformer_task"]}, (), LENGTHS)
     # A table of arguments is refused if the list of fields lacks one of its arguments.
     for name, value in fields.items():
-        first = name.partition(".")[0]
-        if first == name and first in ARGUMENTS.names:  # no table
-            check_field(model.name, file, {name: value}, ARGUMENTS)
-        elif first in ARGUMENTS.names and unlisted(LENGTHS, {name: value}):
-            check_field(model.name, file, {first: {name.partition(".")[2]: value}}, ARGUMENTS)
+        table, _, argument = name.partition(".")
+        if table in ARGUMENTS.names and (not argument or unlisted(LENGTHS, {name: value})):
+            refused = {argument: value} if argument else value
+            check_field(model.name, file, {table: refused}, ARGUMENTS)
     _check_outputs(model.name, file, given, *OUTPUTS[task])
     longest = [
         _positive(model.name, file, name, fields.get(name))
