@@ -93,8 +93,7 @@ def train_mlm(
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(SCRATCH):
         start_from_frequencies(model, rows)
-    # The Trainer's number: with several GPUs in one process it is a batch for each.
-    batch = _arguments(settings, every=1).train_batch_size
+    batch = settings.batch_size
     if len(rows) < batch:
         raise UserError(
             f"training text: {counted(len(rows), 'block')} of {length} tokens, too few for one "
@@ -274,7 +273,7 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
             tokenizer = train_tokenizer(lines, settings.vocab, settings.max_length)
             if note := fewer_pieces(settings.vocab, len(tokenizer)):
                 say(note)
-        return random_encoder(size, tokenizer, settings.max_length), tokenizer
+        return make_student(size, tokenizer, settings.max_length, OPTION), tokenizer
     resolved = resolve_model(settings.model)
     # For its refusals: `load_network` reads the config itself.
     load_config(resolved)
@@ -371,11 +370,6 @@ def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
     tokenizer = train_wordpiece(lines, pieces, None)
     tokenizer.model_max_length = max_length
     return tokenizer
-
-
-def random_encoder(size: str, tokenizer: Any, max_length: int) -> Any:
-    """Make a masked LM with random weights, of a shape as for `student-train --student`."""
-    return make_student(size, tokenizer, max_length, OPTION)
 
 
 def start_from_frequencies(model: Any, rows: Array) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from teachonce.support.errors import UserError
 
 SMALL = 10_000
 HELD_OUT_AT_MOST = 2000
+AT_ONCE = 1000  # lines that are tokenized at once
 
 
 def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -84,15 +84,16 @@ def _unknown(tokenizer: Any, lines: Sequence[str]) -> tuple[int, int]:
     """Count the unknown tokens of lines, and their characters."""
     # Without the sep of `tokens_of`, which may be the unknown token, too.
     tokens = characters = 0
-    for some in _chunks(lines, 1000):
+    for begin in range(0, len(lines), AT_ONCE):
+        some = list(lines[begin : begin + AT_ONCE])
         found = tokenizer(
             some, add_special_tokens=False, verbose=False, return_offsets_mapping=True
         )
         for line, *each in zip(some, found["input_ids"], found["offset_mapping"], strict=True):
-            for number, (begin, end) in zip(*each, strict=True):
+            for number, (first, last) in zip(*each, strict=True):
                 if number == tokenizer.unk_token_id:
                     tokens += 1
-                    characters += _characters(line[begin:end])
+                    characters += _characters(line[first:last])
     return tokens, characters
 
 
@@ -119,14 +120,9 @@ def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:
 def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[Array]:
     sep = tokenizer.sep_token_id
     with tqdm(total=len(lines), desc=f"tokenise {what}", unit="line", disable=None) as bar:
-        for some in _chunks(lines, 1000):
+        for begin in range(0, len(lines), AT_ONCE):
+            some = list(lines[begin : begin + AT_ONCE])
             # `verbose=False`: the warning of long texts would be wrong, as blocks are cut later.
             for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
                 yield np.asarray([*ids, sep], np.int32)
             bar.update(len(some))
-
-
-def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    source = iter(lines)
-    while some := list(islice(source, size)):
-        yield some

@@ -19,7 +19,6 @@ from teachonce.downstream.mlm import masked_training
 from teachonce.downstream.mlm.masked_trainer import BatchMasking, MaskedBatches, MlmTrainer
 from teachonce.downstream.mlm.masked_training import (
     load_masked_lm,
-    random_encoder,
     start_from_frequencies,
     train_mlm,
     train_tokenizer,
@@ -34,6 +33,7 @@ from teachonce.downstream.mlm.text_blocks import (
 )
 from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.text_lines import read_lines
+from teachonce.student_train.model.kinds import make_student
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped
 from tests.making.models import TEACHER_KINDS
@@ -175,13 +175,13 @@ def test_from_scratch(text: Path, tmp_path: Path) -> None:
     assert model.config.num_hidden_layers == 2 and model.config.vocab_size == 600
     assert model.config.model_type == "modernbert"  # as --student 16x2x2 of student-train
     tokenizer = AutoTokenizer.from_pretrained(out)
-    assert random_encoder("bert:16x2x2", tokenizer, 64).config.model_type == "bert"
+    assert make_student("bert:16x2x2", tokenizer, 64).config.model_type == "bert"
 
 
 def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
     tokenizer = train_tokenizer(SENTENCES, "600", 64)
     rows = blocks(tokenizer, SENTENCES, 64, "text")
-    model = random_encoder("16x2x2", tokenizer, 64).eval()
+    model = make_student("16x2x2", tokenizer, 64).eval()
     start_from_frequencies(model, rows)
     share = (np.bincount(rows.ravel(), minlength=600) + 1) / (rows.size + 600)
     ids = torch.from_numpy(rows.astype(np.int64))
