@@ -39,7 +39,7 @@ def card(result: dict[str, Any]) -> str:
     )
     settings = {**result["settings"], "lr": first["lr"], "best_epoch": first["best_epoch"]}
     options = "\n".join(
-        f"| {name} | {_setting_cell(value)} |"
+        f"| {name} | {format(value, 'g') if isinstance(value, float) else value} |"
         for name, value in settings.items()
         # Not by `in (None, False)`, because 0 equals False.
         if value is not None and value is not False
@@ -87,7 +87,3 @@ def _short(split: str) -> str:
     """Return the name of a split; for `test PATH` without the folders of the path."""
     what, blank, path = split.partition(" ")
     return f"{what} {Path(path).name}" if blank else what
-
-
-def _setting_cell(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
