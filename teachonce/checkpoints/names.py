@@ -192,7 +192,7 @@ def resolve_teacher(name: str, gguf: str | None = None) -> ResolvedModel:
     if gguf is not None:
         return ResolvedModel(str(folder), name, gguf=_gguf_file(folder, name, gguf))
     if is_sentence_folder(folder) and not (transformer_in(folder) / "config.json").is_file():
-        with suppress(OSError, ValueError, TypeError, KeyError, IndexError):
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
             first = json.loads((folder / MODULES).read_text("utf-8"))[0]
             if str(first["type"]).rpartition(".")[2] == STATIC:
                 return ResolvedModel(str(folder), name)
@@ -241,7 +241,7 @@ def transformer_in(path: Path) -> Path:
     folder."""
     if is_sentence_folder(path) and not (path / "config.json").is_file():
         # `sentence_settings.listed_modules` reports a damaged modules.json.
-        with suppress(ValueError, TypeError, KeyError, IndexError):
+        with suppress(ValueError, TypeError, LookupError, RecursionError):
             inner = path / str(json.loads((path / MODULES).read_text("utf-8"))[0]["path"])
             # modules.json is untrusted: neither a path nor a link may lead out of the folder.
             return inner if inner.resolve().is_relative_to(path.resolve()) else path

@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from teachonce.checkpoints import names as checkpoint_names
-from teachonce.checkpoints.names import corpus_of, resolve_model
+from teachonce.checkpoints.names import (
+    corpus_of,
+    resolve_model,
+    resolve_teacher,
+    resolve_vectors,
+)
 from teachonce.support.errors import UserError
 
 
@@ -82,6 +87,14 @@ def test_a_folder_without_a_model_is_named_for_what_it_is(
     if file != "training.json":
         with pytest.raises(UserError, match=f"; give a model in it, such as {tmp_path}/model$"):
             resolve_model(str(tmp_path))
+
+
+def test_a_list_of_modules_that_is_nested_without_an_end_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text("[" * 100_000)
+    for resolve in (resolve_model, resolve_teacher):
+        with pytest.raises(UserError, match="no config.json in it; give a folder"):
+            resolve(str(tmp_path))
+    assert resolve_vectors(str(tmp_path)).path_or_id == str(tmp_path)  # `listed_modules` reports it
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "a/b/c", " "])
