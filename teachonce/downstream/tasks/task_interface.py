@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -168,26 +169,31 @@ class LabelTask(Task):
     def _check_numbers(self, splits: Mapping[str, Sequence[Any]]) -> None:
         counted = not {"0", "0.0"}.isdisjoint(self.labels)  # pandas writes 0.0 where some lack
         none = {str(IGNORED), *([NO_LABEL] if counted else [])}
-        for example in (example for examples in splits.values() for example in examples):
-            for number, label in enumerate(self.labels_of(example)):
-                if label.removesuffix(".0") in none:
-                    raise UserError(
-                        f"{self.where(example, number)}: {self.what} {label} means no label if"
-                        " labels are numbers; remove it, or give the class a name"
-                    )
+        for example, number, label in self._gold(splits):
+            if label.removesuffix(".0") in none:
+                raise UserError(
+                    f"{self.where(example, number)}: {self.what} {label} means no label if"
+                    " labels are numbers; remove it, or give the class a name"
+                )
 
     def _check(self, splits: Mapping[str, Collection[Any]], problem: str, remedy: str) -> None:
         if self.unseen_labels == "count":
             return
         known = self.gold_labels()
-        for example in (example for examples in splits.values() for example in examples):
+        allowed = set(known)  # of thousands of labels, a list would take minutes
+        for example, number, label in self._gold(splits):
+            if label not in allowed:
+                raise UserError(
+                    f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
+                    f" {', '.join(known)[:200]}; {suggest(label, known)}{remedy}, remove it,"
+                    " or count it as an error with --unseen-labels count"
+                )
+
+    def _gold(self, splits: Mapping[str, Collection[Any]]) -> Iterator[tuple[Any, int, str]]:
+        """Yield each example with the number and the name of each of its labels."""
+        for example in chain.from_iterable(splits.values()):
             for number, label in enumerate(self.labels_of(example)):
-                if label not in known:
-                    raise UserError(
-                        f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
-                        f" {', '.join(known)[:200]}; {suggest(label, known)}{remedy}, remove it,"
-                        " or count it as an error with --unseen-labels count"
-                    )
+                yield example, number, label
 
     def head(self) -> dict[str, Any]:
         return {
