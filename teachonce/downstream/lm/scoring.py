@@ -95,8 +95,8 @@ def score_lm(
         documents = read_documents(tokenizer, texts[name])
         say(f"{path}: {counted(len(documents.ids), 'document')}, the whole file")
         counts[name] = len(documents.ids)
-        nats = _total_nats(predict, documents, size, shared, network.config.vocab_size, str(path))
-        scores[name] = _figures(nats, documents) | taught
+        pieces = network.config.vocab_size
+        scores[name] = _figures(predict, documents, size, shared, pieces, str(path)) | taught
     given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
     return result_of(about, model, tests, given, counts, [scores])
 
@@ -146,20 +146,12 @@ def bits_per_byte(
     pieces: the size of the vocabulary. name: of the text, for messages. Raises UserError if there
         is nothing to predict, or if a prediction is not finite.
     """
-    nats = _total_nats(predict, documents, size, shared, pieces, name)
-    return _figures(nats, documents)["bits_per_byte"]
+    return _figures(predict, documents, size, shared, pieces, name)["bits_per_byte"]
 
 
-def _figures(nats: float, documents: Documents) -> dict[str, float]:
-    loss, bits = nats / documents.predicted, nats / documents.bytes / math.log(2)
-    # exp of a larger number overflows a float.
-    perplexity = math.exp(min(loss, 700))
-    return {"primary": bits, "bits_per_byte": bits, "loss": loss, "perplexity": perplexity}
-
-
-def _total_nats(
+def _figures(
     predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
-) -> float:
+) -> dict[str, float]:
     if not documents.bytes:
         raise UserError(f"text {name}: no token has one before it; give longer documents")
     windows = list(sliding_windows([len(each) for each in documents.ids], size, shared))
@@ -172,7 +164,10 @@ def _total_nats(
         raise UserError(
             f"text {name}: the model's loss is {nats:g}; its weights are damaged, train it again"
         )
-    return nats
+    loss, bits = nats / documents.predicted, nats / documents.bytes / math.log(2)
+    # exp of a larger number overflows a float.
+    perplexity = math.exp(min(loss, 700))
+    return {"primary": bits, "bits_per_byte": bits, "loss": loss, "perplexity": perplexity}
 
 
 def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
