@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.align import Tokens
+from teachonce.feature_store.page import lattice
 from teachonce.feature_store.page.lattice import Cluster, clusters
 
 Side = list[tuple[int, int]]  # spans; an empty one is special
@@ -53,6 +58,30 @@ def test_blanks_at_edges_and_characters_that_nothing_covers() -> None:
 def test_tokens_of_one_character_share_a_cell() -> None:
     found = drawn("🙂x", [(0, 1), (0, 1), (0, 1), (1, 2)], [(0, 2)])
     assert told("🙂x", found) == ["🙂|x [(0, 1, (0, 1, 2)), (1, 1, (3,))] [(0, 2, (0,))]"]
+
+
+def test_the_work_grows_with_the_text() -> None:
+    assert instructions(64) < 6 * instructions(16)
+
+
+def instructions(words: int) -> int:
+    """Count the instructions that lay out so many words, with a special token in each."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace if frame.f_code.co_filename == lattice.__file__ else None
+
+    side = [(5 * n, 5 * n + size) for n in range(words) for size in (2, 0)]
+    text, before = "word " * words, sys.gettrace()
+    sys.settrace(trace)
+    try:
+        drawn(text, side, [(begin, begin + 4) for begin, _ in side[::2]])
+    finally:
+        sys.settrace(before)
+    return count
 
 
 @st.composite

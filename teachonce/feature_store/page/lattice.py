@@ -5,6 +5,8 @@ A side is the teacher or the student.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,20 +57,32 @@ def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
     tokens, and all characters except white space."""
     groups = [_groups(text, tokens) for tokens in sides]
     spans = _spans(text, [group for side in groups for group in side if group.begin < group.end])
-    points = {g.begin for side in groups for g in side if g.begin == g.end}
-    # A special token of one side may lie inside a word of the other, which is one cluster.
-    placed = {_outside(point, spans) for point in points}
-    # 0 before 1: [CLS] comes before the word that begins at the same character.
-    where = sorted([*((begin, 1, end) for begin, end in spans), *((p, 0, p) for p in placed)])
+    ends = [end for _, end in spans]
+    # By begin, whether there is text, and end. 0 before 1: [CLS] comes before the word that begins
+    # at the same character.
+    inside = defaultdict[tuple[int, int, int], list[list[_Group]]](lambda: [[] for _ in sides])
+    for side, own in enumerate(groups):
+        for group in own:
+            number = bisect_right(ends, group.begin)
+            if group.begin < group.end:
+                begin, end = spans[number]
+                place = begin, 1, end
+            else:
+                # A special token of one side may lie inside a word of the other, which is one
+                # cluster: it comes after the word.
+                within = number < len(spans) and spans[number][0] < group.begin
+                point = ends[number] if within else group.begin
+                place = point, 0, point
+            inside[place][side].append(group)
     found, last = list[Cluster](), 0
-    for begin, of_text, end in where:
+    for place in sorted({*inside, *((begin, 1, end) for begin, end in spans)}):
+        begin, of_text, end = place
         before = text[last:begin]
         last = max(last, end)
         if of_text:
-            found.append(_cluster(before, (begin, end), groups))
+            found.append(_cluster(before, (begin, end), inside[place]))
         else:
-            here = {point for point in points if _outside(point, spans) == begin}
-            found.append(Cluster(before, (), tuple(_at(side, here) for side in groups)))
+            found.append(Cluster(before, (), tuple(map(_without_text, inside[place]))))
     return found
 
 
@@ -132,26 +146,17 @@ def _words_between(text: str, begin: int, end: int) -> Iterator[Span]:
         begin = stop
 
 
-def _outside(point: int, spans: Sequence[Span]) -> int:
-    """Return `point`, moved to the end of the span that contains it, if there is one."""
-    inside = (end for begin, end in spans if begin < point < end)
-    return next(inside, point)
+def _without_text(groups: Sequence[_Group]) -> tuple[Cell, ...]:
+    """Return the cell of the tokens without text of one side, if there are any."""
+    tokens = tuple(token for group in groups for token in group.tokens)
+    return (Cell(0, 1, tokens),) if tokens else ()
 
 
-def _at(side: Sequence[_Group], points: set[int]) -> tuple[Cell, ...]:
-    tokens = [t for g in side if g.begin == g.end and g.begin in points for t in g.tokens]
-    return (Cell(0, 1, tuple(tokens)),) if tokens else ()
-
-
-def _cluster(before: str, span: Span, groups: Sequence[Sequence[_Group]]) -> Cluster:
-    inside = [
-        [g for g in side if g.begin < g.end and span[0] <= g.begin and g.end <= span[1]]
-        for side in groups
-    ]
-    edges = sorted({*span, *(edge for side in inside for g in side for edge in (g.begin, g.end))})
+def _cluster(before: str, span: Span, sides: Sequence[Sequence[_Group]]) -> Cluster:
+    edges = sorted({*span, *(edge for side in sides for g in side for edge in (g.begin, g.end))})
     column = {edge: number for number, edge in enumerate(edges)}
     cells = (
         tuple(Cell(column[g.begin], column[g.end] - column[g.begin], tuple(g.tokens)) for g in side)
-        for side in inside
+        for side in sides
     )
     return Cluster(before, tuple(zip(edges[:-1], edges[1:], strict=True)), tuple(cells))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import zlib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -60,10 +62,12 @@ class SequenceSection:
         """Return the student's pieces that an alignment pairs with a token of the teacher."""
         side = self.students.get(name, self.students.get(OWN))
         assert side is not None
-        for t_begin, t_end, s_begin, s_end in self.runs[name]:
-            if t_begin <= token < t_end:
-                return " ".join(row[0] for row in side[s_begin:s_end])
-        return ""
+        runs = self.runs[name]  # in order, and disjoint
+        place = bisect_right(runs, token, key=itemgetter(0)) - 1
+        if place < 0 or token >= runs[place][1]:
+            return ""
+        _, _, begin, end = runs[place]
+        return " ".join(row[0] for row in side[begin:end])
 
     def most_likely(self, view: int, token: int) -> str:
         """Return the most likely pieces of a token, for a cell of a table."""
