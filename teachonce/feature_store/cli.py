@@ -17,7 +17,7 @@ from teachonce.feature_store.output import Output, bars, printed, progress, writ
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
-from teachonce.support.click_types import PATH, NameOrAdded, Text
+from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Text
 from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
@@ -339,7 +339,7 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="File of the page; an earlier page is replaced.  [default: STORE-page.html, next to the"
     " store]",
 )

@@ -14,7 +14,7 @@ from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.captures import formats
 from teachonce.feature_store.output import Output, bars, printed, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
-from teachonce.support.click_types import PATH, NameOrAdded, Names, Text
+from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Names, Text
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 
@@ -31,7 +31,7 @@ say = partial(click.echo, err=True)
     ),
 )
 @click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("target", type=LocalPath())
 @click.option(
     "--format",
     "kind",
@@ -119,7 +119,7 @@ def import_(
     )
 )
 @click.argument("store", type=PATH)
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("target", type=LocalPath())
 @click.option("--to", "kind", type=Names(formats.EXPORTS), required=True, help="Format of TARGET.")
 @click.option(
     "--columns",

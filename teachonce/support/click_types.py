@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.plugins import added_object
+from teachonce.support.redaction import redacted
 
 
 class Text(click.types.StringParamType):
@@ -40,6 +42,24 @@ class Text(click.types.StringParamType):
 
 PATH = Text()
 """The path of a file or a folder, or an address."""
+
+
+class LocalPath(click.Path):
+    """A click type for a path on this machine, as a Path; `Path("s3://a")` would be a folder `s3:`
+    here."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if "://" in str(value):
+            self.fail(
+                f"{redacted(str(value))}: is a URL, expected a path on this machine; give one, and"
+                " copy the result (a store by feature-store convert)",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
 
 
 class Names(click.Choice[str]):

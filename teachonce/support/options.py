@@ -33,7 +33,15 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from teachonce.support.click_types import Count, NameOrAdded, Names, Number, NumberOrWord, Text
+from teachonce.support.click_types import (
+    Count,
+    LocalPath,
+    NameOrAdded,
+    Names,
+    Number,
+    NumberOrWord,
+    Text,
+)
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import Given
 from teachonce.support.plugins import added_object
@@ -296,7 +304,7 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     if about.choices:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
     if kind is Path:
-        return click.Path(path_type=Path)
+        return LocalPath()
     # The command that accepts repetitions, and the scope of the options that it takes only once.
     command, once = getattr(settings, "SWEEP", ("", ""))
     sweep = "" if once in about.scope else command

@@ -39,9 +39,9 @@ def imported(source: Path, target: Path, tokenizer: Word, *words: Word) -> str:
     return result.output
 
 
-def refused(*words: Word) -> str:
+def refused(*words: Word, code: int = 1) -> str:
     """The one line with which a command refuses."""
     result = run(*words)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == code, result.output
     (line,) = [each for each in result.output.splitlines() if each.startswith("Error: ")]
     return line

@@ -51,6 +51,8 @@ def test_what_is_no_capture(teacher: Path, samples: list[Taught], tmp_path: Path
     line = refused("import", both, tmp_path / "a.zarr", "--format", "specforge")
     says(line, "--tokenizer", "the characters that it covers")
     says(refused("import", both, tmp_path / "a"), "ends in .zarr or .h5")
+    line = refused("import", both, "s3://bucket/a.zarr", "--tokenizer", teacher, code=2)
+    says(line, "s3://bucket/a.zarr: is a URL", "feature-store convert")
     says(refused("import", both, tmp_path / "a.zarr", "--layers", "1,x"), "expected numbers")
 
 
@@ -183,5 +185,8 @@ def test_exports_that_a_store_cannot_give(
     line = refused("export", store, target, "--to", "distillkit", "--floats", "float16")
     says(line, "--floats", "leave it out")
     says(refused("export", store, tmp_path, "--to", "parquet"), "exists already")
+    line = refused("export", store, "s3://me:secret@bucket/rows", "--to", "parquet", code=2)
+    says(line, "bucket/rows: is a URL", "a path on this machine")
+    assert "secret" not in line
     says(refused("export", store, target, "--to", "datasets", "--columns", "no"), "no column 'no'")
     assert not target.exists() and list(tmp_path.iterdir()) == []
