@@ -1,20 +1,24 @@
-"""Compares an export with its student: by the score of a task, or by the agreement of outputs."""
+"""Compares an export with its student: by the score of a task, by the agreement of outputs, or, for
+a decoder, by its distributions of the next token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from teachonce.downstream.lm.scoring import bits_per_byte
+from teachonce.downstream.lm.windows import read_documents, start_token
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
 from teachonce.downstream.text_lines import read_lines
-from teachonce.student_export.decoder_checking import decoder_check, own_texts
-from teachonce.student_export.export_check import ExportCheck
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.loaded_student import LoadedStudent
 from teachonce.student_export.options import DECODER
@@ -27,6 +31,11 @@ RANDOM_TEXTS = 64
 LONGEST_RANDOM_TEXT = 48  # tokens
 MAX_LINES = 2000
 """Lines compared of a --check file of texts."""
+DECODER_TOKENS = 1000
+"""Tokens whose distributions are compared: all of a vocabulary of 150,000 are 600 MB."""
+DECODER_LENGTH = 64
+"""Tokens of a text that a decoder writes."""
+DECODER_MEASURE = "entropy of the student's next token / cross-entropy by the export"
 AGREEMENT = {
     "embedding": "mean cosine with the student's vectors",
     "classification": "share of texts with the student's label",
@@ -37,6 +46,27 @@ AGREEMENT = {
 }
 
 
+@dataclass(frozen=True)
+class ExportCheck:
+    """A measure of how closely an export reproduces its student.
+
+    measure: what is measured, in words for messages and the model card.
+    share: given an export's `Runner`, returns its score as a share of the student's, or the
+        agreement of their outputs; 1 is full agreement.
+    score: given a `Runner`, returns its task score; None if no task is scored.
+    own: the student's own score; None if no task is scored.
+    unit: of `score`; "" for a share, which is printed in percent.
+    texts: texts whose token ids are also compared, if a format has a tokenizer of its own.
+    """
+
+    measure: str
+    share: Callable[[Runner], float]
+    score: Callable[[Runner], float] | None = None
+    own: float | None = None
+    unit: str = ""
+    texts: Sequence[str] = ()
+
+
 def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
     """Make the check for a `--check` file.
 
@@ -45,12 +75,12 @@ def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
     Raises UserError if the file does not fit the student, or the student itself scores 0 on it.
     """
     if student.kind == DECODER:
-        return decoder_check(student, path)
+        return _decoder_check(student, path)
     if path is None:
         texts = random_texts(student)
         return _agreement_check(student, texts, f"{len(texts)} texts of random pieces")
     if suffix_of(path) == ".txt":
-        texts = [line for line in read_lines(path) if line.strip()][:MAX_LINES]
+        texts = read_lines(path)[:MAX_LINES]
         return _agreement_check(student, texts, f"{len(texts):,} lines of {path.name}")
     if student.kind == "mlm":
         raise UserError(f"--check {path}: a masked LM is compared on lines of text; give a .txt")
@@ -60,9 +90,9 @@ def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
 def random_texts(student: LoadedStudent) -> list[str]:
     """Draw texts of random pieces; a decoder writes its own texts. The same student always gives
     the same texts."""
-    draws, tokenizer = np.random.default_rng(0), student.tokenizer
     if student.kind == DECODER:
-        return own_texts(student)
+        return _own_texts(student)
+    draws, tokenizer = np.random.default_rng(0), student.tokenizer
     pieces = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
     longest = min(LONGEST_RANDOM_TEXT, student.max_length - 2)
     sizes = draws.integers(1, max(2, longest), RANDOM_TEXTS)
@@ -185,3 +215,99 @@ def _concatenated(outputs: Sequence[Array]) -> Array:
     return np.concatenate(
         [np.pad(each, ((0, 0), (0, width - each.shape[1]), (0, 0))) for each in outputs]
     )
+
+
+def _decoder_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
+    """Make the check for a `--check` file of a decoder: lines of text. Without a file, the decoder
+    writes the texts itself.
+
+    The share is H(p) / H(p, q), for the student's distribution p of the next token and the export's
+    q, both summed over DECODER_TOKENS tokens: 1 if all are equal. With a file, bits per byte are
+    measured as well.
+
+    Raises UserError for a file of another kind.
+    """
+    if path is None:
+        texts = _own_texts(student)
+        return ExportCheck(
+            f"{DECODER_MEASURE}, {len(texts)} texts that it writes",
+            _decoder_share(student, texts),
+            texts=texts,
+        )
+    if suffix_of(path) != ".txt":
+        raise UserError(f"--check {path}: a decoder is compared on lines of text; give a .txt")
+    lines = read_lines(path)[:MAX_LINES]
+    size = student.max_length
+    documents = read_documents(student.tokenizer, lines)
+
+    def score(run: Runner) -> float:
+        def predict(ids: Tensor, mask: Tensor) -> Tensor:
+            batch = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+            return torch.from_numpy(run(batch))
+
+        pieces = student.config.vocab_size
+        return bits_per_byte(predict, documents, size, size // 2, pieces, str(path))
+
+    first = _first_tokens(student, lines)
+    measure = f"{DECODER_MEASURE}, {len(first):,} lines of {path.name}"
+    return ExportCheck(
+        measure, _decoder_share(student, first), score, score(student.run), "bits/byte", first
+    )
+
+
+def _own_texts(student: LoadedStudent) -> list[str]:
+    """Let a decoder write BATCH texts of DECODER_LENGTH tokens. The same student writes the same
+    texts."""
+    network: Any = student.network
+    start = start_token(student.tokenizer)
+    draws = np.random.default_rng(0).integers(0, len(student.tokenizer), (BATCH, 1))
+    first = torch.from_numpy(draws) if start is None else torch.full((BATCH, 1), start)
+    length = min(DECODER_LENGTH, student.max_length)
+    # `generate` draws from torch's global generator, whose state is restored here.
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        found = network.network.generate(
+            first,
+            attention_mask=torch.ones_like(first),
+            do_sample=True,
+            # Of all pieces: `generate` draws from the 50 best by default.
+            top_k=0,
+            max_length=length,
+            # Else a drawn eos would end a text, and fewer tokens would be compared.
+            min_length=length,
+            pad_token_id=student.tokenizer.pad_token_id,
+        )
+    texts = student.tokenizer.batch_decode(found, skip_special_tokens=True)
+    return [text or "a" for text in texts]
+
+
+def _first_tokens(student: LoadedStudent, lines: Sequence[str]) -> list[str]:
+    """Return the first lines that have at least DECODER_TOKENS tokens in all."""
+    count = 0
+    for number, line in enumerate(lines, 1):
+        count += student.encode([line])["input_ids"].size
+        if count >= DECODER_TOKENS:
+            return list(lines[:number])
+    return list(lines)
+
+
+def _decoder_share(student: LoadedStudent, texts: Sequence[str]) -> Any:
+    batches = [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
+    expected = [_log_probabilities(student.run(batch), batch) for batch in batches]
+    entropy = -sum(float((each.exp() * each).sum()) for each in expected)
+
+    def share(run: Runner) -> float:
+        crossed = 0.0
+        for batch, own in zip(batches, expected, strict=True):
+            found = _log_probabilities(run(batch), batch)
+            crossed -= float((own.exp() * found).sum())
+        # NaN counts as no agreement. Only rounding makes a cross-entropy less than the entropy.
+        return min(1.0, entropy / crossed) if np.isfinite(crossed) and crossed > 0 else 0.0
+
+    return share
+
+
+def _log_probabilities(logits: Array, batch: dict[str, Array]) -> Tensor:
+    """Return log-probabilities [M,V] at the tokens of a batch."""
+    present = batch["attention_mask"].astype(bool)
+    return torch.from_numpy(logits[present]).float().log_softmax(dim=1)

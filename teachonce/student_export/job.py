@@ -22,9 +22,8 @@ from teachonce.student_export.cards import (
     write_card,
     write_programs,
 )
-from teachonce.student_export.checking import BATCH, export_check, random_texts
+from teachonce.student_export.checking import BATCH, ExportCheck, export_check, random_texts
 from teachonce.student_export.costs import Costs, costs_of, size_of
-from teachonce.student_export.export_check import ExportCheck
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student

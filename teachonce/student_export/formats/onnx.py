@@ -139,13 +139,14 @@ def layers(path: Path) -> dict[str, list[str]]:
     onnx = library("onnx", "export", "--quantize")
     graph = onnx.load(str(path)).graph
     constant = {each.name for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT}
+    dims = {each.name: len(each.dims) for each in graph.initializer}
     found: dict[str, list[str]] = {}
     for node in graph.node:
-        if node.op_type in ("MatMul", "Gemm", "Gather", "LSTM") and constant & set(node.input[:3]):
-            large = {each.name: len(each.dims) for each in graph.initializer}
-            # Constants of one dimension, such as biases, are not quantised.
-            if max(large.get(name, 0) for name in node.input) >= 2:
-                found.setdefault(_layer(node), []).append(node.name)
+        weighted = node.op_type in ("MatMul", "Gemm", "Gather", "LSTM")
+        # Constants of one dimension, such as biases, are not quantised.
+        large = weighted and max(dims.get(name, 0) for name in node.input) >= 2
+        if large and constant & set(node.input[:3]):
+            found.setdefault(_layer(node), []).append(node.name)
     return found
 
 
@@ -191,8 +192,8 @@ def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
     onnx = library("onnx", "export", "--quantize")
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    model = onnx.load(str(source))
-    excluded = [node.name for node in model.graph.node if node.name not in set(nodes)]
+    model, chosen = onnx.load(str(source)), set(nodes)
+    excluded = [node.name for node in model.graph.node if node.name not in chosen]
     found = MatMulNBitsQuantizer(
         model,
         bits=4,
