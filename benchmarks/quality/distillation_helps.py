@@ -27,7 +27,6 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import parse_losses
-from teachonce.student_train.train.evaluate import VARYING
 from teachonce.student_train.train.student_training import train
 from teachonce.support.console import command_errors
 from teachonce.support.differences import describe_changes
@@ -65,21 +64,14 @@ def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
 
 
 def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> Path:
-    """Train the student of an arm, if it is not there yet; its folder. See `finished`."""
+    """Train and judge the student of an arm; its folder, with the judgement in scores.json.
+
+    A student that is already there is not trained again. Raises UserError if that one had other
+    settings.
+    """
     changes = dict(ARMS[arm])
     changes["loss"] = parse_losses((changes["loss"],))
-    return finished(arm, replace(base, **{"view": 0, **changes}), store, work)
-
-
-def finished(
-    arm: str, asked: TrainOptions, store: FeatureStore, work: Path, by: FeatureStore | None = None
-) -> Path:
-    """Train and judge a student; its folder, with the judgement in scores.json.
-
-    It is judged by `store`, or by `by`, a store of the same teacher and text. A student that is
-    already there is not trained again. Raises UserError if that one had other settings.
-    """
-    options = asked.resolved()
+    options = replace(base, **{"view": 0, **changes}).resolved()
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
@@ -91,9 +83,7 @@ def finished(
     student.train(False)
     student.save_pretrained(folder)
     collator.student_tokenizer.save_pretrained(folder)
-    found: dict[str, Any] = judge(student, collator.student_tokenizer, options, by or store)
-    if VARYING in trained.validation:
-        found[VARYING] = trained.validation[VARYING]
+    found: dict[str, Any] = judge(student, collator.student_tokenizer, options, store)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
     (folder / SCORES).write_text(json.dumps(found))
     told = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")

@@ -110,10 +110,10 @@ def of_documents(folder: Path) -> Iterator[str]:
                 yield sentence
 
 
-def write_corpus(path: Path, data: Path, model: str, seed: int = 0) -> None:
+def write_corpus(path: Path, data: Path, model: str) -> None:
     """Write the sentences of TEXTS, each once, in a random order, one a line; then those of words,
     and those of the documents that are searched."""
-    chance, found = random.Random(seed), list[str]()
+    chance, found = random.Random(0), list[str]()
     for name, count in TEXTS.items():
         some = list(dict.fromkeys(sentences(data / name)))
         found += chance.sample(some, min(count, len(some)))
@@ -125,24 +125,19 @@ def write_corpus(path: Path, data: Path, model: str, seed: int = 0) -> None:
 
 
 def dumped(work: Path, model: str, data: Path) -> Path:
-    """Dump the teacher's vectors of the whole corpus; returns the store."""
-    corpus, store = work / "corpus.txt", work / "vectors.zarr"
-    if not corpus.exists():
-        write_corpus(corpus, data, model)
-    dump_vectors(model, corpus, store)
-    return store
-
-
-def dump_vectors(model: str, corpus: Path, store: Path) -> None:
-    """Dump the teacher's vectors of the texts in a file, and its last states."""
+    """Dump the teacher's vectors of the whole corpus, and its last states; returns the store."""
     from transformers import AutoConfig
 
     from teachonce.teacher_dump.job.dump import dump
     from teachonce.teacher_dump.job.options import DumpOptions
 
+    corpus, store = work / "corpus.txt", work / "vectors.zarr"
+    if not corpus.exists():
+        write_corpus(corpus, data, model)
     last = AutoConfig.from_pretrained(folder_of(model)).num_hidden_layers
     options = DumpOptions(model, store, (str(corpus),), head="embedding", hidden=f"layer:{last}")
     dump(options, click.echo)
+    return store
 
 
 def correlations(embedder: Embedder, tables: Sequence[Path]) -> list[float]:
