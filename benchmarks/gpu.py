@@ -184,10 +184,7 @@ def main(
     check_device(device, torch.cuda.device_count())
     with tempfile.TemporaryDirectory() as folder:
         teacher = random_teacher(
-            Path(folder) / "encoder",
-            *(model, True),
-            vocab_size=vocabulary,
-            num_hidden_layers=layers,
+            Path(folder) / "encoder", model, vocab_size=vocabulary, num_hidden_layers=layers
         )
         decoder = random_decoder(
             Path(folder) / "decoder", corpus, vocab_size=vocabulary, hidden_size=decoder_width,

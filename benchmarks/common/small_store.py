@@ -52,17 +52,16 @@ def on_small_store(
         yield TrainOptions(store=str(store), view=0, held_out=0.0, **options)
 
 
-def random_teacher(folder: Path, like: str, head: bool = False, **config: int) -> str:
-    """An encoder with random weights, of BERT-base's size where `config` says nothing else, and
-    another teacher's tokenizer; with a masked-LM head if asked for."""
-    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
+def random_teacher(folder: Path, like: str, **config: int) -> str:
+    """A masked LM with random weights, of BERT-base's size where `config` says nothing else, and
+    another teacher's tokenizer."""
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
     from teachonce.checkpoints.names import resolve_model
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(like).path_or_id)
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **config}
-    settings = BertConfig(**sizes)
-    (BertForMaskedLM if head else BertModel)(settings).save_pretrained(folder)
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -106,7 +106,7 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
 
 def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) -> str:
     """The table of a dump, and of a training from its store, by their commands."""
-    teacher = random_teacher(folder / "teacher", model, head=True, **NETWORK)
+    teacher = random_teacher(folder / "teacher", model, **NETWORK)
     store = str(folder / "store.zarr")
     dump = ("--model", teacher, "--corpus", corpus, "--limit", "40000", "--logits", "topk:16")
     train = ("--store", store, "--vocab", "2k", "--student", "bert:128x2x2", "--steps", "100")

@@ -160,7 +160,7 @@ def test_operations_of_a_token_are_those_of_its_weights(
 ) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     like = str(tiny_teacher("bert"))
-    model = random_teacher(tmp_path, like, True, vocab_size=900, intermediate_size=64, **small)
+    model = random_teacher(tmp_path, like, vocab_size=900, intermediate_size=64, **small)
     options = DumpOptions(*(model, Path("none.zarr"), ("none.txt",)), precision="fp32")
     with_head = gpu.operations(replace(options, **gpu.FEATURES["states and logits"]))
     without = gpu.operations(replace(options, **gpu.FEATURES["states"]))
