@@ -93,7 +93,8 @@ def train_mlm(
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(SCRATCH):
         start_from_frequencies(model, rows)
-    batch = settings.batch_size
+    # The Trainer's number: with several GPUs in one process it is a batch for each.
+    batch = _arguments(settings, every=1).train_batch_size
     if len(rows) < batch:
         raise UserError(
             f"training text: {counted(len(rows), 'block')} of {length} tokens, too few for one "

@@ -105,10 +105,10 @@ def open_table(path: Path) -> Table | None:
             f"{files[0]}: two columns have the same name: {', '.join(columns)}; rename one"
         )
     for other in files[1:]:
-        if _types(schema_of(other)) != _types(schema):
+        if (types := _types(schema_of(other))) != _types(schema):
             raise UserError(
-                f"{other}: its columns are {_types(schema_of(other))}, and the columns of {files[0]}"
-                f" {_types(schema)}; remove the files that belong to another table"
+                f"{other}: its columns are {types}, and the columns of {files[0]} {_types(schema)};"
+                " remove the files that belong to another table"
             )
     return Table(path, files, columns, schema)
 
