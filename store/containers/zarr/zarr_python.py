@@ -81,7 +81,7 @@ def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> ZarrS
     # and a missing shard is an error instead of zeros.
     store = MemoryStore(fetched) if "://" in path else LocalStore(path, read_only=True)
     try:
-        array = zarr.Array.from_dict(StorePath(store, name), node)
+        array: zarr.Array[Any] = zarr.Array.from_dict(StorePath(store, name), node)
         metadata: Any = array.metadata
         bounded = dataclasses.replace(metadata, codecs=tuple(map(_bounded, metadata.codecs)))
         return ZarrSlices(zarr.Array(zarr.AsyncArray(bounded, array.store_path)), where, fetched)
