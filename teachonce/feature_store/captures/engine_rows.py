@@ -39,7 +39,8 @@ NAMES = [field.name for field in FIELDS]
 
 def _engine_of(schema: Any) -> str:
     """Return the engine that the metadata of a schema name, "none" without one."""
-    return (schema.metadata or {}).get(b"engine", b"none").decode(errors="replace")
+    engine: bytes = (schema.metadata or {}).get(b"engine", b"none")
+    return engine.decode(errors="replace")
 
 
 def _is_of(engine: str, table: Table) -> bool:
