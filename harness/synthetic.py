@@ -10,10 +10,8 @@ from teachonce.store import Features, LogitsSpec, PartWriter, Sequences, StoreWr
 from teachonce.support.arrays import Array
 
 VOCABULARY, MAX_LENGTH = 30522, 256
-MEDIAN, SPREAD = (
-    21,
-    0.79,
-)  # of the lengths: log-normal, as windows of a real corpus; sum L^2 / sum L is 53
+# Of the lengths: log-normal, as windows of a real corpus; sum L^2 / sum L is 53.
+MEDIAN, SPREAD = 21, 0.79
 PART_TOKENS, PIECE = 131_072, 8192
 WORDS = [
     f"{a}{b}{c}"

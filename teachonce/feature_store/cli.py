@@ -13,7 +13,7 @@ import click
 
 from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.exchange import export, import_
-from teachonce.feature_store.output import Output, bars, printed, progress, written
+from teachonce.feature_store.output import Output, bars, printed, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
@@ -28,6 +28,7 @@ VOCAB_HELP = (
     "A student's vocabulary, as in student-train: a size, a folder, teacher, pruned:N or words."
 )
 VOCABULARY, MODEL = Text(VOCABULARIES, paths=True), Text(ALIASES, paths=True)
+part_bars = partial(bars, unit="part")
 allow_partial = click.option(
     "--allow-partial", is_flag=True, help="Read the published parts of an unfinished store."
 )
@@ -179,11 +180,11 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
             raise UserError("--codec: convert to a .zarr on this machine first, then to a URL")
         from teachonce.store.tools.copy import upload
 
-        upload(source, target, progress=progress("part"))
+        upload(source, target, progress=part_bars)
     else:
         from teachonce.store.tools.copy import convert as copy
 
-        copy(source, target, codec, progress=progress("part"))
+        copy(source, target, codec, progress=part_bars)
     yield written(target)
 
 
@@ -230,7 +231,7 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
             f"{twice[0]}: named twice, so that each of its texts would be stored twice, and be on"
             " both sides of a held-out split; name each store once"
         )
-    join(sources, target, recode, progress=progress("part"))
+    join(sources, target, recode, progress=part_bars)
     yield written(target)
 
 
@@ -277,7 +278,7 @@ def forget(
     from teachonce.student_train.data.token_cache import drop_tables
 
     request, wanted = documents_to_forget(documents, texts, text_column)
-    done = take_out(path, request, wanted, missing_ok, drop_tables, progress("part"))
+    done = take_out(path, request, wanted, missing_ok, drop_tables, part_bars)
     left = remaining_copies(path, done.text, done.removed)
     facts = {
         "forgotten_documents": done.documents,

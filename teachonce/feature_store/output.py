@@ -62,16 +62,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def progress(unit: str) -> Any:
-    """Return a function that iterates over items and shows a progress bar in a terminal."""
+def bars(items: Sequence[Any], unit: str) -> Any:
+    """Iterate over items with a progress bar, if stderr is a terminal."""
     from tqdm.auto import tqdm
 
-    return lambda items: tqdm(items, unit=unit, disable=None)  # None: no bar without a terminal
-
-
-def bars(items: Sequence[Any], unit: str) -> Any:
-    """Iterate over items with a progress bar."""
-    return progress(unit)(items)
+    return tqdm(items, unit=unit, disable=None)  # None: no bar without a terminal
 
 
 def written(path: str) -> Output:

@@ -79,6 +79,8 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     """Return the card of an export, made from its student's card, with how its files are run."""
     front = FRONT.match(card)
     head, body = (front.group(0), card[front.end() :]) if front else ("", card)
+    # The library of that name would load weights, and an export has none.
+    head = re.sub(r"^library_name: .*\n", "", head, flags=re.MULTILINE)
     body = RECORD.sub("", LOADING.sub("", body))
     # Before the first section; without one find() returns -1, and -1 + 1 is falsy.
     place = body.find("\n## ") + 1 or len(body)
@@ -92,13 +94,7 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
             " taggers and masked language models read long texts in windows."
         )
     middle = "\n\n".join(["## Run it", *sections])
-    return f"{_exported_front(head)}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
-
-
-def _exported_front(front: str) -> str:
-    """Return the front matter without the key `library_name`: that library would load weights, and
-    an export has none."""
-    return re.sub(r"^library_name: .*\n", "", front, flags=re.MULTILINE)
+    return f"{head}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
 
 
 def _how_to_run(student: LoadedStudent, made: Exported) -> str:

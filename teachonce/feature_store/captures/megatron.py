@@ -86,7 +86,7 @@ class Megatron:
                 f" of --tokenizer has {teacher.vocabulary:,} pieces: ids above {(1 << 17) - 1:,}"
                 " are lost; capture this teacher with another tool"
             )
-        self._tokens_file, self._tokens = options.tokens, _tokens(options)
+        self._tokens_file, self._tokens = _tokens(options)
         self._end = teacher.tokenizer.eos_token_id
         self._most = self._k_of_run()
         self.contents = CaptureContents(topk=self._most, vocabulary=teacher.vocabulary)
@@ -113,7 +113,6 @@ class Megatron:
 
     def files(self) -> list[Path]:
         """Return the archives, and the file of the tokens."""
-        assert self._tokens_file is not None
         return [*self._files, self._tokens_file]
 
     def samples(self) -> Iterator[Sample]:
@@ -256,7 +255,8 @@ def merge_context_ranks(parts: list[Microbatch]) -> Microbatch:
     return Microbatch(np.concatenate(values), np.concatenate(ids))
 
 
-def _tokens(options: ImportOptions) -> Array:
+def _tokens(options: ImportOptions) -> tuple[Path, Array]:
+    """Return the file of --tokens, and its ids [sequences, tokens]."""
     if options.tokens is None:
         raise UserError(
             f"{options.source}: archives of Megatron-LM hold no tokens; give the tokens of the run"
@@ -276,7 +276,7 @@ def _tokens(options: ImportOptions) -> Array:
         raise UserError(
             f"--tokens {options.tokens}: expected whole numbers [sequences, tokens] in a .npy file"
         )
-    return np.asarray(found)
+    return options.tokens, np.asarray(found)
 
 
 def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
