@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import time
 from pathlib import Path
@@ -26,6 +27,14 @@ def _offline_without_hub() -> None:
         socket.create_connection(("huggingface.co", 443), timeout=3).close()
     except OSError:
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def to_ask_more(settings: Settings) -> str:
+    """Return the command that asks a question of a finished demo."""
+    given = {"--out": (settings.out, Settings.out), "--model": (settings.model, Settings.model)}
+    others = [str(w) for name, (it, usual) in given.items() if it != usual for w in (name, it)]
+    words = shlex.join([".venv/bin/python", "-m", "benchmarks.demo", *others])
+    return f'{words} --ask "a question"'
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -68,10 +77,7 @@ def main(
     show_answers(search, ask or QUESTIONS[:SHOWN], console)
     if not ask:
         show_models(search.compared(), len(search.passages), console)
-        click.echo(
-            f"{time.perf_counter() - begun:.0f} s; ask more:"
-            ' .venv/bin/python -m benchmarks.demo --ask "a question"'
-        )
+        click.echo(f"{time.perf_counter() - begun:.0f} s; ask more: {to_ask_more(settings)}")
     if picture is not None:
         console.save_svg(str(picture), title="teachonce")
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.demo import decoder
-from benchmarks.demo.__main__ import main
+from benchmarks.demo.__main__ import main, to_ask_more
 from benchmarks.demo.passages import LONGEST, passages, pieces
 from benchmarks.demo.report import show_answers, show_models
 from benchmarks.demo.searching import TOP, Settings, agreement, demo
@@ -83,6 +83,13 @@ def test_what_was_not_made_cannot_be_asked(tmp_path: Path) -> None:
     words: Words = ("--out", tmp_path, "--ask", "open a file")
     says(refused(main, *words), str(tmp_path), "make demo")
     says(refused(main, *words, "--ask", " "), "--ask: expected a question")
+
+
+def test_a_question_is_asked_of_the_demo_that_was_made(tmp_path: Path) -> None:
+    usual = '.venv/bin/python -m benchmarks.demo --ask "a question"'
+    assert to_ask_more(Settings()) == usual
+    own = to_ask_more(Settings(out=tmp_path / "a b", model="mine"))
+    assert own == usual.replace(" --ask", f" --out '{tmp_path}/a b' --model mine --ask")
 
 
 def test_agreement_is_of_places() -> None:
