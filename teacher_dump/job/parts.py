@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.store import Features, Sequences, StoreWriter
+from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop
 from teachonce.teacher_dump.corpus.documents import Document
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.forward import BatchOutput
 
 VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a corpus into sequences
+
+
+class WithIds(Protocol):
+    """A window, or what an import of captures cuts."""
+
+    @property
+    def ids(self) -> Array: ...
+
+
+Cut = TypeVar("Cut", bound=WithIds)
 
 
 @dataclass
@@ -128,15 +139,13 @@ def _stoppable(stop: Stop, windows: Iterator[Window]) -> Iterator[Window]:
         yield window
 
 
-def gathered(
-    windows: Iterator[Window], part_tokens: int, limit: int | None
-) -> Iterator[list[Window]]:
+def gathered(windows: Iterator[Cut], part_tokens: int, limit: int | None) -> Iterator[list[Cut]]:
     """Yield consecutive windows in groups of at least `part_tokens` tokens.
 
     The last group may be smaller. All groups together have at most `limit` tokens, but at least one
     window.
     """
-    part: list[Window] = []
+    part: list[Cut] = []
     filled = total = 0
     for window in windows:
         if limit is not None and total + len(window.ids) > limit and total:
