@@ -58,7 +58,8 @@ class TruncationCount:
         """Return a line with the number of truncated texts; None if there are none."""
         if not self.cut:
             return None
-        return f"{self.cut:,} of {counted(self.read, 'text')} cut to {self._limit} tokens"
+        texts, tokens = counted(self.read, "text"), counted(self._limit, "token")
+        return f"{self.cut:,} of {texts} cut to {tokens}"
 
 
 def _prompt(model: Any, role: str | None) -> str:
@@ -182,8 +183,9 @@ def _load(kind: str, name: str, max_length: int | None) -> Any:
         # The root has modules.json; the transformer may be in a subfolder.
         model = made(found.root or found.path_or_id, revision=found.revision)
     tokenizer = getattr(model, "tokenizer", None)
-    if max_length and isinstance(tokenizer, Tokenizer):  # of a static model, which has no limit
-        tokenizer.enable_truncation(max_length)
+    if max_length and isinstance(tokenizer, Tokenizer):  # of a static model
+        own = tokenizer.truncation or {"max_length": max_length}
+        tokenizer.enable_truncation(**own | {"max_length": min(max_length, own["max_length"])})
     elif max_length:
         known = model.max_seq_length
         model.max_seq_length = min(max_length, known or max_length)

@@ -118,4 +118,9 @@ def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path
     embedder = Embedder(str(tmp_path / "half"), max_length=2)
     assert np.array_equal(embedder.vectors(["cat cat dog", "cat cat"]), found[[1, 1]])
     assert embedder.cuts.note() == "1 of 2 texts cut to 2 tokens"
+    static.tokenizer.enable_truncation(1)  # the folder's own limit is the shorter one
+    SentenceTransformer(modules=[static, Normalize()]).save(str(tmp_path / "short"))
+    embedder = Embedder(str(tmp_path / "short"), max_length=2)
+    embedder.vectors(["cat cat", "cat"])
+    assert embedder.cuts.note() == "1 of 2 texts cut to 1 token"
     assert not found[0].any() and abs(float((found[1] ** 2).sum()) - 1) < 1e-3

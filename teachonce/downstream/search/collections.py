@@ -7,6 +7,7 @@ qrels.tsv       query-id, corpus-id, score; or qrels/test.tsv; optional: the jud
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,8 +149,10 @@ def read_run(path: Path, depth: int) -> dict[str, list[str]]:
             if not cells:
                 continue
             try:
-                query, _, document, _, score, _ = cells
-                found.setdefault(query, []).append((float(score), document))
+                query, _, document, _, word, _ = cells
+                if math.isnan(score := float(word)):  # has no place in an order
+                    raise ValueError
+                found.setdefault(query, []).append((score, document))
             except ValueError:
                 raise UserError(
                     f"{path}, line {number}: expected `query Q0 document rank score name`, got"

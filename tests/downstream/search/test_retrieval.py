@@ -200,6 +200,7 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
     run_file = tmp_path / "bad.run"
     for text, message in (
         ("q0 d0 1\n", "line 1: expected `query Q0 document rank score name`"),
+        ("q0 Q0 d0 1 nan run\n", "line 1: expected `query Q0 document rank score name`"),
         ("q0 Q0 d0 1 2.5 x\n", "has no candidates for the query"),
     ):
         run_file.write_text(text)
