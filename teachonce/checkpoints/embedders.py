@@ -34,7 +34,7 @@ class TruncationCount:
 
     def __init__(self) -> None:
         self.read = self.cut = 0
-        self._limit: int | None = None
+        self._limit = 0
 
     def add(self, model: Any, texts: Sequence[Any]) -> None:
         """Count the texts of a call of a sentence-transformers model."""
