@@ -291,16 +291,22 @@ def _first_tokens(student: LoadedStudent, lines: Sequence[str]) -> list[str]:
     return list(lines)
 
 
+def _cross_entropy(own: Tensor, found: Tensor) -> float:
+    """Sum over tokens [N,V] of log-probabilities; pieces of probability 0 add nothing."""
+    share = own.exp()
+    return -float(torch.where(share > 0, share * found, 0.0).sum())
+
+
 def _decoder_share(student: LoadedStudent, texts: Sequence[str]) -> Any:
     batches = [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
     expected = [_log_probabilities(student.run(batch), batch) for batch in batches]
-    entropy = -sum(float((each.exp() * each).sum()) for each in expected)
+    entropy = sum(_cross_entropy(each, each) for each in expected)
 
     def share(run: Runner) -> float:
         crossed = 0.0
         for batch, own in zip(batches, expected, strict=True):
             found = _log_probabilities(run(batch), batch)
-            crossed -= float((own.exp() * found).sum())
+            crossed += _cross_entropy(own, found)
         # NaN counts as no agreement. Only rounding makes a cross-entropy less than the entropy.
         return min(1.0, entropy / crossed) if np.isfinite(crossed) and crossed > 0 else 0.0
 

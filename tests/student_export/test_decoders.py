@@ -29,6 +29,7 @@ from transformers import (
 from teachonce.downstream.lm.scoring import score_lm
 from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
+from teachonce.student_export.checking import export_check
 from teachonce.student_export.formats import gguf
 from teachonce.student_export.formats.gguf_contents import architecture_of, pattern_of
 from teachonce.student_export.loaded_student import load_student
@@ -226,6 +227,25 @@ def test_llama_cpp_predicts_what_the_student_does(
         code = f"from llama_cpp{block.partition('```')[0]}"
         exec(code.replace("print(", "written = ("), names)  # continue a text, then chat
     assert names["written"]["role"] == "assistant"
+
+
+def test_pieces_without_probability_hide_no_difference(
+    student: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student may rule pieces out by -inf; 0 times its logarithm is no number."""
+    loaded = load_student(student)
+    run = loaded.run
+    monkeypatch.setattr(type(loaded), "run", lambda self, batch: without_piece(batch))
+
+    def without_piece(batch: dict[str, Array]) -> Array:
+        logits = run(batch).copy()
+        logits[..., 7] = -np.inf
+        return logits
+
+    share = export_check(loaded, None).share
+    assert share(without_piece) == 1
+    assert share(lambda batch: np.maximum(without_piece(batch), -50)) > 0.999
+    assert share(lambda batch: np.zeros_like(run(batch))) < 0.99
 
 
 def test_k_quants_are_those_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
