@@ -10,6 +10,7 @@ from pathlib import Path
 from teachonce.store.containers.cache_option import EXPECTED, is_disk_cache, parse_disk_cache
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from teachonce.support.errors import UserError, suggest_path
+from teachonce.support.whole_numbers import DIGITS
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
@@ -18,7 +19,7 @@ VOCABULARIES = ("5k", "10k", "20k", "30k", "teacher", "pruned:", "words", "words
 STUDENTS = ("tiny", "teacher:", *(f"{kind}:" for kind in SHAPES if kind != DEFAULT_KIND))
 FOLDER = "folder:"  # before the path of a model of which a student starts with all weights
 STARTS = ("auto", "vocab", "svd", "svd:", "teacher", "layers:", FOLDER, "mixed-vocab", "random")
-OF_TEXT = r"(words:|pruned:)?[1-9]\d*[kK]?|words"
+OF_TEXT = rf"(words:|pruned:)?(?!0){DIGITS}[kK]?|words"
 VOCABULARY = rf"{OF_TEXT}|teacher|mixed-vocab"
 PARTS = ("embeddings", "words", "positions", "types", "layers", "head", "projection")
 EXPECTED_PARTS = "embeddings, words, positions, types, layers, layers.N, head or projection"

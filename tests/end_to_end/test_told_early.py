@@ -76,6 +76,7 @@ DUMP = """
 TRAIN = """
 --vocab many | --vocab many | 5k
 --vocab nowhere | expected a size
+--vocab 99999999999999999999 | expected a size
 --vocab ./corpus.txt | is a file; expected a size
 --student huge | --student huge | HxLxA
 --student 64x2 | expected tiny

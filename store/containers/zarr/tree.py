@@ -319,7 +319,9 @@ class ZarrSource:
         if (
             "manifest" in arrays
             and "manifest/zarr.json" in found
-            and not self._holds(lambda name: self.format_violation(name) is None, "manifest")
+            and not self._holds(
+                lambda name: format_violation(self._node(name), name) is None, "manifest"
+            )
         ):
             flaws.append(Flaw("altered file manifest/zarr.json", "manifest"))
         return flaws
@@ -363,7 +365,7 @@ class ZarrSource:
         return False
 
     def format_violation(self, name: str) -> str | None:
-        return format_violation(self._node(name), name)
+        return with_refetches(self.remote, lambda: format_violation(self._node(name), name))
 
     def close(self) -> None:
         if self.ranges is not None:
