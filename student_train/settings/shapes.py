@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Literal
 
 from teachonce.support.errors import UserError, suggest, suggest_path
@@ -281,7 +280,7 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     try:
         return found.read(kind, size)
     except ValueError as error:
-        if (Path(student) / "config.json").is_file():
+        if os.path.isfile(os.path.join(student, "config.json")):  # False for a too long name
             raise UserError(f"{option}{student}: {OF_MODEL}") from None
         problem, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with

@@ -223,6 +223,7 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("bilstm:300,0", "expected E,H, both at least 1"),
         ("bilstm:300x600", "expected E,H"),
         ("teacher:2", "only the commands student-train and student-sweep take the shape of a mod"),
+        ("long" * 100, "expected tiny, HxLxA"),  # too long for the name of a folder
     ],
 )
 def test_wrong_students_are_refused(student: str, told: str) -> None:
