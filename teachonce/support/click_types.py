@@ -55,7 +55,7 @@ class LocalPath(click.Path):
         if "://" in str(value):
             self.fail(
                 f"{redacted(str(value))}: is a URL, expected a path on this machine; give one, and"
-                " copy the result (a store by feature-store convert)",
+                " copy from or to the URL by other means (a store by feature-store convert)",
                 param,
                 ctx,
             )
