@@ -215,9 +215,8 @@ class Predictor:
                     if number not in window.own or not (run or each.words):
                         continue
                     span = _span(text, *spans[number])
-                    if (
-                        not run
-                    ):  # a given word without a token, as `Tagging.tags_of_words` scores it
+                    # A given word without a token; `Tagging.tags_of_words` scores it likewise.
+                    if not run:
                         words.append({**span, "tag": OUTSIDE, "probability": 0.0})
                         continue
                     best = int(shares[run.start].argmax())
