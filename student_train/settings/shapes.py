@@ -280,7 +280,7 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     try:
         return found.read(kind, size)
     except ValueError as error:
-        if os.path.isfile(os.path.join(student, "config.json")):  # False for a too long name
+        if os.path.isfile(os.path.join(student, "config.json")):  # False if the name is too long
             raise UserError(f"{option}{student}: {OF_MODEL}") from None
         problem, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with
