@@ -82,7 +82,7 @@ def _write(
 
         for batch in batches:
             group.append(batch)
-            # Not a sum over the group: of narrow columns it has thousands of batches.
+            # Not a sum over the group, which has thousands of batches if columns are narrow.
             size += batch.nbytes
             if size >= ROW_GROUP_BYTES:
                 flush()

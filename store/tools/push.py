@@ -52,7 +52,7 @@ def push(
     if "://" in str(path):
         raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
     check_metadata(license, language)
-    name = Path(path).absolute().name  # of `.` the folder's
+    name = Path(path).absolute().name  # the folder's own name if the path is `.`
     with closing(open_store(path)) as store:
         target = open_repository(repository, "dataset", private, revision)
         say(f"verifying {path}")
