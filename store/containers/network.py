@@ -277,15 +277,22 @@ def with_refetches(
     remote: bool, work: Callable[[], Result], forget: Callable[[], object] = lambda: None
 ) -> Result:
     """Call `work`. If it reads over a network and finds damage, call it again, up to FETCHES times
-    in all, each time after `forget`, which drops the damaged bytes from caches.
+    in all. After each damage, the last one too, `forget` drops the damaged bytes from caches.
 
     A network can flip a bit that its own checksums miss. Raises the StoreError of the last attempt.
     """
+
+    def attempt() -> Result:
+        try:
+            return work()
+        except StoreError:
+            forget()
+            raise
+
     for _ in fetch_attempts(remote)[1:]:
         with suppress(StoreError):
-            return work()
-        forget()
-    return work()
+            return attempt()
+    return attempt()
 
 
 def fetch_attempts(remote: bool) -> range:

@@ -365,7 +365,11 @@ class ZarrSource:
         return False
 
     def format_violation(self, name: str) -> str | None:
-        return with_refetches(self.remote, lambda: format_violation(self._node(name), name))
+        return with_refetches(
+            self.remote,
+            lambda: format_violation(self._node(name), name),
+            lambda: self.forget(name),
+        )
 
     def close(self) -> None:
         if self.ranges is not None:
