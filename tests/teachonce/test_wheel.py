@@ -111,6 +111,7 @@ def test_the_sdist_has_the_pages_and_no_test(built: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
 
 
+@pytest.mark.slow
 def test_the_main_job_among_modules_of_the_same_names(
     built: Path, environment: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:

@@ -70,6 +70,7 @@ def test_packed_files(tmp_path: Path, kind: str) -> None:
     assert texts(tmp_path / "*.txt") == TEXTS
 
 
+@pytest.mark.slow
 def test_a_packed_file_of_nothing_but_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "UNPACKED_FREELY", 1 << 20)
     for kind in (".xz", ".zst", ".bz2"):

@@ -48,6 +48,7 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert "has a dataset" in refusal(f"hf:{tmp_path}/nothing")
 
 
+@pytest.mark.slow
 def test_python_docs() -> None:
     modules = set(sys.modules)
     corpus = Corpus.open(["python-docs"])
