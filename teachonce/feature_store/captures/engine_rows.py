@@ -23,7 +23,6 @@ from teachonce.feature_store.captures.tables import (
     holds_table,
     numbers,
     row_arrays,
-    schema_of,
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.arrays import Array
@@ -58,8 +57,8 @@ class EngineRows(TableCapture):
             f" examples/capture_{engine}.py writes"
         )
         super().__init__(options.source, partial(_is_of, engine), wanted)
-        for file in self._table.files:
-            if (other := _engine_of(schema_of(file))) != engine:
+        for file, schema in zip(self._table.files, self._table.schemas, strict=True):
+            if (other := _engine_of(schema)) != engine:
                 raise UserError(
                     f"{file}: its metadata have engine={other}, and those of"
                     f" {self._table.files[0]} engine={engine}; import each engine's files from a"

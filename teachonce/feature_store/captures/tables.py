@@ -31,7 +31,13 @@ class Table:
     path: Path
     files: list[Path]
     columns: tuple[str, ...]
-    schema: Any
+    schemas: list[Any]
+    """Of each file; columns and types are equal, metadata may differ."""
+
+    @property
+    def schema(self) -> Any:
+        """The schema of the first file."""
+        return self.schemas[0]
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, Cells]]:
         """Yield the location of each row, for messages, and its cells as Arrow scalars.
@@ -97,20 +103,21 @@ def open_table(path: Path) -> Table | None:
     files = regular(_files_of(path))
     if not files:
         return None
-    schema = schema_of(files[0])
-    columns = tuple(schema.names)
+    schemas = [_schema(file) for file in files]
+    columns = tuple(schemas[0].names)
     # Arrow cannot look a column up by a name that occurs twice.
     if len(set(columns)) < len(columns):
         raise UserError(
             f"{files[0]}: two columns have the same name: {', '.join(columns)}; rename one"
         )
-    for other in files[1:]:
-        if (types := _types(schema_of(other))) != _types(schema):
+    first = _types(schemas[0])
+    for other, schema in zip(files, schemas, strict=True):
+        if (types := _types(schema)) != first:
             raise UserError(
-                f"{other}: its columns are {types}, and the columns of {files[0]} {_types(schema)};"
-                " remove the files that belong to another table"
+                f"{other}: its columns are {types}, and the columns of {files[0]} {first}; remove"
+                " the files that belong to another table"
             )
-    return Table(path, files, columns, schema)
+    return Table(path, files, columns, schemas)
 
 
 class TableCapture:
@@ -157,8 +164,7 @@ def _files_of(path: Path) -> list[Path]:
     return [path / Path(each["filename"]).name for each in files]
 
 
-def schema_of(path: Path) -> Any:
-    """Read the Arrow schema of one file of a table. Raises UserError if it cannot be read."""
+def _schema(path: Path) -> Any:
     with _arrow_errors(path):
         schema = _read_schema(path)
         _types(schema)  # raises for names that are not UTF-8
