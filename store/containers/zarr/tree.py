@@ -76,6 +76,11 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _is_group(node: dict[str, Any]) -> bool:
+    # Attributes are not compared, because the root and every part have their own.
+    return {**node, "attributes": {}} == GROUP
+
+
 def _unknown_files(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
     """Return a flaw for each file or whole folder that the format does not define. Arrays in
     `broken` are skipped: they cannot be opened, so the files that they should have are unknown."""
@@ -310,18 +315,13 @@ class ZarrSource:
         flaws += _unknown_files(always, expected, broken)
         for inner in sorted(groups_of(arrays, group)):
             file = f"{inner}/zarr.json".lstrip("/")
-            # Attributes are not compared, because the root and every part have their own.
-            if file in found and not self._holds(
-                lambda name: {**self._node(name), "attributes": {}} == GROUP, inner
-            ):
+            if file in found and not self._holds(inner, _is_group):
                 flaws.append(Flaw(f"altered file {file}", inner))
         # No checksum covers the metadata of the manifest.
         if (
             "manifest" in arrays
             and "manifest/zarr.json" in found
-            and not self._holds(
-                lambda name: format_violation(self._node(name), name) is None, "manifest"
-            )
+            and not self._holds("manifest", lambda node: format_violation(node, "manifest") is None)
         ):
             flaws.append(Flaw("altered file manifest/zarr.json", "manifest"))
         return flaws
@@ -355,12 +355,12 @@ class ZarrSource:
         except (OSError, StoreError):  # the link leads nowhere, or out of the store
             return False
 
-    def _holds(self, law: Callable[[str], bool], name: str) -> bool:
-        """Return whether the metadata of a group or array keep a law when they are read, at the
-        first attempt or later."""
+    def _holds(self, name: str, law: Callable[[dict[str, Any]], bool]) -> bool:
+        """Return whether a law holds for the metadata of a group or array, at the first attempt to
+        read them or later."""
         for _ in fetch_attempts(self.remote):
             with suppress(StoreError):
-                if law(name):
+                if law(self._node(name)):
                     return True
         return False
 
