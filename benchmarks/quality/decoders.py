@@ -80,8 +80,8 @@ class Bench:
     ) -> None:
         self.work, self.store, self.test, self.common, self.rates = work, store, test, common, rates
 
-    def scored(self, arm: str, rate: float, seed: int) -> dict[str, float]:
-        """Train a student unless it is finished, and return its validation and test scores."""
+    def scored(self, arm: str, rate: float, seed: int) -> float:
+        """Train and score a student unless it is finished; return its validation score."""
         words = {**self.common, **ARMS[arm], "lr": rate, "seed": seed}
         name = [words["student"], words["vocab"], words["steps"], arm, f"{rate:g}", seed]
         out = self.work / "-".join(str(each).replace(" ", "") for each in name)
@@ -90,15 +90,16 @@ class Bench:
             given["loss"] = tuple(words["loss"].split(","))
         found = run(checked_from(given), resume=out.exists(), say=lambda line: None)["result"]
         test = bits_per_byte(out, self.test, out / SCORES)
-        print(f"{out.name}: {found['valid_bits_per_byte']:.4f}, test {test:.4f}", flush=True)
-        return {"valid": found["valid_bits_per_byte"], "test": test, "seconds": found["seconds"]}
+        valid: float = found["valid_bits_per_byte"]
+        print(f"{out.name}: {valid:.4f}, test {test:.4f}", flush=True)
+        return valid
 
     def train(self, arms: Sequence[str], seeds: int) -> None:
         """Train and score arms at their best rates. Each start's `next` comes before its others."""
         best = 0.0
         for arm in arms:
             near = [rate for rate in self.rates if best / 2 <= rate <= best * 2] or self.rates
-            rate = min(near, key=lambda each: self.scored(arm, each, 0)["valid"])
+            rate = min(near, key=lambda each: self.scored(arm, each, 0))
             for seed in range(1, seeds):
                 self.scored(arm, rate, seed)
             if arm.endswith(", next"):
