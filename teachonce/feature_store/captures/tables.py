@@ -36,7 +36,7 @@ class Table:
 
     @property
     def schema(self) -> Any:
-        """The schema of the first file."""
+        """Return the schema of the first file."""
         return self.schemas[0]
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, Cells]]:
