@@ -35,7 +35,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.console import check_device, command_errors
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher import heads
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}  # a second
 FEATURES: dict[str, dict[str, Any]] = {

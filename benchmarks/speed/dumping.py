@@ -35,7 +35,7 @@ from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import gathered
-from teachonce.teacher_dump.teacher.teacher import PRECISIONS, load_teacher
+from teachonce.teacher_dump.teacher.loading import PRECISIONS, load_teacher
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.sequences import iter_truncated
 from teachonce.teacher_dump.windows.window import Window, length_batches, padded

@@ -37,7 +37,7 @@ def training(options: TrainOptions, model: str | None) -> Figures:
     from teachonce.store import open_store
     from teachonce.student_train.prepared_student import prepare
     from teachonce.student_train.train.student_training import train
-    from teachonce.teacher_dump.teacher.teacher import load_teacher
+    from teachonce.teacher_dump.teacher.loading import load_teacher
 
     source: Any = open_store(options.store)
     network, collator, _ = prepare(options, source)

@@ -28,7 +28,8 @@ from teachonce.support.console import check_device, counted
 from teachonce.support.installed import other_versions, version_words
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
 from teachonce.teacher_dump.teacher.forward import BatchOutput, forward
-from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions, load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions
 from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.masked_views import (
     RANDOM,

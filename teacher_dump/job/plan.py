@@ -357,8 +357,9 @@ def _load_teacher(
 ) -> tuple[Teacher, str]:
     """Load the teacher in the precision of the options. Return the teacher and its precision, which
     is chosen here for `auto`."""
+    from teachonce.teacher_dump.teacher.loading import load_teacher
     from teachonce.teacher_dump.teacher.precision import TEXTS, load_fastest  # loads torch
-    from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher
+    from teachonce.teacher_dump.teacher.teacher import VectorOptions
 
     def load(precision: str) -> Teacher:
         teacher = load_teacher(

@@ -165,7 +165,7 @@ def _trained(
 
 
 def _masked_teacher(model: ResolvedModel) -> Teacher:
-    from teachonce.teacher_dump.teacher.teacher import load_teacher
+    from teachonce.teacher_dump.teacher.loading import load_teacher
 
     teacher = load_teacher(model, head="mlm", hidden="none", attention="none")
     if teacher.tokenizer.mask_token_id is None:

@@ -14,7 +14,7 @@ from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.end_to_end.support import dumped, write_corpus
 
 STEPS, KEPT = 8, 8

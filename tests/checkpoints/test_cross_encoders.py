@@ -18,7 +18,7 @@ from teachonce.checkpoints.sentence_settings import declared_activation
 from teachonce.store import open_store
 from teachonce.store.format.features import SEVERAL_LABELS
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.end_to_end.support import dumped
 from tests.sentence_folders import TinyTeacher, changed
 from tests.texts import ENGLISH

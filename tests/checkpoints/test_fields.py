@@ -21,7 +21,8 @@ from teachonce.checkpoints.sentence_settings import SentenceSettings, fit_tokeni
 from teachonce.store import open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.teacher.teacher import VectorOptions, load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
+from teachonce.teacher_dump.teacher.teacher import VectorOptions
 from tests.checkpoints.test_text_vectors import library, texts_of
 from tests.end_to_end.support import dumped, ok, says
 from tests.hub_server import asked_by_this_process, serving

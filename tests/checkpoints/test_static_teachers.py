@@ -17,7 +17,7 @@ from teachonce.store import EmbeddingSpec, open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.checkpoints.test_text_vectors import library, texts_of
 from tests.end_to_end.support import dumped, ok, refused, says
 from tests.sentence_folders import PROMPTS, changed, dense, normalize

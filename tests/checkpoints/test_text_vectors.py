@@ -18,7 +18,8 @@ from teachonce.store.tools.verify import verify
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions, load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions
 from tests.end_to_end.support import dumped
 from tests.sentence_folders import (
     PROMPTS,

@@ -140,7 +140,7 @@ def compare_with_model(
 
 def _causal(model: str) -> Any:
     from teachonce.checkpoints.names import resolve_teacher
-    from teachonce.teacher_dump.teacher.teacher import load_teacher
+    from teachonce.teacher_dump.teacher.loading import load_teacher
     from teachonce.training.device import resolved_device, resolved_precision
 
     device = resolved_device("auto")

@@ -23,7 +23,7 @@ from teachonce.support.arrays import Array
 from teachonce.teacher_dump.comparison import rerun
 from teachonce.teacher_dump.comparison.rerun import LiveReport
 from teachonce.teacher_dump.job import part_writing
-from teachonce.teacher_dump.teacher import teacher
+from teachonce.teacher_dump.teacher import loading, teacher
 from teachonce.teacher_dump.teacher.forward import forward
 from teachonce.teacher_dump.teacher.heads import sampled_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
@@ -114,7 +114,7 @@ def other_weights(patch: pytest.MonkeyPatch, model: Path) -> None:
 
 
 def dropout(patch: pytest.MonkeyPatch, model: Path) -> None:
-    real = teacher.load_teacher
+    real = loading.load_teacher
 
     def load(*words: Any, **options: Any) -> teacher.Teacher:
         loaded = real(*words, **options)
@@ -124,7 +124,7 @@ def dropout(patch: pytest.MonkeyPatch, model: Path) -> None:
                 module.p = 0  # a map whose rows do not sum to 1 is refused where it is written
         return loaded
 
-    patch.setattr(teacher, "load_teacher", load)
+    patch.setattr(loading, "load_teacher", load)
 
 
 def wrong_layer(patch: pytest.MonkeyPatch, model: Path) -> None:

@@ -23,7 +23,7 @@ from teachonce.store import StoreWriter, UserError, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.versions import check_numbers
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping

@@ -15,7 +15,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped, stoppable
 from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher, train
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.training.loop import Training
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher
 from teachonce.teacher_dump.mixed_vocab.stage_one import shared_pieces
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of, some
 
 

@@ -20,7 +20,7 @@ from teachonce.teacher_dump.mixed_vocab.segmentation import (
     shortened,
     word_numbers,
 )
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.teacher_dump.mixed_vocab.support import mixer_of, some
 from tests.texts import ENGLISH, SENTENCES
 

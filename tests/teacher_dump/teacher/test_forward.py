@@ -21,7 +21,8 @@ from teachonce.teacher_dump.job import part_writing
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.part_writing import write_part
 from teachonce.teacher_dump.job.parts import NumberedPart
-from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher
 from tests.end_to_end.support import dump_options, write_corpus
 
 FIRST = "bert.encoder.layer.0.intermediate.dense.weight"
@@ -53,7 +54,7 @@ def short_of_memory(
         teacher.base.encoder.layer[2].register_forward_pre_hook(fail)
         return teacher
 
-    monkeypatch.setattr("teachonce.teacher_dump.teacher.teacher.load_teacher", load)
+    monkeypatch.setattr("teachonce.teacher_dump.teacher.loading.load_teacher", load)
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)

@@ -12,8 +12,9 @@ import torch
 
 from teachonce.store import open_store
 from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.precision import TOLERANCE, deviations, load_fastest
-from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.training import device
 from tests.end_to_end.support import dump_options, write_corpus
 from tests.texts import ENGLISH

@@ -24,7 +24,7 @@ from teachonce.support.arrays import Array
 from teachonce.teacher_dump.cli import main
 from teachonce.teacher_dump.comparison import rerun
 from teachonce.teacher_dump.teacher.forward import BatchOutput
-from teachonce.teacher_dump.teacher.teacher import load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS, spans_of
 from tests.texts import SENTENCES

@@ -21,7 +21,8 @@ from teachonce.teacher_dump.job.features import window_length
 from teachonce.teacher_dump.job.part_writing import _uniform
 from teachonce.teacher_dump.teacher.heads import sampled_logits, top_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
-from teachonce.teacher_dump.teacher.teacher import Teacher, load_teacher
+from teachonce.teacher_dump.teacher.loading import load_teacher
+from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.teacher_dump.windows.window import length_batches, padded
 from tests.end_to_end.support import dump_options
 from tests.making.models import TEACHER_KINDS
