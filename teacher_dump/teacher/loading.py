@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from teachonce.checkpoints.field_checks import unread, unread_settings
 from teachonce.checkpoints.fields import MODULES
+from teachonce.checkpoints.labels import task_of
 from teachonce.checkpoints.loading import (
     EMBEDDING,
     FACTORIES,
@@ -20,7 +21,6 @@ from teachonce.checkpoints.loading import (
     load_config,
     load_tokenizer,
     load_with_head,
-    task_of,
 )
 from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
 from teachonce.checkpoints.sentence_settings import (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from teachonce.checkpoints.declared import declared_kind
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.fields import MODULES, SETTINGS
+from teachonce.checkpoints.labels import task_of
 from teachonce.checkpoints.loading import (
     check_pieces,
     input_limit,
@@ -20,7 +21,6 @@ from teachonce.checkpoints.loading import (
     load_tokenizer,
     load_with_head,
     load_with_tokenizer,
-    task_of,
 )
 from teachonce.checkpoints.names import ResolvedModel, resolve_model, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds

@@ -1,0 +1,75 @@
+"""Reads the task and the labels of a fine-tuned head from the config of its checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from teachonce.checkpoints.sentence_settings import declared_activation
+from teachonce.store import TaskSpec
+from teachonce.store.format.features import PROBLEM_TYPES, SEVERAL_LABELS
+from teachonce.support.errors import UserError
+
+
+def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
+    """Read the task and labels of a fine-tuned head from its config; None for LM heads.
+
+    Raises UserError for labels with equal names, and for a tagger with the `problem_type` of a
+    classifier.
+    """
+    if head not in ("classification", "tagging"):
+        return None
+    # Classifiers of decoder families find the last token of a padded text by this id.
+    if head == "classification" and config.pad_token_id is None:
+        raise UserError(f"{name}: its config.json has no pad_token_id; give it the tokenizer's")
+    names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
+    _check_numbers(config, name)
+    if len(set(names)) < len(names):
+        raise UserError(
+            f"{name}: two labels have one name in id2label of its config.json; rename one"
+        )
+    later = getattr(config, "later_label", None) if head == "tagging" else None
+    if later is not None and later not in names:
+        raise UserError(
+            f"{name}: later_label of its config.json is {later!r}, which is none of its labels,"
+            f" {', '.join(names)[:200]}; remove it, or name the label of a word's later pieces"
+        )
+    return TaskSpec(head, tuple(names), later, problem_type=_problem_type(config, head, name))
+
+
+def _problem_type(config: Any, head: str, name: str) -> str | None:
+    """Return the `problem_type` of a TaskSpec, from config.json or the CrossEncoder's activation.
+
+    Raises UserError for a tagger with a problem_type.
+    """
+    problem = config.problem_type if config.problem_type in PROBLEM_TYPES else None
+    if head == "tagging":
+        if problem is not None:
+            raise UserError(
+                f"{name}: problem_type of its config.json is {problem}, but a tagger gives a token"
+                " one tag, in transformers too; remove problem_type from config.json if that is"
+                " right, or use another checkpoint"
+            )
+        return None
+    # CrossEncoder ignores problem_type. Its trainer writes a sigmoid for several labels of a text.
+    sigmoid = str(declared_activation(name, config)).endswith(".Sigmoid")
+    if problem is None and config.num_labels > 1 and sigmoid:
+        return SEVERAL_LABELS
+    return problem
+
+
+def _check_numbers(config: Any, name: str) -> None:
+    """Raise UserError if id2label has gaps, or if label2id contradicts it."""
+    numbers = sorted(config.id2label)
+    if numbers != list(range(config.num_labels)):
+        raise UserError(
+            f"{name}: id2label of its config.json has the numbers {str(numbers)[:60]}, expected 0"
+            f" to {config.num_labels - 1}; name every label"
+        )
+    other = getattr(config, "label2id", None) or {}
+    wrong = [n for n, label in config.id2label.items() if other.get(label, n) != n]
+    if wrong and set(other) == set(config.id2label.values()):
+        label = config.id2label[wrong[0]]
+        raise UserError(
+            f"{name}: {label!r:.60} is number {wrong[0]} in id2label of its config.json and"
+            f" {other[label]!r:.20} in label2id; correct the wrong one"
+        )
