@@ -33,7 +33,7 @@ Making = Callable[[Path], object]
 def peers(model: str, store: Path) -> dict[str, Making]:
     """Return what makes each peer, by its name; without those whose library is not installed."""
     found: dict[str, Making] = {}
-    if find_spec("model2vec"):
+    if find_spec("skeletoken"):  # of model2vec[distill]
         found = {f"Model2Vec {width}": partial(by_model2vec, model, width) for width in WIDTHS}
         more = partial(by_model2vec, model, 128, store=store)
         found[f"Model2Vec 128, {WORDS:,} words of the text"] = more
