@@ -381,7 +381,7 @@ class OptionFields:
         None,
         "Steps between checkpoints.",
         within=at_least(1),
-        default_text="as --eval-every",
+        default_text="as --eval-every, and ten minutes after the last one",
         scope={MACHINE},
     )
     seed: int = option(

@@ -43,6 +43,7 @@ from teachonce.training.ranks import ALONE, Ranks
 from teachonce.training.schedule import Schedule
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
+UNSAVED = 600.0  # seconds between checkpoints, at most, without --checkpoint-every
 WORSE = 2.0  # times the loss before the first step; first batches differ by less
 # Its attention fills masked scores with the smallest number of another precision.
 FLOAT32_ONLY = ("deberta",)
@@ -200,6 +201,7 @@ class _StudentTraining(Training):
         self.steps = sum(self.lengths)
         self.tokens = self.read = 0
         self.spent, self.started = 0.0, time.perf_counter()
+        self.saved = self.started  # time of the last checkpoint of this process
         self.validation: dict[str, float] = {}
         self.judged_at = -1  # step of the last validation
         self.enter(0, 0)
@@ -222,7 +224,6 @@ class _StudentTraining(Training):
         set_frozen(self.model, self.options)
         every = self.options.eval_every or max(1, steps // 10)
         self.eval_every = self.trainings[0].steps_in(number) if every == "epoch" else every
-        self.checkpoint_every = self.options.checkpoint_every or self.eval_every
         self.optimizer = optimizer_of(
             self.model,
             self.options.optimizer,
@@ -348,7 +349,11 @@ class _StudentTraining(Training):
         return f"step      {self.step:,} of {self.steps:,}: {found}; {', '.join(self._pace())}"
 
     def is_due(self) -> bool:
-        return self.step % self.checkpoint_every == 0
+        if self.options.checkpoint_every is not None:
+            return self.step % self.options.checkpoint_every == 0
+        # Also by time: in a slow training hours may lie between two validations.
+        late = time.perf_counter() - self.saved >= UNSAVED
+        return late or self.step % self.eval_every == 0
 
     def validate(self) -> None:
         """Compute the held-out losses, pass them to the schedule, and store the best weights."""
@@ -416,6 +421,7 @@ class _StudentTraining(Training):
             "metrics": metrics,
         }
         save_checkpoint(self.out / "checkpoints", self.step, state)
+        self.saved = time.perf_counter()
 
     def load(self, out: Path) -> None:
         """Continue from the newest checkpoint in `out`, if there is one."""
