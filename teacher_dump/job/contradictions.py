@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from teachonce.store.errors import NO_QUEUE
 from teachonce.store.format.features import TASKS
 from teachonce.support.errors import UserError
-from teachonce.support.options import flag_of
+from teachonce.support.options import default_of, flag_of
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, pair_of
 from teachonce.teacher_dump.job.option_values import AUTO, TEXT_HEADS, shard_of
 
@@ -50,15 +50,21 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
                 f"--grow-from {options.grow_from}: is also --out, and a finished store is not"
                 " changed; give the grown store another name (the old one can be removed then)"
             )
-        if options.plan:
-            yield "--plan and --grow-from: a plan covers a whole dump; leave one of them out"
     if options.ray is None and options.ray_gpus is not None:
         yield f"--ray-gpus {options.ray_gpus:g}: applies to workers of Ray; add --ray"
-    if options.mask_words == "rare" and options.views == 1:
-        yield (
-            "--mask-words rare: no word is masked in view 0, the only view; request masked views"
-            " (--views 2), or leave it out"
-        )
+    for name in ("grow_from", "shard", "ray"):
+        if options.plan and getattr(options, name) is not None:
+            yield (
+                f"--plan and {flag_of(name)}: a plan covers a whole dump by one process; leave one"
+                " of them out"
+            )
+    for name in ("mask_prob", "mask_words"):
+        value = getattr(options, name)
+        if options.views == 1 and value != default_of(type(options), name):
+            yield (
+                f"{flag_of(name)} {value}: no word is masked in view 0, the only view; request"
+                " masked views (--views 2), or leave it out"
+            )
     yield from _head_contradictions(options)
     yield from _chat_contradictions(options)
     if options.student_column is not None:

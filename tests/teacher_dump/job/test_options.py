@@ -25,6 +25,9 @@ OUT = Path("store.zarr")
         ({"views": 0}, "--views 0: expected at least 1"),
         ({"codec": "tiny"}, "--codec tiny: expected one of default, exact, small"),
         ({"mask_words": "rare"}, "--mask-words rare: no word is masked in view 0"),
+        ({"mask_prob": 0.3}, "--mask-prob 0.3: no word is masked in view 0"),
+        ({"plan": True, "shard": "0/2"}, "--plan and --shard: a plan covers a whole dump"),
+        ({"plan": True, "ray": "local"}, "--plan and --ray: a plan covers a whole dump"),
         ({"logits": "none", "hidden": "none", "attention": "none"}, "hold no output of the"),
         ({"head": "causal", "logits": "none"}, "--head causal and --logits none contradict"),
         ({"head": "none", "logits": "topk:8"}, "--head none and --logits topk:8 contradict"),
@@ -38,7 +41,7 @@ def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], told: 
     with pytest.raises(UserError) as error:
         DumpOptions("model", OUT, **changes)
     assert told in str(error.value)
-    words = [word for name, value in changes.items() for word in (_flag(name), str(value))]
+    words = [word for name, value in changes.items() for word in _typed(name, value)]
     line = refused(main, "--model", "model", "--out", OUT, *words)
     if "codec" not in changes:  # click refuses a choice in its own words
         assert told in line
@@ -54,11 +57,15 @@ def test_python_takes_single_values_and_lists() -> None:
     with pytest.raises(UserError, match="^--corpus 3: expected a text$"):
         DumpOptions("model", OUT, corpus=["a.txt", 3])  # type: ignore[list-item]
     assert DumpOptions("model", "s3://a/b.zarr").out == "s3://a/b.zarr"
-    numbers: dict[str, Any] = {"limit": "50k", "mask_prob": "0.2"}
+    numbers: dict[str, Any] = {"limit": "50k", "views": "2", "mask_prob": "0.2"}
     made = DumpOptions("model", OUT, **numbers)
     assert (made.limit, made.mask_prob) == (50_000, 0.2)
     with pytest.raises(UserError, match="^--limit many: expected a whole number"):
         DumpOptions("model", OUT, **{**numbers, "limit": "many"})
+
+
+def _typed(name: str, value: Any) -> tuple[str, ...]:
+    return (_flag(name),) if value is True else (_flag(name), str(value))
 
 
 def _flag(name: str) -> str:
