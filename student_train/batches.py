@@ -35,7 +35,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate, held_out
 from teachonce.support.background import prefetched
-from teachonce.support.environment import warn_of_spinning
+from teachonce.support.environment import torchrun_number, warn_of_spinning
 from teachonce.support.errors import UserError
 from teachonce.support.options import parse_value
 
@@ -194,7 +194,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
         if distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
-        rank, world_size = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1)))
+        rank, world_size = torchrun_number("RANK", 0), torchrun_number("WORLD_SIZE", 1)
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise UserError(
             f"rank {rank} of world_size {world_size}: expected both or neither, and 0 <= rank <"

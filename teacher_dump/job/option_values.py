@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
+from teachonce.support.environment import torchrun_number
 from teachonce.support.errors import UserError
 
 PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
@@ -34,11 +34,12 @@ class Shard(NamedTuple):
 def shard_of(spec: str | None) -> Shard | None:
     """Return the place of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
 
-    Returns None if it is the only process. Raises UserError if `--shard` is not i/n.
+    Returns None if it is the only process. Raises UserError if `--shard` is not i/n, or if a
+    variable is no number.
     """
     if spec is None:
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        return Shard(int(os.environ.get("RANK", "0")), size) if size > 1 else None
+        size = torchrun_number("WORLD_SIZE", 1)
+        return Shard(torchrun_number("RANK", 0), size) if size > 1 else None
     place, _, number = spec.partition("/")
     # Not `isdigit`, which accepts superscripts that `int` refuses.
     if place.isdecimal() and number.isdecimal() and int(place) < int(number):

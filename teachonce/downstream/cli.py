@@ -25,6 +25,7 @@ from teachonce.downstream.settings import (
 )
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
+from teachonce.support.environment import check_torchrun
 from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.usage_errors import version_option
 
@@ -100,6 +101,7 @@ def main(**words: Any) -> None:
     _check_out(options)
     check_task(options)
     if options.kind != "table":
+        check_torchrun()  # the Trainer reads its variables
         _quiet_transformers()
     work = WORK.get(options.kind, _fine_tune)
     from teachonce.downstream import score_tables

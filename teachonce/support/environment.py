@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from teachonce.support.errors import UserError
+
 VARIABLE, SLEEPING = "OMP_WAIT_POLICY", "PASSIVE"
 _imported_sleeping = False  # whether torch was imported inside `passive_waits`
 
@@ -27,10 +29,29 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
+def torchrun_number(name: str, default: int) -> int:
+    """Return the number in a variable of torchrun: RANK, LOCAL_RANK or WORLD_SIZE; `default` if it
+    is empty or not set. Raises UserError if it is no number."""
+    word = os.environ.get(name) or str(default)
+    # Not `isdigit`, which accepts superscripts that `int` refuses.
+    if not word.isdecimal():
+        raise UserError(
+            f"environment variable {name}={word}: expected a whole number, as torchrun sets it;"
+            f" start the command with torchrun, or `unset {name}`"
+        )
+    return int(word)
+
+
+def check_torchrun() -> None:
+    """Raise UserError if a variable of torchrun is no number: libraries would raise ValueError."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        torchrun_number(name, 0)
+
+
 def is_main_process() -> bool:
     """Return whether this process prints and writes: the only process, or rank 0 of `torchrun`."""
     # By torchrun's variable, because commands call this before torch is imported.
-    return os.environ.get("RANK", "0") == "0"
+    return torchrun_number("RANK", 0) == 0
 
 
 @contextmanager

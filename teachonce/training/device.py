@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from teachonce.support.console import check_device
+from teachonce.support.environment import torchrun_number
 
 # oneDNN's names of the instruction sets that cannot multiply bf16.
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
@@ -18,14 +19,14 @@ def resolved_device(device: str) -> str:
     """Return the device for a value of `--device`. `auto` is a GPU if there is one; of several
     processes of torchrun, each gets its own GPU.
 
-    Raises UserError if the machine lacks the device.
+    Raises UserError if the machine lacks the device, or if LOCAL_RANK is no number.
     """
     import torch
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and (place := os.environ.get("LOCAL_RANK")):
-        device = f"cuda:{place}"  # torchrun starts one process for each GPU
+    if device == "cuda" and os.environ.get("LOCAL_RANK"):
+        device = f"cuda:{torchrun_number('LOCAL_RANK', 0)}"  # torchrun starts one process for each GPU
     check_device(device, torch.cuda.device_count())
     return device
 

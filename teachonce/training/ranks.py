@@ -3,7 +3,6 @@ and sum their gradients."""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor, distributed, nn
 
 from teachonce.support.console import counted
 from teachonce.support.differences import differences
+from teachonce.support.environment import check_torchrun, torchrun_number
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.installed import installed
 
@@ -173,9 +173,11 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     """Join the other processes of this training until the end of the `with` block.
 
     The environment variables of torchrun describe them; without these variables the process is
-    alone. Raises UserError if the others cannot be reached, or have other versions.
+    alone. Raises UserError if the others cannot be reached, or have other versions, and if a
+    variable is no number.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    check_torchrun()
+    if torchrun_number("WORLD_SIZE", 1) <= 1:
         yield ALONE
         return
     with _peer_errors():
