@@ -43,15 +43,12 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
         )
     if options.grow_from is None and options.gone is not None:
         yield f"--gone {options.gone}: needs the store of --grow-from; add it, or leave --gone out"
-    if options.grow_from is not None:
-        # Compared as text, because either may be the address of a bucket.
-        if str(options.grow_from).rstrip("/") == str(options.out).rstrip("/"):
-            yield (
-                f"--grow-from {options.grow_from}: is also --out, and a finished store is not"
-                " changed; give the grown store another name (the old one can be removed then)"
-            )
-    if options.ray is None and options.ray_gpus is not None:
-        yield f"--ray-gpus {options.ray_gpus:g}: applies to workers of Ray; add --ray"
+    # Compared as text, because either may be the address of a bucket.
+    if options.grow_from and str(options.grow_from).rstrip("/") == str(options.out).rstrip("/"):
+        yield (
+            f"--grow-from {options.grow_from}: is also --out, and a finished store is not"
+            " changed; give the grown store another name (the old one can be removed then)"
+        )
     for name in ("grow_from", "shard", "ray"):
         if options.plan and getattr(options, name) is not None:
             yield (

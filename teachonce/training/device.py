@@ -26,7 +26,8 @@ def resolved_device(device: str) -> str:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and os.environ.get("LOCAL_RANK"):
-        device = f"cuda:{torchrun_number('LOCAL_RANK', 0)}"  # torchrun starts one process for each GPU
+        # torchrun starts one process for each GPU.
+        device = f"cuda:{torchrun_number('LOCAL_RANK', 0)}"
     check_device(device, torch.cuda.device_count())
     return device
 
