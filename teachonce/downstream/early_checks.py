@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -36,6 +35,7 @@ from teachonce.downstream.settings import KINDS
 from teachonce.downstream.tasks.example_rows import check_columns
 from teachonce.downstream.text_lines import iterate_lines
 from teachonce.student_train.settings.shapes import SCRATCH, parse_student
+from teachonce.support.click_types import LocalPath
 from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.extras import check_library
 from teachonce.support.options import (
@@ -81,7 +81,7 @@ def parameters() -> list[click.Parameter]:
             if name == "task":
                 plural = {"metavar": f"[{'|'.join(TASK_FORMS)}]"}
             found.append(click_option(DownstreamOptions, name, help=_help(name), **plural))
-    runs = click.Argument(["runs"], nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
+    runs = click.Argument(["runs"], nargs=-1, type=LocalPath(), metavar="[RUN]...")
     return [*found, runs]
 
 

@@ -300,10 +300,11 @@ def _is_of(kind: type[Any], value: Any) -> bool:
 
 def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     """Return the click type that parses a word of an option."""
-    about, kind = options_of(settings)[name], _type_of(settings, name).kind
+    about, found = options_of(settings)[name], _type_of(settings, name)
+    kind = found.kind
     if about.choices:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
-    if kind is Path:
+    if kind is Path or Path in found.members:
         return LocalPath()
     # The command that accepts repetitions, and the scope of the options that it takes only once.
     command, once = getattr(settings, "SWEEP", ("", ""))
@@ -311,8 +312,7 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     plain: dict[type[Any], click.ParamType[Any]]
     plain = {int: Count(sweep), float: Number(sweep), bool: click.BOOL}
     read = plain.get(kind) or Text(about.words, about.paths)
-    words = _type_of(settings, name).words
-    return NumberOrWord(read, words) if words else read
+    return NumberOrWord(read, found.words) if found.words else read
 
 
 def click_option(
