@@ -142,13 +142,13 @@ def export(
     distillkit is Parquet with the top-k logits of a causal teacher, and a file with the settings of
     compression.
     """
-    if kind not in ("parquet", "datasets") and (columns or floats):
-        option = "--columns" if columns else "--floats"
+    if kind not in ("parquet", "datasets") and (columns is not None or floats):
+        option = "--columns" if columns is not None else "--floats"
         raise UserError(f"{option}: applies only to --to parquet and datasets; leave it out")
     if target.exists():
         raise UserError(f"{target}: exists already; remove it, or choose another name")
     from teachonce.feature_store.captures.exporting import export_store
 
-    names = tuple(columns.split(",")) if columns else None
+    names = None if columns is None else tuple(columns.split(","))
     exported = export_store(store, target, kind, names, floats or "float32")
     yield Output(asdict(exported), [exported.line()])
