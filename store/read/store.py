@@ -404,11 +404,16 @@ class FeatureStore(Sequence[Record]):
         `columns` and `floats` as for `to_parquet`. The rows are written once to an Arrow file in
         `cache_dir`, by default a folder in the cache of `datasets`, and memory-mapped. With
         `streaming`, an `IterableDataset` reads the store itself. Raises StoreError as
-        `to_parquet` does.
+        `to_parquet` does, and for `cache_dir` with `streaming`.
         """
         from teachonce.store.read.table_files import dataset_of, streamed_dataset_of
 
         if streaming:
+            if cache_dir is not None:
+                raise StoreError(
+                    f"cache_dir {cache_dir}: a streamed dataset writes no file; leave cache_dir or"
+                    " streaming out"
+                )
             return streamed_dataset_of(partial(self.table, columns, floats))
         on_path = partial(record_copy, self.path, self.manifest, "datasets")
         return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir, on_path)

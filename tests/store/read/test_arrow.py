@@ -236,6 +236,8 @@ def test_what_cannot_be_a_table_is_refused(
         store.to_datasets(columns="hidden")
     with pytest.raises(StoreError, match="expected at least one, and each once, got text, text"):
         store.to_parquet(tmp_path / "a", columns=["text", "text"])
+    with pytest.raises(StoreError, match="cache_dir rows: a streamed dataset writes no file"):
+        store.to_datasets(streaming=True, cache_dir="rows")
     with pytest.raises(StoreError, match="floats: expected float32 or float16, got 'int8'"):
         store.table(floats="int8")
     (tmp_path / "there").mkdir()
