@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,8 @@ def checked_folder(path: str, option: str) -> Mapping[str, Any]:
 
 
 def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
-    """Open the store of `--init svd:STORE`; return None for any other `--init`.
+    """Open the store of `--init svd:STORE`, which the caller closes; return None for any other
+    `--init`.
 
     Raises UserError if there is no such store, or if its teacher has other pieces.
     """
@@ -132,7 +133,11 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
     except StoreError as error:
         raise UserError(f"--init {how}: {error}") from error
     what = "a store of a teacher"
-    check_same_pieces(how, store, other.teacher_file("tokenizer.json").decode(), "teacher", what)
+    with ExitStack() as refused:
+        refused.enter_context(closing(other))
+        theirs = other.teacher_file("tokenizer.json").decode()
+        check_same_pieces(how, store, theirs, "teacher", what)
+        refused.pop_all()  # the caller closes it
     return other
 
 

@@ -242,7 +242,11 @@ def test_layers_of_an_electra_read_more_than_its_embeddings(
 
 
 def test_svd_of_another_teacher_with_the_same_pieces(
-    started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path], tmp_path: Path
+    started: Start,
+    store: FeatureStore,
+    tiny_teacher: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As of a teacher before it was fine-tuned into that of the store."""
     text = write_corpus(tmp_path / "text.txt", 2)
@@ -256,8 +260,12 @@ def test_svd_of_another_teacher_with_the_same_pieces(
     initialise(expected, "svd", open_store(other), found)
     words, same, others = (each.get_input_embeddings().weight for each in (student, expected, own))
     assert torch.equal(words, same) and not torch.equal(words, others)
-    with pytest.raises(UserError, match=r"svd:.*differ from the .* the same vocabulary"):
-        started(f"svd:{foreign}")
+    closed = list[Any]()
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureStore, "close", lambda store: closed.append(store.path))
+        with pytest.raises(UserError, match=r"svd:.*differ from the .* the same vocabulary"):
+            started(f"svd:{foreign}")
+    assert [*map(str, closed)] == [str(foreign)]
     for wrong, line in ((f"svd:{foreign}", "same vocabulary"), ("svd:gone.zarr", "gone.zarr")):
         with pytest.raises(UserError, match=line):
             checked_plan(TrainOptions(store=store.path, init=wrong).resolved(), store)
