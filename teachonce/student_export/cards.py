@@ -140,18 +140,22 @@ print(model.encode(["A text.", "Another text."]))
 ```"""
 
 
-def write_card(card: str, own: Exported, made: Sequence[Exported], path: Path) -> None:
+def write_card(
+    card: str, own: Exported, made: Sequence[Exported], path: Path, *, add: bool = True
+) -> None:
     """Write a model card with a table that compares the exports with the student in float32.
 
     own: the student itself, as the row STUDENT.
 
-    If `card` already has such a table, its rows for other files remain, and the student's score if
-    `own` has none.
+    If `card` already has such a table, its rows for other files remain if `add` is set, and the
+    student's score if `own` has none.
     """
     before, _, rest = card.partition(BEGIN)
     old, _, after = rest.partition(END)
     rows = _table_rows(old)
     scored = rows.get(STUDENT, [""])[:2] if own.score is None else [""]
+    if not add:
+        rows.clear()
     rows[STUDENT] = _cells(own)
     if scored[0]:
         rows[STUDENT][:2] = scored

@@ -142,7 +142,7 @@ SENTENCES = 20
 def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     """Export a student to every format of `options.to`, into a new folder; return its files.
 
-    The table of exports is added to the model cards of the new folder and of the student.
+    The model card of the new folder gets a table of its files; they are added to the student's.
 
     Raises UserError if the student or a library does not fit, or if an export's agreement is below
     `options.least`. No folder is made then.
@@ -168,7 +168,8 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         card = options.folder / CARD
         before = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
         text = without_credentials(before)
-        write_card(export_card(text, student, made), own, made, scratch / CARD)
+        # Files that the student's card lists already are in other folders.
+        write_card(export_card(text, student, made), own, made, scratch / CARD, add=False)
         scratch.chmod(0o755)  # mkdtemp gives 0700
         files.rename(scratch, options.out)
         # Last, so that the student's card lists no export that was not published.

@@ -218,6 +218,12 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
         "| `torchs",
     ]
     assert "`onnx/model.onnx`" in card and "`torchscript/model.pt`" in card
+    again = run(folder, "--to", "torchscript", "--out", tmp_path / "again")
+    assert again.exit_code == 0, again.output
+    table = (tmp_path / "again" / "README.md").read_text().partition("## Exports")[2]
+    assert "`torchscript/model.pt`" in table and "onnx" not in table  # which is in another folder
+    assert f"| {score} |" in table  # as the student was scored with the first export
+    assert "`onnx/model.onnx`" in (folder / "README.md").read_text()
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
