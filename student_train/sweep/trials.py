@@ -140,12 +140,24 @@ class Trials(Study):
         """Return the next trial, or None if there are enough or the next one is running already."""
         if self.postponed:
             return None if self._under_way(self.postponed[0]) else self.postponed.pop(0)
-        number = len(self.study.trials)
         # Also if --trials is smaller than before: rewriting runs.json would drop the other trials.
-        earlier = self.runs.earlier
-        if number >= max(self.count, len(earlier)):
-            return None
-        before: Mapping[str, Any] = {}
+        count = max(self.count, len(self.runs.earlier))
+        while (number := len(self.study.trials)) < count:
+            run = self._drawn(number)
+            if run.state == "pruned":
+                self.ended(run)
+            # Another trial may round to the same settings, and a folder has one writer at a time.
+            elif self._under_way(run):
+                self.postponed.append(run)
+                return None
+            else:
+                return run
+        return None
+
+    def _drawn(self, number: int) -> Run:
+        """Draw a trial; an earlier command's trial again, with its validations if it was pruned or
+        trained."""
+        earlier, before = self.runs.earlier, dict[str, Any]()
         if number < len(earlier):  # drawn by an earlier command
             before = earlier[number]
             self.study.enqueue_trial(before["params"])
@@ -161,13 +173,8 @@ class Trials(Study):
         # A finished trial is read again, a failed one tried again. With other fixed options it is
         # another student, by the hash in its name.
         same = before and before["folder"].rpartition("-")[2] == run.folder.name.rpartition("-")[2]
-        if same and self.repeat(run, before):
-            self.ended(run)
-            return self.next()
-        # Another trial may round to the same settings, and a folder has one writer at a time.
-        if self._under_way(run):
-            self.postponed.append(run)
-            return None
+        if same:
+            self.repeat(run, before)
         return run
 
     def _point(self, params: Mapping[str, Any]) -> Point:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -95,6 +96,29 @@ def test_a_bad_trial_is_pruned_and_stays_so(
     again, _ = begun(tmp_path, 6, **fixed)
     assert len(all_of(again, again.runs)) == 6
     assert again.runs.runs[-1].state == state
+
+
+def test_pruned_trials_are_skipped_at_one_depth_of_the_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of them would else reach the limit of recursion."""
+    trials, runs = begun(tmp_path, 4)
+    while run := trials.next():
+        run.state, run.problem = "pruned", "worse than the median"
+        trials.ended(run)
+        runs.write()
+    depths, repeat = list[int](), Trials.repeat
+
+    def watched(trials: Trials, run: Run, before: Mapping[str, Any]) -> bool:
+        depths.append(len(inspect.stack(0)))
+        return repeat(trials, run, before)
+
+    monkeypatch.setattr(Trials, "repeat", watched)
+    again, runs = begun(tmp_path, 5)
+    run = again.next()
+    assert run is not None and run.number == 5
+    assert [each.state for each in runs.runs[:4]] == ["pruned"] * 4
+    assert len(depths) == 4 and len(set(depths)) == 1
 
 
 def test_halving_ends_a_trial_whose_last_figure_is_learnt_from(tmp_path: Path) -> None:
