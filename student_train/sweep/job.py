@@ -46,7 +46,6 @@ from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
     from teachonce.store import FeatureStore
-    from teachonce.student_train.prepared_student import Prepared
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,9 @@ class Sweep:
             return f"{self.folder}: all students are saved; continue with the same command"
 
         with open_stores(checked[0]) as stores:
-            starts = _check(checked, stores)
+            _check(checked, stores)
             if self.ray is None and self.jobs is None:
-                execution.here(stores, starts)
-        # Otherwise the prepared students stay in this process's memory while the workers train.
-        starts.clear()
+                execution.here(stores)
         if self.ray is not None:
             self._on_ray(execution, planned[0].device, DriverNode.here(self.folder, lease), saved)
         elif self.jobs is not None:
@@ -211,11 +208,9 @@ def _sweep_lease(folder: Path) -> Lease:
         ) from None
 
 
-def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:
-    """Check every planned student before the first training.
-
-    One student of each distinct start is prepared. Returns the prepared students by folder.
-    """
+def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> None:
+    """Check every planned student before the first training: one student of each distinct start is
+    prepared. Raises UserError."""
     from teachonce.student_train.prepared_student import prepare
 
     starts, planned_there = dict[tuple[Any, ...], TrainOptions](), dict[Path, dict[str, Any]]()
@@ -236,7 +231,10 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
         else:
             start = sorted(scoped(TrainOptions, START))
             starts[tuple(getattr(options, name) for name in start)] = options
-    return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
+    for options in starts.values():
+        # Not returned: a search over shapes would hold dozens of students in memory. Vocabulary and
+        # weights are made again by the training; the token table is on the disk by then.
+        prepare(options, *stores)
 
 
 def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> list[str]:
