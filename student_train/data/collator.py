@@ -52,6 +52,7 @@ from teachonce.student_train.losses.registry import features_of, reads_masked_to
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
+from teachonce.support.errors import UserError
 
 
 class Collator:
@@ -63,7 +64,8 @@ class Collator:
     store: if given, its text is tokenized once for all batches (`token_table`), else batch by
         batch. A student with a chat template of its own reads the chats of the store in it.
 
-    Raises UserError for a tokenizer that `align` cannot read.
+    Raises UserError for a tokenizer that `align` cannot read, and for masks of rare pieces without
+    `store`, which has their counts.
     """
 
     def __init__(
@@ -130,6 +132,11 @@ class Collator:
         losses = [term.loss for term in plan.terms]
         # Stores of a task are read from view 0, which the teacher has read without masks.
         plain = plan.causal or self.task or not reads_masked_tokens(losses)
+        if plan.rare_masks and self.table is None and not plain:
+            raise UserError(
+                "--mask-words rare: pieces are masked by their counts in a store's text; give"
+                " Collator its store, or use uniform"
+            )
         self.causal = plan.causal
         self.masker = Masker(
             # A decoder's tokenizer may have no mask token, and none of its tokens is masked.

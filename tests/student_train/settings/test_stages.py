@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data.blocks import chosen_blocks, split_blocks
+from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.model.freezing import OF_EMBEDDINGS, group_of
 from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.checks import checked_plan
@@ -263,6 +264,10 @@ def test_rare_pieces_are_masked_more_often(store: FeatureStore) -> None:
     # Counted once: a training has a collator for each stage and validation.
     again = collator.serving(options.batch_plan(options.terms(None)))
     assert again.table is not None and again.table.counts is collator.table.counts
+    json_of_teacher = store.teacher_file("tokenizer.json").decode()
+    plan = options.batch_plan(options.terms(None))
+    with pytest.raises(UserError, match="--mask-words rare: .* give Collator its store, or use"):
+        Collator(collator.student_tokenizer, json_of_teacher, plan, max_length=64)
     times = np.zeros(400)
     for epoch in range(40):
         labels = collator.masker.dynamic(tokens, (0, epoch)).labels
