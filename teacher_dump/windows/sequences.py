@@ -221,7 +221,7 @@ class _Truncated:
         self, sides: tuple[str, ...], encoding: Any, document: Document
     ) -> tuple[tuple[str, ...], int]:
         """Truncate the text, or the texts of a pair, the longer one first. Return also the position
-        of the first character."""
+        in the document of the first character, which of a pair is in its first text."""
         cut = self.truncation
         if len(sides) == 1:
             begin, end = cut.checked_span(sides[0], self.budget, encoding, document, self.prompt)
@@ -232,12 +232,12 @@ class _Truncated:
         shorter = min(min(counts), self.budget // 2)
         longer = self.budget - shorter
         budgets = (longer, shorter) if counts[0] > counts[1] else (shorter, longer)
-        found = []
-        for text, head, budget in zip(sides, heads, budgets, strict=True):
-            whole = head if len(text) <= SEGMENT else None
-            begin, end = cut.checked_span(text, budget, whole, document)
-            found.append(text[begin:end])
-        return tuple(found), 0
+        spans = [
+            cut.checked_span(text, budget, head if len(text) <= SEGMENT else None, document)
+            for text, head, budget in zip(sides, heads, budgets, strict=True)
+        ]
+        found = (text[begin:end] for text, (begin, end) in zip(sides, spans, strict=True))
+        return tuple(found), spans[0][0]
 
 
 def iter_truncated(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,19 @@ def test_a_pair_keeps_its_number_and_its_label(make_tokenizer: Make) -> None:
     assert [w.document for w in found] == [3 * n for n in range(len(texts))]
     assert [w.gold and w.gold.label for w in found] == [str(n) for n in range(len(texts))]
     assert [w.text for w in found] == texts and not any(w.document_begin for w in found)
+
+
+def test_a_pair_that_is_cut_on_the_left_begins_where_its_first_text_does(
+    make_tokenizer: Make,
+) -> None:
+    tokenizer, long, short = copy(make_tokenizer("bpe")), " ".join(SENTENCES), SENTENCES[1][:30]
+    tokenizer.truncation_side = "left"
+    first, second = windows_of(tokenizer, 40, (long, short), (short, long))
+    assert first.lost and SEPARATOR.join((long, short))[first.document_begin :] == first.text
+    assert first.document_begin == first.lost
+    assert first.hard_cut == long[first.lost - 1 : first.lost + 1].isalnum()
+    assert second.lost and second.text.startswith(short)
+    assert second.document_begin == 0 and not second.hard_cut
 
 
 def test_refusals(make_tokenizer: Make) -> None:
