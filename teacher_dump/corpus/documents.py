@@ -135,7 +135,7 @@ class Corpus:
                 " it as a table"
             )
         corpus = cls(found, columns, skipped)
-        firsts = [next(source.rows(), None) for source in found]
+        firsts = [source.first() for source in found]
         if all(first is None or not first.text.strip() for first in firsts):
             next(iter(corpus))  # raises if there is no text at all
         return corpus

@@ -152,6 +152,10 @@ class CorpusSource:
     def rows(self) -> Iterator[LabelledText]:
         raise NotImplementedError
 
+    def first(self) -> LabelledText | None:
+        """Return the first text; None if there is none. Raises CorpusError if it cannot be read."""
+        return next(self.rows(), None)
+
     def identity(self) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -224,12 +228,19 @@ class FileSource(CorpusSource):
         """Yield the texts. Raises CorpusError for a text that cannot be read, and at the end if
         `check` read other bytes."""
         self._pass = read = _Digest()
-        try:
-            yield from read_rows(self._path, self._columns, read.add)
-        except OSError as error:
-            raise _unreadable(self._path, error) from None
+        yield from self._read(read.add)
         if self._checked and read.size_and_hash() != self._checked:
             raise self._changed(self._checked, read.size_and_hash())
+
+    def first(self) -> LabelledText | None:
+        # Without a hash: a file that is packed is read to its end for it, before and afterwards.
+        return next(self._read(ignore), None)
+
+    def _read(self, seen: Seen) -> Iterator[LabelledText]:
+        try:
+            yield from read_rows(self._path, self._columns, seen)
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
 
     def check(self) -> None:
         """Read the file, and hash it on the way if its reader reads every byte."""

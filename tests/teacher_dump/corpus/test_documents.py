@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import tracemalloc
@@ -193,6 +194,19 @@ def test_checking_hashes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     hashed.clear()
     assert checked.identity() == before
     assert hashed == []
+
+
+def test_opening_a_corpus_hashes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed file, and a table of Parquet, would be read to its end twice."""
+    hashed = list[bytes]()
+    monkeypatch.setattr(files._Digest, "add", lambda digest, raw: hashed.append(raw))
+    packed, table = tmp_path / "a.txt.gz", tmp_path / "a.parquet"
+    packed.write_bytes(gzip.compress("\n".join(TEXTS).encode()))
+    pq.write_table(pa.table({"text": list(TEXTS)}), table)
+    corpus = Corpus.open([str(packed), str(table)])
+    assert hashed == []
+    assert len(list(corpus)) == 2 * len(TEXTS)
+    assert b"".join(hashed).startswith(packed.read_bytes())
 
 
 def test_refused_at_once(tmp_path: Path) -> None:
