@@ -40,19 +40,23 @@ class TruncationCount:
         """Count the texts of a call of a sentence-transformers model."""
         limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
         self.read += len(texts)
-        if isinstance(tokenizer, Tokenizer) and tokenizer.truncation:  # of a static model
-            self._limit = tokenizer.truncation["max_length"]
-            found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-            self.cut += sum(bool(each.overflowing) for each in found)
-        if not isinstance(limit, int) or not callable(tokenizer):
+        static = isinstance(tokenizer, Tokenizer)
+        if static:
+            limit = (tokenizer.truncation or {}).get("max_length")
+        if not isinstance(limit, int) or not (static or callable(tokenizer)):
             return
         self._limit = limit
         # Only long texts are tokenized: a token has at least one byte, and a pair up to four
         # special tokens, so shorter texts fit.
         long = [text for text in texts if len("".join(text).encode()) + 4 > limit]
         for begin in range(0, len(long), BATCH):
-            some = tokenizer(long[begin : begin + BATCH], truncation=False, verbose=False)
-            self.cut += sum(len(ids) > limit for ids in some["input_ids"])
+            some = long[begin : begin + BATCH]
+            if static:
+                found = tokenizer.encode_batch(some, add_special_tokens=False)
+                self.cut += sum(bool(each.overflowing) for each in found)
+            else:
+                ids = tokenizer(some, truncation=False, verbose=False)["input_ids"]
+                self.cut += sum(len(each) > limit for each in ids)
 
     def note(self) -> str | None:
         """Return a line with the number of truncated texts; None if there are none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from teachonce.checkpoints.embedders import Embedder
+from teachonce.checkpoints.embedders import Embedder, TruncationCount
 from teachonce.checkpoints.fields import CONFIG, MODULES, SETTINGS
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
@@ -123,4 +124,18 @@ def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path
     embedder = Embedder(str(tmp_path / "short"), max_length=2)
     embedder.vectors(["cat cat", "cat"])
     assert embedder.cuts.note() == "1 of 2 texts cut to 1 token"
+    read = list[str]()
+
+    def split(number: int, text: Any) -> list[Any]:
+        read.append(str(text))
+        return [text]
+
+    static.tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(
+        SimpleNamespace(pre_tokenize=lambda text: text.split(split))
+    )
+    static.tokenizer.enable_truncation(20)
+    # Tokenized once, by the model: a text of so few bytes cannot be cut.
+    cuts = TruncationCount()
+    cuts.add(SimpleNamespace(max_seq_length=None, tokenizer=static.tokenizer), ["cat", "cat " * 9])
+    assert read == ["cat " * 9]
     assert not found[0].any() and abs(float((found[1] ** 2).sum()) - 1) < 1e-3
