@@ -70,11 +70,25 @@ class RoundTripTokenizer:
 
     def texts(self, ids: Sequence[list[int]], decoder: Any) -> list[str]:
         """Decode samples to texts, without the special tokens around them."""
+        return self._decoded([self._bare(each) for each in ids], decoder)
+
+    def texts_before(self, ids: list[int], begins: Iterable[int]) -> Iterator[str]:
+        """Yield, for ascending tokens of a sample, the text from the token before to each."""
+        bare, last = self._bare(ids), 0
+        outer = len(self.before) if len(bare) < len(ids) else 0
+        for begin in begins:
+            # A few tokens more, not the whole sample for each: the text of a token depends on the
+            # one before it, as at the start of a text or of a word.
+            first, end = max(0, last - BACK), max(0, begin - outer)
+            shorter, longer = self._decoded([bare[first:last], bare[first:end]], self.decoders[-1])
+            yield longer[len(shorter) :]
+            last = end
+
+    def _decoded(self, ids: list[list[int]], decoder: Any) -> list[str]:
         # `decode_batch` has no argument for the decoder.
         if decoder is not None:
             self.tokenizer.decoder = decoder
-        bare = [self._bare(each) for each in ids]
-        found: list[str] = self.tokenizer.decode_batch(bare, skip_special_tokens=False)
+        found: list[str] = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
         return [storable(text, Counter()) for text in found]
 
     def _bare(self, ids: list[int]) -> list[int]:
@@ -108,16 +122,17 @@ class RoundTripTokenizer:
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
         """Find the end of the longest stretch from `begin`, with its text and encoding."""
-        rest, size = ids[begin:], COMPARED
+        left, size = len(ids) - begin, COMPARED
         # In growing pieces: a long sample of many stretches would be tokenised whole for each.
         while True:
-            (text,) = self.texts([rest[:size]], self.decoders[-1])
+            some = ids[begin : begin + size]  # not the whole rest, which may have a million tokens
+            (text,) = self.texts([some], self.decoders[-1])
             given = self.tokenizer.encode(text).ids
-            pairs = enumerate(zip(given, rest[:size], strict=False))
-            shorter = min(len(given), size, len(rest))
+            pairs = enumerate(zip(given, some, strict=False))
+            shorter = min(len(given), len(some))
             alike = next((n for n, (one, two) in pairs if one != two), shorter)
-            if size >= len(rest):
-                (found,) = self.round_trips([rest])
+            if size >= left:
+                (found,) = self.round_trips([some])
                 if found is not None:
                     return len(ids), found
                 break
@@ -126,16 +141,16 @@ class RoundTripTokenizer:
             size *= 4
         # A text that ends earlier may give other last tokens, so shorter stretches are tried too.
         for size in range(alike, max(alike - BACK, SHORTEST - 1), -1):
-            (found,) = self.round_trips([rest[:size]])
+            (found,) = self.round_trips([some[:size]])
             if found is not None:
                 return begin + size, found
         return begin, None
 
 
-def _continues_word(before: str, whole: str, text: str) -> bool:
-    """Return whether a stretch with this text, after the text `before` of the `whole` sample,
-    begins inside a word."""
-    joined = whole.startswith(before) and whole[len(before) : len(before) + 1] == text[:1]
+def _continues_word(before: str, whole: str, place: int, text: str) -> bool:
+    """Return whether a stretch with this text, at a character of the `whole` sample after the text
+    `before`, begins inside a word."""
+    joined = whole.startswith(before + text[:1], place - len(before))
     return joined and before[-1:].isalnum() and text[:1].isalnum()
 
 
@@ -228,12 +243,13 @@ def stretches(
             tally["samples"] += 1
             found = [(0, *whole)] if whole else list(tokenizer.stretches(row))
             (every,) = tokenizer.texts([[] if whole else row], tokenizer.decoders[-1])
-            for begin, text, encoding in found:
-                (before,) = tokenizer.texts([row[:begin]], tokenizer.decoders[-1])
-                inside = begin > 0 and _continues_word(before, every, text)
+            befores, place = tokenizer.texts_before(row, [begin for begin, *_ in found]), 0
+            for (begin, text, encoding), before in zip(found, befores, strict=True):
+                place += len(before)
+                inside = begin > 0 and _continues_word(before, every, place, text)
                 # What came before was not captured: a first letter may continue a word.
                 hard = inside or (not begin and sample.continues and text[:1].isalnum())
-                window = make_window(text, number, len(before), hard, encoding)
+                window = make_window(text, number, place, hard, encoding)
                 yield Stretch(window, sample, begin)
             left = len(row) - sum(len(encoding.ids) for *_, encoding in found)
             tally["tokens"] += left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,11 @@ from teachonce.feature_store.captures import importing
 from teachonce.feature_store.captures.formats import FORMATS, ImportOptions, _load_format
 from teachonce.feature_store.captures.importing import import_capture
 from teachonce.feature_store.captures.sample import Rows, Sample
-from teachonce.feature_store.captures.token_texts import RoundTripTokenizer, stretches
+from teachonce.feature_store.captures.token_texts import (
+    RoundTripTokenizer,
+    stretches,
+    without_specials,
+)
 from teachonce.store import open_store
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import imported, refused, run
@@ -148,11 +153,33 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
     assert tally["tokens"] < len(ids) / 2
 
 
+@pytest.mark.parametrize("kind", ("wordpiece", "wordpiece-lower", "bpe", "bpe-plain"))
+@pytest.mark.parametrize("around", (False, True))
+def test_a_stretch_begins_where_the_text_before_it_ends(
+    kind: str, around: bool, make_tokenizer: Callable[[str], Any]
+) -> None:
+    """Also with special tokens around the sample, and after tokens that are left out."""
+    backend = without_specials(make_tokenizer(kind).backend_tokenizer)
+    tokenizer, chance = RoundTripTokenizer(backend), random.Random(0)
+    ids = backend.encode(" ".join([*ENGLISH, *RUSSIAN, *SLOVAK])).ids
+    for place in range(20, len(ids), 20):
+        ids[place] = chance.randrange(10, backend.get_vocab_size())
+    if around:
+        tokenizer.before, tokenizer.after = [2], [3]
+        ids = [2, *ids, 3]
+    found = list(stretches([sample(ids)], tokenizer, Counter()))
+    assert len(found) > 5
+    tokenizer.tokenizer.decoder = tokenizer.decoders[-1]
+    for each in found:
+        text = tokenizer.tokenizer.decode(ids[around : each.begin], skip_special_tokens=False)
+        assert each.window.document_begin == len(text)
+
+
 class Counting:
-    """A tokenizer that counts the characters that it tokenises."""
+    """A tokenizer that counts the characters that it tokenises, and the ids that it decodes."""
 
     def __init__(self, backend: Any) -> None:
-        self.backend, self.characters = backend, 0
+        self.backend, self.characters, self.ids = backend, 0, 0
 
     def encode(self, text: str) -> Any:
         self.characters += len(text)
@@ -163,6 +190,7 @@ class Counting:
         return self.backend.encode_batch(texts)
 
     def decode_batch(self, ids: list[list[int]], **options: Any) -> Any:
+        self.ids += sum(map(len, ids))
         return self.backend.decode_batch(ids, **options)
 
 
@@ -183,9 +211,10 @@ def test_the_work_of_a_long_sample_is_linear(
     make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each stretch reaches to the next piece that the tokenizer splits differently. The tokenised
-    characters grow with the length of the sample."""
+    characters and the decoded ids grow with the length of the sample."""
     backend = make_tokenizer("bpe-plain").backend_tokenizer
     whole, characters = backend.encode(" ".join(9 * [*ENGLISH, *RUSSIAN])).ids, list[int]()
+    decoded = list[int]()
     for size in (2000, 4000):
         ids, splits = with_splits(backend, whole[:size])
         tokenizer, tally = RoundTripTokenizer(backend), Counter[str]()
@@ -198,7 +227,8 @@ def test_the_work_of_a_long_sample_is_linear(
         assert len(found) == splits and tally["tokens"] <= 2 * splits
         assert max(len(each.ids) for each in found) > 400  # more than are compared at first
         characters.append(counting.characters)
-    assert characters[1] < 3 * characters[0]
+        decoded.append(counting.ids)
+    assert characters[1] < 3 * characters[0] and decoded[1] < 2.2 * decoded[0]
 
 
 def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) -> None:
