@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from teachonce.checkpoints.names import resolve_teacher
 from teachonce.checkpoints.text_vectors import POOLINGS
+from teachonce.checkpoints.unreadable import OwnCodeError
 from teachonce.store import Features, FeatureStore, Record, TaskSpec, UserError
 from teachonce.store.errors import StoreError
 from teachonce.store.extras.word_counts import WordCounts
@@ -56,6 +57,7 @@ ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
     "pooling": (None, "one of mean, cls, max, last", lambda value: value in (None, *POOLINGS)),
     "prompt": (None, "a name", lambda value: value is None or isinstance(value, str)),
     "gguf": (None, "the name of a file", lambda value: value is None or _is_name(value)),
+    "remote_code": (False, "true or false", lambda value: type(value) is bool),
     "bos": (None, "an id", lambda value: value is None or (type(value) is int and value >= 0)),
     "batch_tokens": (8192, "at least 1", lambda value: type(value) is int and value >= 1),
 }
@@ -116,15 +118,21 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     precision = arguments["precision"]
     chosen = device if device == "cpu" else resolved_device(device)
     check_device(chosen, torch.cuda.device_count())
-    teacher = load_teacher(
-        resolve_teacher(model, arguments["gguf"]),
-        head=_head(store.features),
-        hidden=_spec(store.features.hidden),
-        attention=_spec(store.features.attention),
-        device=chosen,
-        precision=precision,
-        vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
-    )
+    try:
+        teacher = load_teacher(
+            resolve_teacher(model, arguments["gguf"]),
+            head=_head(store.features),
+            hidden=_spec(store.features.hidden),
+            attention=_spec(store.features.attention),
+            device=chosen,
+            precision=precision,
+            vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
+        )
+    except OwnCodeError as error:
+        raise UserError(
+            f"--model {model}: needs Python code of its own, which only teacher-dump runs"
+            " (--trust-remote-code); verify the store without --model"
+        ) from error
     teacher.start_with("none" if arguments["bos"] is None else str(arguments["bos"]))
     return compare(store, teacher, sample, seed)
 
@@ -315,6 +323,11 @@ class _Sample:
             )
         if versions := other_versions(self.store.meta["software"]):
             notes.append(f"the store was made with other versions: {version_words(versions)}")
+        if self.arguments["remote_code"]:
+            notes.append(
+                "the dump may have run Python code of the model (--trust-remote-code), and this"
+                " command runs the class of transformers, which may compute other numbers"
+            )
         if self.left_out:
             notes.append(
                 f"{counted(self.left_out, 'masked sequence')} left out: a merged or unfinished"

@@ -41,7 +41,7 @@ from teachonce.checkpoints.sentence_settings import (
     read_classifier,
 )
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
-from teachonce.checkpoints.unreadable import damaged_file
+from teachonce.checkpoints.unreadable import OwnCodeError, damaged_file
 from teachonce.checkpoints.weights import check_all_read, check_no_whole_numbers
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError, first_line, out_of_memory
@@ -83,7 +83,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
         if out_of_memory(error):
             raise
         if not (flag or model.trusted) and "trust_remote_code" in str(error):
-            raise UserError(
+            raise OwnCodeError(
                 f"model {model.name}: brings Python code of its own, which is not run; read it,"
                 " then give --trust-remote-code to teacher-dump"
             ) from error

@@ -212,9 +212,10 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     places = (folder / gguf, Path(os.path.expanduser(gguf)))
     file = next((path.resolve() for path in places if path.is_file()), None)
     if file is None:
+        remedy = "check the name" if typed else f"put it, or a link to it, into {folder}"
         raise UserError(
             f"{what}: no such file in {folder} or {Path.cwd()};"
-            f" {suggest_path(folder / gguf)}check the name"
+            f" {suggest_path(folder / gguf)}{remedy}"
         )
     with file.open("rb") as opened:
         if opened.read(len(GGUF)) != GGUF:

@@ -31,6 +31,7 @@ from teachonce.checkpoints.loading import load, load_network, load_with_fresh_he
 from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.mlm.masked_training import train_mlm
 from teachonce.downstream.settings import MlmSettings
+from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
@@ -274,6 +275,12 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
     said = ok(teacher_dump, *words, "--trust-remote-code")
     assert f"the Python code that comes with {folder} runs on this machine" in said
     assert ran.exists() and open_store(out).identity["arguments"]["remote_code"] is True
+    ran.unlink()
+    verify = ("verify", out, "--device", "cpu")
+    line = refused(feature_store, *verify, "--model", folder)
+    assert f"--model {folder}: needs Python code of its own, which only teacher-dump runs" in line
+    assert line.endswith("verify the store without --model") and not ran.exists()
+    ok(feature_store, *verify)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,9 @@ def test_the_weights_of_a_gguf_file(tmp_path: Path) -> None:
     other_model = save_decoder(tmp_path / "other", "Llama")
     line = refused(*verify, other_model)
     says(line, f"--model {other_model}: {FILE}, which the store was made with: no such file")
+    says(line, f"put it, or a link to it, into {other_model}")
+    (other_model / FILE).symlink_to(model / FILE)
+    ok(*verify, other_model)
     assert "nothing to do" in ok(teacher_dump, *words, "--gguf", model / FILE)
 
 

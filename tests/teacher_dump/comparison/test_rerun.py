@@ -303,6 +303,7 @@ def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corp
         "seed": ["x", None, -1, 1.5],
         "mask_prob": ["x", None, float("nan"), 7],
         "batch_tokens": ["x", None, 0],
+        "remote_code": ["yes", None, 1],
     }
     for name, value in ((name, value) for name, values in wrong.items() for value in values):
         store.identity["arguments"] = {name: value}
@@ -310,3 +311,6 @@ def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corp
             rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu")
     store.identity["arguments"] = "not told"
     assert rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").problems == []
+    store.identity["arguments"] = {"remote_code": True}
+    (note,) = rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").notes
+    assert "may have run Python code of the model (--trust-remote-code)" in note
