@@ -48,7 +48,8 @@ HOP = {"connection", "transfer-encoding", "content-length", "server", "date", "k
 class Weather:
     """What happens to a request: `faults` by their share of all, to requests that `strikes` names.
 
-    A fault is a key of ANSWERS, or "reset" (before the answer), "torn" (a reset in the middle of
+    A fault is a key of ANSWERS, or "reset" (before the server has it), "lost" (the server has it,
+    and its answer does not come), "torn" (a reset in the middle of
     the body), "truncated" (the body ends early), "short" (and its length is declared so), "whole"
     (Range is ignored), "page" (a web page with status 200, as a login sends it), "flipped" (a bit),
     "unmatched" (a bit, and the server's checksum of the body comes with it), "slow" (the body
@@ -117,6 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
                 del self.headers[name]
             fault = "conditional" if asked and conditions == "refused" else fault
         if fault == "reset":
+            self._reset()
+        elif fault == "lost":
+            self._answer(body)
             self._reset()
         elif fault == "stalled":
             time.sleep(self.server.weather.stall)

@@ -45,7 +45,6 @@ class BucketLease:
         self._bucket, self._name = _lease_place(url)
         if (before := _own.get(url)) is not None:
             before.close()
-        self._tag: str | None = None
         self._conditional = True
         self._take()
         # Without conditions, another process may have written its own lease during SETTLE.
@@ -66,19 +65,17 @@ class BucketLease:
             if found is not None:
                 _check_dead(self.url, self._bucket, found)
             try:
-                self._tag = self._bucket.put_if(
-                    self._name, self._sign(), found.tag if found else None
-                )
+                tag = self._bucket.put_if(self._name, self._sign(), found.tag if found else None)
                 # Some servers accept a conditional write and ignore its condition. A second
                 # creation that succeeds proves it, because the content of each write is unique.
-                if self._tag and self._bucket.put_if(self._name, self._sign(), None):
+                if tag and self._bucket.put_if(self._name, self._sign(), None):
                     raise NotImplementedError
             except NotImplementedError:
                 self._conditional = False
                 self._bucket.write(self._name, self._sign())
                 time.sleep(SETTLE)
                 return
-            if self._tag is not None:
+            if tag is not None:
                 return
         raise UserError(
             f"{self.url}: {self._name} next to it is removed and made again repeatedly; start again"
@@ -91,21 +88,24 @@ class BucketLease:
                 self._renew()
 
     def _renew(self) -> None:
-        if not self._conditional:
-            # Without conditions, the write would take the lease back from another process.
-            self.check()
+        # The token says whose lease it is, not the tag of this process's last write: in an outage
+        # a write may arrive whose answer, with the new tag, does not.
+        found = self._held()
+        if self._conditional:
+            self._bucket.put_if(self._name, self._sign(), found.tag)
+        else:
             self._bucket.write(self._name, self._sign())
-        elif self._tag is not None:
-            # With the tag None of a lost lease, `put_if` would create a lease that was removed.
-            self._tag = self._bucket.put_if(self._name, self._sign(), self._tag)
 
     def check(self) -> None:
         """Raise UserError if another process has taken the lease over, or if it was removed."""
-        check_token(self.url, self._name, self._read(), self.token)
+        self._held()
 
-    def _read(self) -> dict[str, Any]:
+    def _held(self) -> Tagged:
+        """Return the lease as it is in the bucket. Raises UserError if it is not this process's."""
         found = self._bucket.tagged(self._name)
-        return parse_lease(found.data[:-NONCE]) if found else {}
+        check_token(self.url, self._name, _writer(found), self.token)
+        assert found is not None  # or `check_token` raises
+        return found
 
     def close(self) -> None:
         """Let other processes write; a second call does nothing."""
@@ -115,8 +115,13 @@ class BucketLease:
         # A heartbeat under way could write the lease again after it is deleted.
         self._beating.join()
         _own.pop(self.url, None)
-        if self._read().get("token") == self.token:
+        if _writer(self._bucket.tagged(self._name)).get("token") == self.token:
             self._bucket.delete([self._name])
+
+
+def _writer(lease: Tagged | None) -> dict[str, Any]:
+    """Return the content of a lease; {} if it is missing."""
+    return parse_lease(lease.data[:-NONCE]) if lease else {}
 
 
 def _lease_place(url: str) -> tuple[Bucket, str]:
@@ -151,7 +156,7 @@ def _now(bucket: Bucket, name: str) -> float:
 
 def _check_dead(url: str, bucket: Bucket, lease: Tagged) -> None:
     """Raise Taken if the writer of a lease lives."""
-    writer = parse_lease(lease.data[:-NONCE])
+    writer = _writer(lease)
     silent = _now(bucket, f".{url.rpartition('/')[2]}.lease") - lease.modified.timestamp()
     alive = silent < BEAT * MISSED
     if (runs := is_running(writer)) is not None:

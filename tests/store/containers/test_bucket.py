@@ -124,6 +124,31 @@ def test_one_writer_at_a_time(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         lease.check()
 
 
+def test_a_lease_is_renewed_after_an_outage_that_lost_an_answer(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = BucketLease(URL)
+    with monkeypatch.context() as patch:
+        patch.setattr(network, "PATIENCE", 0.1)
+        s3.weather = Weather({"lost": 1.0}, writes())
+        with pytest.raises(Unreachable):
+            lease._renew()
+    s3.weather = Weather()
+    lease.check()
+    for _ in range(2):
+        before = s3.read(LEASE)
+        lease._renew()
+        assert s3.read(LEASE) != before
+    with pytest.raises(Taken):
+        raise_if_taken(s3, "elsewhere")
+    before = s3.read(LEASE).replace(lease.token.encode(), b"0" * 16)
+    s3.write(LEASE, before)
+    with pytest.raises(UserError, match="has taken over its lease"):
+        lease._renew()
+    assert s3.read(LEASE) == before
+    lease.close()
+
+
 def raise_if_taken(s3: S3, boot: str) -> None:
     """Look at a lease as a process on another machine does, or on this one."""
     data = s3.read(LEASE)
