@@ -64,7 +64,7 @@ def _losses() -> str:
          f"{{py:func}}`{loss.formula} <teachonce.student_train.losses.{loss.formula}>`")
         for loss in LOSSES
     ]  # fmt: skip
-    head = ("`--loss`", "reads of the store", "of the student", "unit", "projection", "formula")
+    head = ("`--loss`", "reads from the store", "student output", "unit", "projection", "formula")
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
