@@ -177,7 +177,7 @@ def tables() -> str:
     blocks = []
     for file, entries in FIELDS.items():
         where = file if file.endswith(".json") else f"{file}, a module's config.json"
-        lines = [f"### {where}", "", "| fields | what we do | why, or who |", "|---|---|---|"]
+        lines = [f"### {where}", "", "| fields | treatment | by, or reason |", "|---|---|---|"]
         for each in entries:
             names = ", ".join(f"`{name}`" for name in each.names)
             note = f"{each.note}; {each.remedy}" if each.remedy else each.note

@@ -63,21 +63,23 @@ def refused(
 
 OF_FEATURES = honoured(
     "module_input_name module_output_name",
-    "us: `token_embeddings` before the Pooling, `sentence_embedding` after it; others are refused",
+    "Teachonce: `token_embeddings` before the Pooling, `sentence_embedding` after it; else refused",
 )
 FIELDS: dict[str, tuple[Fields, ...]] = {
     CONFIG: (
         honoured("model_type", "transformers: the family of the network"),
-        honoured("architectures", "us: choose the head with `--head auto`"),
-        honoured("id2label num_labels later_label", "us: names of the labels, by number"),
-        honoured("label2id", "us: refused if it gives the same names other numbers than id2label"),
+        honoured("architectures", "Teachonce: choose the head with `--head auto`"),
+        honoured("id2label num_labels later_label", "Teachonce: names of the labels, by number"),
+        honoured(
+            "label2id", "Teachonce: refused if it gives the same names other numbers than id2label"
+        ),
         honoured(
             "problem_type sentence_transformers sbert_ce_default_activation_function",
-            "us: the kind of a classification head",
+            "Teachonce: the kind of a classification head",
         ),
         honoured(
             "score_mean score_deviation",
-            "us: `downstream --task pair` standardises the scores of its head to train it again",
+            "Teachonce: `downstream --task pair` standardises scores with them",
         ),
         honoured(
             "vocab_size hidden_size num_hidden_layers n_layers n_layer n_embd dim d_model emb_dim"
@@ -87,15 +89,17 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " inner_group_num type_vocab_size pooler_hidden_size",
             "transformers: sizes",
         ),
-        honoured("max_position_embeddings n_positions", "transformers, and us: the longest window"),
-        honoured("pad_token_id", "transformers, and us: RoBERTa's positions start after it"),
+        honoured(
+            "max_position_embeddings n_positions", "transformers, and Teachonce: the longest window"
+        ),
+        honoured("pad_token_id", "transformers, and Teachonce: RoBERTa's positions start after it"),
         honoured(
             "hidden_act hidden_activation activation activation_function ff_activation"
             " gelu_activation layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps norm_bias"
             " attention_bias mlp_bias bias use_bias enable_bias decoder_bias classifier_bias"
             " do_layer_norm_before emb_layer_norm_before normalization_type parallel_attn"
             " use_parallel_residual use_qk_norm apply_residual_connection_post_layernorm",
-            "transformers: functions and norms of a layer",
+            "transformers: activations and norms of a layer",
         ),
         honoured(
             "rope_theta rope_scaling rope_parameters rotary_value rotary_pct partial_rotary_factor"
@@ -118,12 +122,12 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " logits_scaling tie_word_embeddings classifier_pooling classifier_activation"
             " summary_type summary_use_proj summary_activation summary_proj_to_labels token_dropout"
             " pooler_hidden_act",
-            "transformers: scales, ties and the steps of a head",
+            "transformers: scales, tied weights and heads",
         ),
         honoured(
             "is_decoder",
-            "transformers: each token attends to earlier ones; us: accepted with `--head causal` or"
-            " `none`; a masked-LM head is refused",
+            "transformers: each token attends to earlier ones; Teachonce: accepted with"
+            " `--head causal` or `none`; a masked-LM head is refused",
         ),
         honoured(
             "auto_map",
@@ -144,12 +148,12 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         refused(
             "add_cross_attention",
-            "its layers read the states of another encoder, which a dump does not give them",
+            "its layers attend to states of another encoder, which a dump does not have",
             "take an encoder or a decoder that reads text only",
         ),
         honoured(
             "final_logit_softcapping",
-            "transformers; us: applied to stored logits, and stored with `--logits head`",
+            "transformers; Teachonce: applied to stored logits, and stored with `--logits head`",
         ),
         honoured(
             "quantization_config",
@@ -160,7 +164,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " task_specific_params use_cache gradient_checkpointing _commit_hash"
             " tokenizer_class attn_implementation _attn_implementation onnx_export language"
             " languages license model_card directionality prefix revision",
-            "notes, and settings of memory; `--precision` chooses the dtype",
+            "metadata and memory settings; `--precision` chooses the dtype",
         ),
         harmless(
             "hidden_dropout_prob attention_probs_dropout_prob hidden_dropout attention_dropout"
@@ -169,7 +173,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " seq_classif_dropout summary_last_dropout summary_first_dropout initializer_range"
             " initializer_cutoff_factor init_std embed_init_std sparse_prediction"
             " sparse_pred_ignore_index router_aux_loss_coef pretraining_tp",
-            "used in training only, and a teacher only predicts",
+            "used in training only",
         ),
         harmless(
             "bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_index mask_index"
@@ -179,7 +183,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         harmless(
             "output_hidden_states output_attentions return_dict torchscript use_return_dict"
             " chunk_size_feed_forward",
-            "a dump sets how results are returned itself",
+            "a dump passes its own values",
         ),
         harmless(
             "max_length min_length do_sample early_stopping num_beams num_beam_groups"
@@ -193,20 +197,20 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "tf_legacy_loss use_bfloat16 cross_attention_hidden_size"
             " is_encoder_decoder deterministic_flash_attn memory_efficient_attention"
             " reference_compile",
-            "of older releases, or settings of memory; an encoder-decoder is refused by its class",
+            "of older releases, or memory settings; an encoder-decoder is refused by its class",
         ),
     ),
     MODULES: (
-        honoured("path", "us: refused if it leads out of the folder"),
+        honoured("path", "Teachonce: refused if it leads out of the folder"),
         honoured(
             "type",
-            "us: a Transformer, then Dense and Normalize of tokens, a Pooling, then Dense,"
+            "Teachonce: a Transformer, then Dense and Normalize of tokens, a Pooling, then Dense,"
             " LayerNorm, Normalize and Dropout; or a StaticEmbedding in the place of Transformer"
             " and Pooling. Other modules are refused: Router, CNN, LSTM, WordEmbeddings, BoW,"
             " WordWeights, WeightedLayerPooling, CLIPModel, and modules of other packages",
         ),
         harmless("idx name", "the order in the file is the order of the modules"),
-        harmless("kwargs", "names of arguments that encode() may pass on; a dump passes none"),
+        harmless("kwargs", "extra arguments of encode(); a dump passes none"),
     ),
     "Pooling": (
         honoured(
@@ -216,7 +220,9 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "sentence-transformers: the modes, in the order of the file",
         ),
         honoured("include_prompt", "sentence-transformers: false leaves the prompt's tokens out"),
-        honoured("embedding_dimension word_embedding_dimension", "us: the encoder's hidden size"),
+        honoured(
+            "embedding_dimension word_embedding_dimension", "Teachonce: the encoder's hidden size"
+        ),
     ),
     "Dense": (
         honoured(
@@ -230,9 +236,10 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
     "Dropout": (harmless("dropout", "used in training only"),),
     LENGTHS: (
         honoured(
-            "max_seq_length", "us: the longest text in tokens, by default up to 256 in a dump"
+            "max_seq_length",
+            "Teachonce: the longest text in tokens, by default up to 256 in a dump",
         ),
-        honoured("do_lower_case", "us: a Lowercase normalizer before the tokenizer's"),
+        honoured("do_lower_case", "Teachonce: a Lowercase normalizer before the tokenizer's"),
         refused(
             "transformer_task",
             "its output is not the encoder's last hidden state",
@@ -241,13 +248,13 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         refused(
             "query_length document_length query_expansion",
-            "queries and documents are read at lengths of their own",
-            "take the field out, and give --max-length",
+            "queries and documents are truncated to different lengths",
+            "remove the field, and give --max-length",
         ),
         honoured(
             "tokenizer_args.model_max_length processor_kwargs.model_max_length"
             " processing_kwargs.text.max_length",
-            "us: the longest text in tokens",
+            "Teachonce: the longest text in tokens",
         ),
         harmless(
             "model_args.torch_dtype model_args.dtype model_args.attn_implementation"
@@ -258,47 +265,49 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " tokenizer_args.padding_side processor_kwargs.trust_remote_code"
             " processor_kwargs.padding_side processing_kwargs.text.padding"
             " processing_kwargs.text.truncation",
-            "how it is loaded and laid out; only `--trust-remote-code` runs code",
+            "loading and batch layout; only `--trust-remote-code` runs code",
         ),
         refused(
             "model_args model_kwargs config_args config_kwargs tokenizer_args processor_kwargs"
             " processing_kwargs",
             "all other arguments change how the checkpoint is read",
-            "write them into config.json or tokenizer_config.json, and take the field out",
+            "write them into config.json or tokenizer_config.json, and remove the field",
         ),
         honoured(
             "modality_config module_output_name",
-            "us: `last_hidden_state` of a text as `token_embeddings`; chat messages and other"
-            " outputs are refused",
+            "Teachonce: `last_hidden_state` of a text as `token_embeddings`; chat messages and"
+            " other outputs are refused",
         ),
-        harmless("unpad_inputs", "how batches are laid out"),
+        harmless("unpad_inputs", "batch layout"),
     ),
     SETTINGS: (
         honoured(
             "prompts default_prompt_name",
-            "us: `--prompt`, the default without it; a CrossEncoder's default prompt is refused",
+            "Teachonce: `--prompt`, or the default; a default prompt of a CrossEncoder is refused",
         ),
-        honoured("truncate_dim", "us: the first numbers of a vector, after all modules"),
+        honoured(
+            "truncate_dim", "Teachonce: vectors are truncated to this size, after all modules"
+        ),
         honoured(
             "similarity_fn_name",
-            "us: a student's folder has it, too; euclidean and manhattan need vectors of length 1",
+            "Teachonce: copied to the student; euclidean and manhattan need vectors of length 1",
         ),
         refused(
             "model_type",
-            "its outputs are not one dense vector of a text",
+            "its output is not one dense vector for each text",
             "give a SentenceTransformer, or dump a CrossEncoder with --head score",
             ("SentenceTransformer", None),
         ),
         honoured(
             "activation_fn",
-            "us: what a student's CrossEncoder applies to its logits; several outputs with a"
+            "Teachonce: what a student's CrossEncoder applies to its logits; several outputs with a"
             " Sigmoid are several labels. Refused if it is not a class of torch.nn",
         ),
         harmless("keep_in_fp32_modules", "`--precision` chooses the dtype"),
-        harmless("__version__ requirements", "notes"),
+        harmless("__version__ requirements", "metadata"),
     ),
     TOKENIZER_SETTINGS: (
-        honoured("model_max_length", "us: the longest window"),
+        honoured("model_max_length", "Teachonce: the longest window"),
         honoured(
             "tokenizer_class do_lower_case strip_accents tokenize_chinese_chars add_prefix_space"
             " add_bos_token add_eos_token added_tokens_decoder additional_special_tokens"
@@ -306,12 +315,11 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             " trim_offsets unk_token bos_token eos_token sep_token pad_token cls_token mask_token"
             " sp_model_kwargs keep_accents remove_space do_remove_space from_slow vocab_file"
             " merges_file add_dummy_prefix_space use_default_system_prompt auto_map",
-            "transformers; a tokenizer whose call gives other ids than its tokenizer.json is"
-            " refused",
+            "transformers; refused if the loaded tokenizer gives other ids than its tokenizer.json",
         ),
         honoured(
             "truncation_side",
-            "us: the end at which a text with a single label or vector is cut to its window",
+            "Teachonce: the end at which a text with a single label or vector is cut to its window",
         ),
         harmless(
             "padding_side padding pad_to_multiple_of pad_token_type_id",
@@ -324,13 +332,13 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         harmless(
             "clean_up_tokenization_spaces spaces_between_special_tokens", "used in decoding only"
         ),
-        honoured("chat_template", "us, with `--messages`; other texts are read as they are"),
+        honoured("chat_template", "Teachonce, with `--messages`; other texts are read as they are"),
         harmless("response_schema", "texts are read as they are"),
         harmless("max_length stride truncation truncation_strategy", "`--max-length` decides"),
         harmless(
             "backend is_local local_files_only name_or_path tokenizer_file special_tokens_map_file"
             " _commit_hash processor_class",
-            "notes of loading",
+            "metadata of loading",
         ),
     ),
     TOKENIZER: (
