@@ -16,7 +16,7 @@ help:
 	@echo "make test-slow   those that take seconds each;  make test-apart  those that take minutes"
 	@echo "make lint    ruff, mypy, import contract;  make format  rewrites the layout"
 	@echo "make docs    the site, in docs/_build/index.html"
-	@echo "make bench   the benchmarks of minutes;  make venv  the environment"
+	@echo "make bench   lists the benchmarks, ARGS=latency runs one;  make venv  the environment"
 
 venv: .venv/dev.stamp
 
@@ -77,7 +77,7 @@ format: .venv/dev.stamp
 	.venv/bin/ruff format
 
 bench: .venv/dev.stamp .venv/minilm.stamp
-	.venv/bin/python -m benchmarks $(ARGS)
+	.venv/bin/python -m benchmarks $(or $(ARGS),--help)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

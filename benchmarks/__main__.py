@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 FOLDER = Path(__file__).parent
-SHORT = ("quality.codec_costs", "speed.teacher_gone", "latency")  # minutes each
 
 
 def benchmarks() -> dict[str, str]:
@@ -34,13 +33,15 @@ def listing() -> str:
 
 
 @click.command(epilog=f"\b\n{listing()}", context_settings={"max_content_width": 120})
-@click.argument("names", nargs=-1, type=click.Choice(list(benchmarks())), metavar="[NAME]...")
+@click.argument(
+    "names", nargs=-1, required=True, type=click.Choice(list(benchmarks())), metavar="NAME..."
+)
 def main(names: tuple[str, ...]) -> None:
-    """Run the benchmarks of these names, or the three that take minutes, one after another.
+    """Run the benchmarks of these names, one after another.
 
     For options, call one by itself: `python -m benchmarks.NAME --help`.
     """
-    for name in names or SHORT:
+    for name in names:
         # In its own process, none finds the memory of another in its figures.
         code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode
         if code:

@@ -20,8 +20,6 @@ PAGES = [
     ),
     *sorted((ROOT / "benchmarks").rglob("*.py")),
 ]
-# A program inside another's process, not a measurement.
-HELPERS = {"common.processes", "integrity.soak", "NAME"}
 
 
 def test_help_lists_all_with_a_sentence_and_runs_none() -> None:
@@ -37,9 +35,7 @@ def test_help_lists_all_with_a_sentence_and_runs_none() -> None:
         assert shows.endswith((".", "?")), name
 
 
-def test_those_named_run_in_their_order_and_without_names_the_short_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_those_named_run_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
     def run(words: list[str]) -> subprocess.CompletedProcess[bytes]:
@@ -51,14 +47,11 @@ def test_those_named_run_in_their_order_and_without_names_the_short_ones(
     assert CliRunner().invoke(listing.main, ["latency", "speed.stepping"]).exit_code == 0
     assert ran == ["benchmarks.latency", "benchmarks.speed.stepping"]
     ran.clear()
-    assert CliRunner().invoke(listing.main, []).exit_code == 0
-    assert ran == [f"benchmarks.{name}" for name in listing.SHORT]
-    assert set(listing.SHORT) <= listing.benchmarks().keys()
-    ran.clear()
     failed = CliRunner().invoke(listing.main, ["gpu", "latency"])
     assert failed.exit_code == 1 and "benchmarks.gpu ended with exit code 3" in failed.output
     assert ran == ["benchmarks.gpu"]
-    assert "nonsense" in CliRunner().invoke(listing.main, ["nonsense"]).output
+    for words, named in ((["nonsense"], "nonsense"), ([], "Missing argument 'NAME...'")):
+        assert named in CliRunner().invoke(listing.main, words).output
 
 
 def test_commands_that_pages_name_are_there() -> None:
@@ -70,7 +63,7 @@ def test_commands_that_pages_name_are_there() -> None:
         for name in re.findall(r"-m benchmarks\.([a-zA-Z_.]*\w)", section)
     }
     assert len(named) > 10
-    assert named <= listing.benchmarks().keys() | HELPERS
+    assert named <= listing.benchmarks().keys() | {"NAME"}
 
 
 def test_removed_scripts_are_named_with_the_commit_that_has_them() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.results import publish, table
-from benchmarks.quality import codec_costs
 from benchmarks.quality import distillation_helps as helps
 from benchmarks.quality.judge import MEASURES
 from teachonce.store import open_store
@@ -89,28 +88,3 @@ def test_a_section_replaces_the_one_of_the_same_name(
     assert text.count("## Speed\n") == 1 and "later" in text and "1.235" not in text
     assert text.index("## Speed") < text.index("## Size")
     assert "cores" in text and "Speed" in capsys.readouterr().out
-
-
-def test_codecs_are_measured_by_kind(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path
-) -> None:
-    model = str(tiny_teacher("bert"))
-    options = DumpOptions(
-        model=model, corpus=(str(corpus),), out=tmp_path / "exact.zarr", limit=1000,
-        logits="topk:4", codec="exact", weights=False,
-    )  # fmt: skip
-    rows, kinds, exact = codec_costs.measure(options, tmp_path)
-    loose, plain, *_ = rows
-    squares = exact.meta["squares"] / exact.meta["tokens"]
-    arrays = codec_costs.float16_bytes(exact)
-    assert arrays == pytest.approx(2 * 32 + 4 * (2 + 4) + 2 * squares)
-    assert arrays < loose[2] < 2 * arrays  # and what names them
-    assert all(len(row) == len(codec_costs.HEAD) for row in rows)
-    assert plain[:2] == ["exact", "topk:4"] and plain[5:8] == [0.0, 0.0, 0.0]
-    for exact_error, default_error, small_error in zip(*(row[5:] for row in rows[1:]), strict=True):
-        assert 0 <= exact_error < 1e-6 and exact_error <= default_error < small_error
-    assert [row[0] for row in kinds] == [row[0] for row in rows[1:]]
-    for row, whole in zip(kinds, rows[1:], strict=True):
-        *of_kinds, entry = row[2:]
-        assert all(size > 0 for size in of_kinds) and entry == of_kinds[-1] / 4
-        assert sum(of_kinds) < whole[2]  # teacher and manifest are there as well
