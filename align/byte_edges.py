@@ -313,7 +313,7 @@ def shared_runs(
         for tokens, own in zip((teacher, student), pieces, strict=True)
     ]
     # Marks over all bytes of the batch: the whole alignment takes 1.7 million teacher tokens a
-    # second on one core (benchmarks/speed/decoder_aligning.py).
+    # second on one core (RESULTS, Aligning a decoder).
     shared = np.ones(len(octets.flat) + 1, bool)
     for side in sides:
         marked = np.zeros(len(shared), bool)

@@ -182,7 +182,7 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     """
     # Not the longest student piece that the bytes begin with: it differs for 17 % of the pieces,
     # and is the student's next token at 95.1 % of the places; the first piece is so at 97.5 %
-    # (SmolLM2, 4k; benchmarks/speed/decoder_aligning.py).
+    # (SmolLM2, 4k; RESULTS, Aligning a decoder).
     pieces = vocabulary.teacher_bytes
     marks = Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
     found = vocabulary.match.astype(np.int64)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from benchmarks import gpu
 from benchmarks.common.small_store import random_teacher, small_store
-from benchmarks.speed import decoder_aligning, dumping, stepping
+from benchmarks.speed import dumping, stepping
 from benchmarks.speed.teacher_gone import training
 from teachonce.student_train.settings.option_values import CACHES
 from teachonce.student_train.settings.options import TrainOptions
@@ -105,27 +105,6 @@ def test_steps(base: TrainOptions) -> None:
     mine = stepping.ours(base)
     assert mine["speed"] > 0 and 0 <= mine["waiting"] < 1
     assert stepping.plain(replace(base, loss={"mlm": 1.0}), 8)["speed"] > 0
-
-
-def test_alignments_of_a_decoder(
-    tiny_teacher: Callable[..., Path], corpus: str, tmp_path: Path
-) -> None:
-    """With the teacher's own vocabulary all edges are shared, and all next pieces are known."""
-    store = tmp_path / "store.zarr"
-    small_store(str(tiny_teacher("gpt2")), corpus, 1000, store, logits="topk:4", hidden="none")
-    found = dict[tuple[str, str], list[str]]()
-    for vocab in ("teacher", "300"):
-        words = {"store": store, "vocab": vocab, "pattern": "llama-bpe", "repeats": 1}
-        given = [f"--{name}={value}" for name, value in words.items()]
-        done = CliRunner().invoke(decoder_aligning.main, [*given, f"--results={tmp_path / 'R.md'}"])
-        assert done.exit_code == 0, done.output
-        rows = [line.strip("| ").split(" | ") for line in done.output.splitlines()]
-        found |= {(vocab, row[1]): row[2:] for row in rows if row[0].startswith(f"{vocab}, ")}
-    assert list(found) == [(v, way) for v in ("teacher", "300") for way in ("span", "bytes")]
-    assert all(float(cell.rstrip("M")) > 0 for row in found.values() for cell in row[:2])
-    assert found["teacher", "bytes"][2:] == ["100.0%"] * 3
-    shared, right, longest = (float(cell.rstrip("%")) for cell in found["300", "bytes"][2:])
-    assert 0 < shared < 100 and 0 < longest <= right < 100
 
 
 @pytest.mark.slow
