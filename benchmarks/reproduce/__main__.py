@@ -4,7 +4,6 @@
     python -m benchmarks.reproduce SOURCE --size full --teacher DIR --data DIR --work DIR
                                    [--dry-run] [--table NAME]... [--arm NAME]... [--scale X]
                                    [--larger-teacher DIR]
-    python -m benchmarks.reproduce SOURCE --differences --work DIR
 
 The small size takes minutes on two cores. The full size is the published setting, on the user's own
 teacher and data (README.md in this folder tells which files). Every step is a command as a user
@@ -23,7 +22,6 @@ from pathlib import Path
 import click
 
 from benchmarks.common.results import RESULTS, publish
-from benchmarks.reproduce.differences import differing
 from benchmarks.reproduce.papers import BEST, NAMES, sources
 from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import FULL, SIZES, TEACHER, Claim, Scores, Source, Work
@@ -51,9 +49,6 @@ from teachonce.support.errors import UserError
     default=1.0,
     help="What lengths, batches and vocabularies of the full size are multiplied by.",
 )
-@click.option(
-    "--differences", is_flag=True, help="Our recipe alone, changed in one thing at a time."
-)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Students at a time.")
 @click.option("--dry-run", "dry", is_flag=True, help="Print every command, with hours and bytes.")
 @click.option(
@@ -75,7 +70,6 @@ def main(
     tables: tuple[str, ...],
     only: tuple[str, ...],
     scale: float,
-    differences: bool,
     jobs: int,
     dry: bool,
     tflops: float,
@@ -93,10 +87,9 @@ def main(
         for folder, source in sources(each, size, data or Path(), bool(larger)).items()
     }
     for folder, source in _chosen(found, tables).items():
-        source = differing(source) if differences else source
         place = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
         runs[folder] = Reproduction(_only(source, only), place, seeds)
-    words = ["--seeds", str(seeds), "--size", size, *(["--differences"] if differences else [])]
+    words = ["--seeds", str(seeds), "--size", size]
     words += [word for each in tables for word in ("--table", each)]
     words += [word for each in only for word in ("--arm", each)]
     for run in runs.values() if name != "best" else ():

@@ -96,7 +96,6 @@ def slovak(work: Work) -> Prepared:
     return Prepared([store], teacher, [SLOVAK])
 
 
-LOSSES_OF_2 = ("--loss", "kl=0.625,mlm=0.25,cosine=0.125")
 SHORT = ("--steps", "64", "--batch-tokens", "1024", "--eval-every", "64", "--accumulate", "1")
 MINIATURE = Source(
     title="The SlovakBERT thesis in miniature",
@@ -126,11 +125,6 @@ MINIATURE = Source(
     prepare=slovak,
     student_dump=("--limit", "40000", "--hidden", "layer:3", *VIEWS),
     published=TABLE_5_1,
-    differences={
-        "losses of 2": LOSSES_OF_2,
-        "means of layers, losses of 2": ("--init", "teacher", *LOSSES_OF_2),
-        "means of layers, rate of 2": ("--init", "teacher", "--lr", "5e-4"),
-    },
 )  # fmt: skip
 
 

@@ -177,7 +177,6 @@ class Source:
     joined: a row of several arms or models, which do not have one each: by test file the name of
         the one that it is of.
     remark: returns what a folder of work shows beside the scores, as Markdown.
-    differences: words of `student-train` in which the paper's best differs from ours.
     """
 
     title: str
@@ -193,4 +192,3 @@ class Source:
     models: Mapping[str, Model] = field(default_factory=dict)
     remark: Callable[[Work], str] | None = None
     joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.reproduce.costs import Size, given, student_cost
-from benchmarks.reproduce.differences import DIFFERENCES, differing
 from benchmarks.reproduce.examples import PARTS
 from benchmarks.reproduce.kolesnikova import HEADLINE, SUPERGLUE, full
 from benchmarks.reproduce.mukherjee import SETS
 from benchmarks.reproduce.papers import NAMES, sources
 from benchmarks.reproduce.reproduction import key_of
-from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Arm, Source
+from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Source
 from teachonce.downstream.cli import main as score
 from teachonce.downstream.options import AS_IS, DownstreamOptions
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.qa import QA
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
-from teachonce.student_train.cli import main as train
 from teachonce.support.errors import UserError
 from teachonce.support.options import scoped
 
@@ -50,26 +47,6 @@ def every(data: Path) -> list[tuple[str, Source]]:
         for size in (SMALL, FULL)
         for source in sources(name, size, data, larger=True).values()
     ]
-
-
-def test_differences_change_one_option_of_our_arm() -> None:
-    for name in ("kolesnikova", "zhao", "slovakbert"):
-        (source,) = sources(name, SMALL).values()
-        found = differing(source)
-        ours = asked(found.arms[OURS])
-        for arm, changed in list(found.arms.items())[1:]:
-            words = {**DIFFERENCES, **source.differences}[arm.removeprefix(f"{OURS}, ")]
-            named = {word[2:].replace("-", "_") for word in words[::2]}
-            others = {key: value for key, value in asked(changed).items() if key not in named}
-            assert others == {key: value for key, value in ours.items() if key not in named}
-            assert all(asked(changed)[key] != ours.get(key) for key in named)
-        assert [claim.better for claim in found.claims] == list(found.arms)[1:]
-    with pytest.raises(UserError, match="masked LMs"):
-        differing(next(iter(sources("tinymbert", SMALL).values())))
-
-
-def asked(arm: Arm) -> dict[str, Any]:
-    return given(train, ["--store", "none", *arm.words])
 
 
 def test_all_words_of_a_source_are_understood(data: Path) -> None:
