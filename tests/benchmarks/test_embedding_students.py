@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import embedding_exports, embedding_peers, embedding_students
-from teachonce.checkpoints.embedders import Embedder
+from benchmarks.quality import embedding_peers, embedding_students
 from tests.end_to_end.support import Words, ok
 from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH, SLOVAK
@@ -59,27 +58,3 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     texts, drawn = corpus[:-10], corpus[-10:]
     assert len(texts) == len(set(texts)) <= 30 and "Short." not in texts
     assert all(2 <= len(text.split()) <= 8 for text in drawn)
-    exports_are_scored(tmp_path, tmp_path / "work" / "static-8@5k-0")
-
-
-def exports_are_scored(folder: Path, student: Path) -> None:
-    """The teacher's export takes as long as all else here: another student stands in its place."""
-    model = student.with_name("static-8@5k-1")
-    pairs = [
-        f"{a}\t{b}\t{score}"
-        for n, (a, other) in enumerate(zip(ENGLISH, SLOVAK, strict=False))
-        # Not the same text twice: cosines of 1 are ties, or not, by their last digit.
-        for b, score in ((a.rpartition(" ")[0], 5), (other, n % 3))
-    ]
-    check = folder / "check.tsv"
-    check.write_text("\n".join(["text_a\ttext_b\tscore", *pairs]), "utf-8")
-    words: Words = (student, "--model", model, "--check", check, "--results", folder / "E.md")
-    ok(embedding_exports.main, *words)
-    (_, _, _, score, share, *_) = next(
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in (folder / "E.md").read_text().splitlines()
-        if line.startswith("| static-8@5k-0 | ONNX, float32")
-    )
-    (own,) = embedding_students.correlations(Embedder(str(student)), [check])
-    assert float(score) == pytest.approx(own, abs=0.01)
-    assert float(share.rstrip("%")) > 90
