@@ -187,8 +187,8 @@ class Source:
     claims: Sequence[Claim]
     best: str
     prepare: Callable[[Work], Prepared]
+    published: Published
     student_dump: tuple[str, ...] = ()
-    published: Published | None = None
     models: Mapping[str, Model] = field(default_factory=dict)
     remark: Callable[[Work], str] | None = None
     joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -36,15 +36,14 @@ def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> 
     found = [arms_table(source, scores, chances)]
     if shared := _shared(source):
         found.append(f"All arms: `{' '.join(shared)}`.")
-    if source.published:
-        found.append(f"Published: {source.published.where}.")
+    found.append(f"Published: {source.published.where}.")
     return "\n\n".join([*found, claims_table(source, scores, chances, probed)])
 
 
 def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
     """Tell the figures of all arms, how much of the teacher's each has, and the published ones."""
     main, shared, rows = of_tasks(source, scores), _shared(source), []
-    published = source.published or Published("", (), {})
+    published = source.published
     blank = [""] * len(published.columns)
     for name, found in scores.items():
         (first, *_) = source.joined.get(name, {name: name}).values()
@@ -150,11 +149,11 @@ def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
     return (next(iter(found)) if len(found) == 1 else ", ".join(several)), figures
 
 
-def _beside(claim: Claim, published: Published | None) -> str:
+def _beside(claim: Claim, published: Published) -> str:
     """Return the published figures of both arms of a claim, each with the name of its column, and
     the rows if they are not those of the arms."""
     names = claim.rows or (claim.better, claim.worse)
-    if published is None or not all(name in published.rows for name in names):
+    if not all(name in published.rows for name in names):
         return ""
     columns = [column for column in published.columns if column != SPREAD]
     who = f"{' / '.join(claim.rows)}: " if claim.rows else ""

@@ -147,7 +147,7 @@ def test_a_dry_run_lists_every_command_and_makes_nothing(
         [Task("", "macro F1", ("--task", "pos", "--test", "{data}/x.tsv", "--as-is"))],
         {"one": Arm(("--student", "32x2x4", "--vocab", "300", "--loss", "mlm=1", "--epochs", "2")),
          "two": Arm(("--student", "teacher:2", "--vocab", "teacher", "--loss", "mlm=1"))},
-        [], "one", prepare,
+        [], "one", prepare, Published("Table 9", (), {}),
     )  # fmt: skip
     monkeypatch.setattr(reproduce, "sources", lambda *_: {"a": source})
     words = ("zhao", "--size", "full", "--teacher", model, "--data", tmp_path, "--dry-run")
