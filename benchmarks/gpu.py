@@ -28,10 +28,12 @@ from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
 from benchmarks.common.small_store import on_small_store, random_decoder, random_teacher
 from benchmarks.speed import dumping, stepping
-from benchmarks.speed.teacher_gone import training
+from benchmarks.speed.online_teacher import OnlineTeacher
 from teachonce.store import open_store
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.option_values import CACHES
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.train.student_training import train
 from teachonce.support.console import check_device, command_errors
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher import heads
@@ -135,6 +137,25 @@ def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[
     return found
 
 
+def online(options: TrainOptions, model: str) -> Figures:
+    """Train with the teacher in memory; return the student tokens per second."""
+    store = open_store(options.store)
+    student, collator, _ = prepare(options, store)
+    precision = str(store.identity["arguments"]["precision"])
+    teacher = load_teacher(model, attention="none", device=options.device, precision=precision)
+    source: Any = OnlineTeacher(store, teacher)
+    times, tokens = [time.perf_counter()], list[float]()
+
+    def watch(_: int, found: dict[str, float]) -> None:
+        times.append(time.perf_counter())
+        tokens.append(found["tokens"])
+
+    train(source, student, collator, options, on_step=watch)
+    seconds = [after - before for before, after in zip(times[2:], times[3:], strict=False)]
+    speeds = (count / taken for count, taken in zip(tokens[2:], seconds, strict=True))
+    return {"speed": statistics.median(speeds)}
+
+
 def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]:
     """A row for each setting: `base.steps` steps are timed, after an epoch."""
     steps = base.steps or 0
@@ -145,7 +166,7 @@ def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]
         f"--cache {cache}": partial(stepping.ours, replace(longer, cache=cache), epoch)
         for cache in CACHES
     }
-    settings["teacher in memory"] = partial(training, base, model)
+    settings["teacher in memory"] = partial(online, base, model)
     found = interleaved(settings, repeats, separate=False)
     first = next(iter(found.values()))["speed"]
     return [

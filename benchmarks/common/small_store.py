@@ -39,16 +39,14 @@ def small_store(
 
 
 @contextmanager
-def on_small_store(
-    model: str, corpus: str, tokens: int, logits: str | None = "none", **options: Any
-) -> Iterator[TrainOptions]:
+def on_small_store(model: str, corpus: str, tokens: int, **options: Any) -> Iterator[TrainOptions]:
     """Options for training on view 0 of a small store, with nothing held out.
 
     The store is removed at the end.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.zarr"
-        small_store(model, corpus, tokens, store, logits)
+        small_store(model, corpus, tokens, store)
         yield TrainOptions(store=str(store), view=0, held_out=0.0, **options)
 
 
