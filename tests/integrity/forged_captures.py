@@ -114,7 +114,7 @@ def _values(path: Path, files: list[Path], chance: random.Random) -> str:
         told = _tensors(tensors, chance)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         return told
-    if suffix in (".pt", ".ckpt", ".gz"):
+    if suffix in (".ckpt", ".gz"):
         data = path.read_bytes()
         data, told = _torch(gzip.decompress(data) if suffix == ".gz" else data, chance)
         path.write_bytes(gzip.compress(data) if suffix == ".gz" else data)

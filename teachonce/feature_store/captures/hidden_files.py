@@ -1,9 +1,9 @@
 """Read hidden states of speculators and SpecForge, which write a file for each sample.
 
 After src/speculators/train/data.py and data_generation/offline.py of
-github.com/vllm-project/speculators, commit c05b95b (`hs_<i>.safetensors`; `data_<i>.pt` up to
-commit 8fdee2d), and scripts/prepare_hidden_states.py of github.com/sgl-project/SpecForge, commit
-a6b6b02 (`rows_*/data_<i>.ckpt`, optionally .gz). Only tensors are read; no pickled code is run.
+github.com/vllm-project/speculators, commit c05b95b (`hs_<i>.safetensors`), and
+scripts/prepare_hidden_states.py of github.com/sgl-project/SpecForge, commit a6b6b02
+(`rows_*/data_<i>.ckpt`, optionally .gz). Only tensors are read; no pickled code is run.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ class Kind:
 
 def _speculators_files(source: Path) -> list[Path]:
     folders = (source, source / "hidden_states")
-    for pattern in ("hs_*.safetensors", "data_*.pt"):
-        if found := [path for folder in folders for path in folder.glob(pattern)]:
-            return numbered(found)
-    return []
+    return numbered(path for folder in folders for path in folder.glob("hs_*.safetensors"))
 
 
 def _specforge_files(source: Path) -> list[Path]:
@@ -68,25 +65,11 @@ def _specforge_files(source: Path) -> list[Path]:
 
 IDS = Numbers("token_ids", "ids", ("tokens",), batched=True)
 SPECULATORS_FIELDS = (IDS, Numbers("hidden_states", "states", ("tokens", "layers", "width")))
-OLD_IDS = Numbers("input_ids", "ids", ("tokens",), batched=True)
-OLD_STATES = Numbers("hidden_states", "states", ("tokens", "width"), batched=True)
+SPECFORGE_IDS = Numbers("input_ids", "ids", ("tokens",), batched=True)
 LOSS_MASK = Numbers("loss_mask", "mask", ("tokens",), optional=True, batched=True)
 
 
 def _read_speculators(path: Path, teacher: TeacherFiles) -> Captured:
-    if path.suffix == ".pt":
-        found = load_tensors(path, str(path))
-        states = found.get(OLD_STATES.name)
-        if not isinstance(states, list) or not states:
-            raise UserError(
-                f"{path}: hidden_states is not a list of tensors; the file is of another format"
-            )
-        read = [
-            checked((OLD_IDS, OLD_STATES), found | {OLD_STATES.name: state}, str(path))
-            for state in states
-        ]
-        each = [one[OLD_STATES.name] for one in read]
-        return Captured(read[0][OLD_IDS.name], each, default_layers=False)
     arrays = checked(SPECULATORS_FIELDS, load_safetensors(path), str(path))
     states = arrays["hidden_states"]
     return Captured(arrays["token_ids"], [states[:, n] for n in range(states.shape[1])])
@@ -98,14 +81,14 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     aux = "aux_hidden_state" if "aux_hidden_state" in found else "hidden_states"
     # SpecForge saves the states of a sample as a batch of one.
     fields = (
-        OLD_IDS,
+        SPECFORGE_IDS,
         LOSS_MASK,
         Numbers(last, "states", ("tokens", "width"), optional=True, batched=True),
         Numbers(aux, "states", ("tokens", "widths of the layers"), batched=True),
     )
     arrays = checked(fields, found, str(path))
     # SpecForge concatenates the states of the chosen layers along the width.
-    layers, ids = arrays[aux], arrays[OLD_IDS.name]
+    layers, ids = arrays[aux], arrays[SPECFORGE_IDS.name]
     width = arrays[last].shape[1] if last in arrays else teacher.width
     if not width or layers.shape[1] % width:
         raise UserError(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
@@ -62,19 +61,3 @@ def test_a_student_learns_from_an_imported_store(
     imported(capture, tmp_path / "b.zarr", teacher)
     own = (tmp_path / "b.zarr", "--loss", "kl=1", "--out", tmp_path / "k")
     assert "next-token logits" in failing(student_train, *words, *own)
-
-
-def test_files_of_before_are_read(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
-    """speculators once kept a list of states in data_<i>.pt."""
-    (tmp_path / "old").mkdir()
-    for number, sample in enumerate(samples):
-        ids = torch.from_numpy(sample.ids)
-        record = {
-            "input_ids": ids,
-            "loss_mask": torch.ones_like(ids),
-            "hidden_states": [sample.states[1], sample.unnormed],
-        }
-        torch.save(record, tmp_path / f"old/data_{number}.pt")
-    imported(tmp_path / "old", tmp_path / "a.zarr", teacher, "--layers", "1,4")
-    names = {"layer1": "1", "layer4-before-norm": "unnormed"}
-    check_states(tmp_path / "a.zarr", samples, 0.02, **names)
