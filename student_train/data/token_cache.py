@@ -71,12 +71,9 @@ def _uncached(make: Callable[[Path], None]) -> TokenTable:
 
 def drop_tables(store: FeatureStore) -> None:
     """Remove all cached tables of a store's text."""
-    # Names without a hyphen are of earlier releases. They do not name the text, and are never read
-    # again: they are removed as well.
     with contextlib.suppress(FileNotFoundError):  # a user without a home, or without a cache
         for folder in (cache_folder() / "tokens").iterdir():
-            name = folder.name.removeprefix(UNFINISHED)
-            if name.startswith(f"{store.manifest.text_key}-") or "-" not in name:
+            if folder.name.removeprefix(UNFINISHED).startswith(f"{store.manifest.text_key}-"):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

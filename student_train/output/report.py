@@ -157,7 +157,7 @@ def add_earlier_environments(
     Raises UserError if `--vocab` now gives another tokenizer.
     """
     now = report["environments"]
-    earlier = [{"processes": 1, **each} for each in before["environments"]]
+    earlier = before["environments"]
     if before.get("tokenizer") != report["tokenizer"]:
         names = ("tokenizers", "transformers")
         versions = describe_changes(earlier[-1], {name: now[0][name] for name in names})

@@ -149,15 +149,14 @@ def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
         for device in scores["devices"]:
             for name in ("sentence_ms", "batch_ms"):
                 found[f"{device} {name}"] = row[device][name]
-                # Earlier releases wrote means, without quartiles.
-                quartiles = row[device].get(f"{name}_quartiles", ())
+                quartiles = row[device][f"{name}_quartiles"]
                 found |= {
                     f"{device} {name} {which}": time
-                    for which, time in zip(QUARTILES, quartiles, strict=bool(quartiles))
+                    for which, time in zip(QUARTILES, quartiles, strict=True)
                 }
         return found
     split = next(iter([each for each in scores["mean"] if each == "test"] or scores["mean"]))
-    scale, several = scores.get("scale", 100), len(scores["seeds"]) > 1
+    scale, several = scores["scale"], len(scores["seeds"]) > 1
     found = dict[str, float]()
     for heading, name in scores["measures"].items():
         found[heading] = scale * scores["mean"][split][name]

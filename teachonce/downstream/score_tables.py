@@ -19,7 +19,7 @@ from teachonce.support.errors import UserError
 
 FILE = "scores.json"
 SHARES = 100
-"""The `scale` that prints shares in percent. Older scores.json have no `scale`: all are shares."""
+"""The `scale` that prints shares in percent."""
 ABOUT = ("task", "data", "model", "seeds")
 NATS = "nats/character"
 OF_A_SWEEP = {
@@ -29,7 +29,7 @@ OF_A_SWEEP = {
     "Spearman with the teacher": "valid_spearman",
 }
 """Keys of the validation figures of a sweep that compare its students, by heading."""
-OF_SCORES = {"task", "model", "seeds", "mean", "deviation", "files", "measures"}
+OF_SCORES = {"task", "model", "seeds", "mean", "deviation", "files", "measures", "scale"}
 OF_SPEED = {"models", "settings", "length", "hardware", "devices"}
 """Keys of every scores.json of a task, and of speed."""
 
@@ -131,7 +131,7 @@ def seed_table(result: dict[str, Any]) -> Table:
             which = f"{each['model']}: {split}" if models else split
             table.add_row(which, f"{each['examples'][split]:,}", *cells)
     if averaged and (found := result.get("file_deviation")):
-        scale, places = result.get("scale", SHARES), result.get("decimals", 2)
+        scale, places = result["scale"], result.get("decimals", 2)
         spreads = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
         table.add_row("between files", "", *spreads)
     return table
@@ -153,7 +153,7 @@ def _cells(
     result: dict[str, Any], scores: dict[str, float], deviation: dict[str, float] | None = None
 ) -> list[str]:
     """Return a cell for each measure of a split, with the deviation if there is one."""
-    scale, places = result.get("scale", SHARES), result.get("decimals", 2)
+    scale, places = result["scale"], result.get("decimals", 2)
     return [
         f"{scale * scores[name]:.{places}f}"
         + (f" ± {scale * deviation[name]:.{places}f}" if deviation else "")
@@ -212,7 +212,7 @@ def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
             **result,
             "model": run["model"],
             "saved": [],
-            "examples": run.get("examples", result.get("examples")),  # older runs lack them
+            "examples": run["examples"],
             **_averaged([run], list(result["mean"])),
         }
         for run in runs
@@ -231,7 +231,7 @@ def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
             },
             "split": split,
             "seeds": len(result["seeds"]),
-            "scale": result.get("scale", SHARES),
+            "scale": result["scale"],
             "decimals": result.get("decimals", 2),
             "measures": result["measures"],
             "mean": {split: result["mean"][split]},
@@ -266,7 +266,7 @@ def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"split": "", "seeds": 0, "measures": {}}
+    nothing: dict[str, Any] = {"split": "", "seeds": 0, "measures": {}, "scale": SHARES}
     nothing |= {"mean": {"": {}}, "deviation": {"": {}}}
     return {"task": "speed", "data": "", "model": speed["model"], **nothing, "speed": speed}
 

@@ -195,7 +195,7 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
     scores: dict[str, Any] = {
         "task": "pos", "model": f"{model}/", "measures": {"accuracy": "accuracy"},
         "seeds": [{}, {}], "files": {"dev": "dev.tsv"},
-        "mean": {"dev": score}, "deviation": {"dev": score},
+        "mean": {"dev": score}, "deviation": {"dev": score}, "scale": 100,
     }  # fmt: skip
     mlm = {**scores, "task": "mlm", "model": "scratch:1x1x1", "saved": [str(model)], "scale": 1}
     runs = [folder / name for name in ("speed", "pos", "mlm")]

@@ -281,7 +281,10 @@ def test_several_at_once_that_are_scored(
     assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout
 
 
-SCORED = {"measures": {"right": "accuracy"}, "mean": {"dev": {"accuracy": 0.5}}, "seeds": [{}]}
+SCORED = {
+    "measures": {"right": "accuracy"}, "mean": {"dev": {"accuracy": 0.5}}, "seeds": [{}],
+    "scale": 100,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
