@@ -226,7 +226,6 @@ def convert(
     source: str | Path,
     target: str | Path,
     codec: str | None = None,
-    storage_options: dict[str, Any] | None = None,
     progress: Progress = iter,
 ) -> None:
     """Copy a sealed store to `target` (.zarr or .h5), encoded again if `codec` is another codec.
@@ -235,7 +234,7 @@ def convert(
     Raises UserError if the codec claims a smaller error than the store has, StoreError if the
     source is damaged.
     """
-    with closing(open_store(source, storage_options=storage_options)) as store:
+    with closing(open_store(source)) as store:
         new = codec or store.features.codec
         check_codec(store.path, store.features.codec, new)
         features, parts = store.features.in_codec(new), store.manifest.parts

@@ -133,7 +133,8 @@ def _remove_damaged(
     # Seal it only if that gives the old manifest or its old checksum, which proves that nothing is
     # missing.
     with closing(staging.source()) as source:
-        made, data = sealed_root(source, attributes, check_root(attributes, str(staging.path)))
+        features = check_root(attributes, str(staging.path))
+        made, data = sealed_root(source, attributes, features, lambda name, values: None)
     if data != opened.manifest and made["checksum"] != opened.checksum:
         return False
     StoreWriter(staging, attributes, lease).seal()

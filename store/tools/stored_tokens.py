@@ -17,6 +17,7 @@ from teachonce.store.tools.damaged import open_damaged
 from teachonce.support.arrays import Array
 
 BATCH = 256  # sequences that are tokenised at once
+PLACES, SEQUENCES = 8, 8  # what a training checks: SEQUENCES in a row at each of PLACES positions
 
 
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
@@ -81,23 +82,23 @@ def _rows(encoding: Any, text: str, separator: str | None) -> Array:
     return np.column_stack([np.array(encoding.ids, np.int64), spans, special])
 
 
-def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> None:
+def check_tokens(store: FeatureStore) -> None:
     """Raise StoreError if there are no stored tokens, if they cannot be read, or if the stored
     tokenizer produces others.
 
-    Checks `sequences` consecutive sequences at each of `places` positions, spread evenly over the
+    Checks SEQUENCES consecutive sequences at each of PLACES positions, spread evenly over the
     store, up to the first difference, with bounds on time and memory.
     """
     if not len(store):
         raise StoreError(f"{store.path}: no part was published; finish the dump that writes it")
-    rows = np.unique(np.linspace(0, len(store) - 1, places).astype(int)).tolist()
+    rows = np.unique(np.linspace(0, len(store) - 1, PLACES).astype(int)).tolist()
     found = within_bounds(
         store.teacher_file("tokenizer.json"),
-        len(rows) * sequences * store.features.max_length,
+        len(rows) * SEQUENCES * store.features.max_length,
         store.path,
-        lambda: _first_difference(store, rows, sequences),
+        lambda: _first_difference(store, rows),
         _first_difference_of,
-        *(store.path, store.source.options, rows, sequences),
+        *(store.path, store.source.options, rows),
     )
     if found:
         written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
@@ -108,19 +109,17 @@ def check_tokens(store: FeatureStore, places: int = 8, sequences: int = 8) -> No
         raise StoreError(f"{found}; {remedy}, or dump again")
 
 
-def _first_difference_of(
-    path: str, options: dict[str, Any] | None, rows: list[int], sequences: int
-) -> str | None:
+def _first_difference_of(path: str, options: dict[str, Any] | None, rows: list[int]) -> str | None:
     # A training with --allow-partial checks an unfinished store.
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:
-        return _first_difference(store, rows, sequences)
+        return _first_difference(store, rows)
 
 
-def _first_difference(store: FeatureStore, rows: list[int], sequences: int) -> str | None:
+def _first_difference(store: FeatureStore, rows: list[int]) -> str | None:
     tokenizer = store.tokenizer()
     for row in rows:
         part, first = store.locate(row)
-        last = min(first + sequences, part.part.counts.sequences)
+        last = min(first + SEQUENCES, part.part.counts.sequences)
         if line := other_tokens(part, tokenizer, first, last):
             return line
     return None

@@ -50,7 +50,6 @@ def outside_entries(store: FeatureStore) -> Iterator[tuple[str, Entry]]:
 
 def verify(
     path: str | Path,
-    storage_options: dict[str, Any] | None = None,
     progress: Progress = lambda items, unit: items,
     allow_partial: bool = False,
 ) -> Report:
@@ -63,7 +62,7 @@ def verify(
     be recovered, if the store is unfinished, or if it was rewritten during the check; everything
     else is a problem in the report.
     """
-    return verify_opened(open_damaged(path, storage_options, allow_partial), progress)
+    return verify_opened(open_damaged(path, allow_partial=allow_partial), progress)
 
 
 def verify_opened(opened: DamagedStore, progress: Progress) -> Report:

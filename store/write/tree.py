@@ -215,7 +215,7 @@ def sealed_root(
     source: StoreSource,
     attributes: Mapping[str, Any],
     features: Features,
-    write: Write = lambda name, values: None,
+    write: Write,
 ) -> tuple[dict[str, Any], bytes]:
     """Make the root attributes and the manifest that seal a store with its published parts.
 
