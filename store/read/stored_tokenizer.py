@@ -15,7 +15,7 @@ from teachonce.store.format.manifest import DAMAGED
 from teachonce.store.format.pairs import tokenizer_inputs
 from teachonce.store.read.plain_tokenizer import AROUND, is_plain
 from teachonce.support import bounded
-from teachonce.support.bounded import MEMORY, LimitExceeded, run_bounded
+from teachonce.support.bounded import LimitExceeded, run_bounded
 from teachonce.support.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LONGEST = 8  # maximum of tokens for a byte of text
 SECONDS, BYTES_A_SECOND = 60.0, 20_000  # of a processor: some fifty times what tokenizers need
+MEMORY = 3 << 30  # bytes of address space: a vocabulary of 250,000 pieces takes a fifth
 
 
 def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Tokenizer:

@@ -54,11 +54,6 @@ def check_field(
             )
 
 
-def refused_field(kind: str, name: str) -> Fields:
-    """Return the entry of a refused field by its name."""
-    return next(f for f in FIELDS[kind] if name in f.names and f.treatment == "refused")
-
-
 def unlisted(kind: str, given: Mapping[str, Any], known: Collection[str] = ()) -> list[str]:
     """Return the fields that are neither in the list nor in `known`, in their order."""
     listed = {name for fields in FIELDS[kind] for name in fields.names}

@@ -15,15 +15,14 @@ from teachonce.checkpoints.field_checks import (
     check_field,
     check_fields,
     flat,
-    refused_field,
     unlisted,
 )
-from teachonce.checkpoints.fields import LENGTHS, MODULES, OLD_LENGTHS, SETTINGS
+from teachonce.checkpoints.fields import FIELDS, LENGTHS, MODULES, OLD_LENGTHS, SETTINGS
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
 
 VECTOR, STATES = "sentence_embedding", "token_embeddings"  # keys of features between modules
-ARGUMENTS = refused_field(LENGTHS, "model_args")
+ARGUMENTS = next(f for f in FIELDS[LENGTHS] if "model_args" in f.names and f.treatment == "refused")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 # For each task of a transformer: the output that the library reads, and its key between modules.
 OUTPUTS = {

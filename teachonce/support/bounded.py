@@ -15,7 +15,6 @@ from typing import Any
 
 from teachonce.support.errors import UserError, first_line
 
-MEMORY = 3 << 30  # bytes of address space: a vocabulary of 250,000 pieces takes a fifth
 THREADS = 4  # each takes address space of its own
 PATIENCE = 10  # wall-clock limit as a multiple of the CPU limit: the machine may be busy
 PR_SET_PDEATHSIG = 1
@@ -33,9 +32,7 @@ class LimitExceeded(UserError):
     """Raised if the function exceeds a limit or crashes; the message names the limit."""
 
 
-def run_bounded(
-    function: Callable[..., Any], *arguments: Any, seconds: float, memory: int = MEMORY
-) -> Any:
+def run_bounded(function: Callable[..., Any], *arguments: Any, seconds: float, memory: int) -> Any:
     """Return `function(*arguments)`, computed in a process with limits.
 
     function: defined at the top level of a module; its arguments and result are JSON values.

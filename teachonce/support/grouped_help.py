@@ -20,25 +20,6 @@ def examples(*lines: str) -> str:
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
-class CommandWithSubcommands(OneLineGroup):
-    """A command that also has subcommands: a first word that names one runs the subcommand."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # With a subcommand, the required options of the command itself must not be demanded.
-        before = ctx.resilient_parsing  # True while a shell completes an unfinished command line
-        ctx.resilient_parsing = before or (bool(args) and args[0] in self.commands)
-        rest = super().parse_args(ctx, args)
-        ctx.resilient_parsing = before
-        return rest
-
-    def unknown(self, word: str) -> str:
-        """Return the message for an extra word, which is most often a second value of an option."""
-        return (
-            f"unexpected word {word!r}; an option takes one word: join several by commas"
-            f" (mlm=1,hidden=30), and quote spaces; subcommands: {', '.join(self.commands)}"
-        )
-
-
 class GroupedCommand(OneLineCommand):
     """A command whose --help shows options under headings; options without a group come last."""
 
@@ -65,5 +46,21 @@ class GroupedCommand(OneLineCommand):
                 formatter.write_dl(rows)
 
 
-class GroupedCommandWithSubcommands(GroupedCommand, CommandWithSubcommands):
-    """A command with grouped help and subcommands."""
+class GroupedCommandWithSubcommands(GroupedCommand, OneLineGroup):
+    """A command with grouped help that also has subcommands: a first word that names one runs the
+    subcommand."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # With a subcommand, the required options of the command itself must not be demanded.
+        before = ctx.resilient_parsing  # True while a shell completes an unfinished command line
+        ctx.resilient_parsing = before or (bool(args) and args[0] in self.commands)
+        rest = super().parse_args(ctx, args)
+        ctx.resilient_parsing = before
+        return rest
+
+    def unknown(self, word: str) -> str:
+        """Return the message for an extra word, which is most often a second value of an option."""
+        return (
+            f"unexpected word {word!r}; an option takes one word: join several by commas"
+            f" (mlm=1,hidden=30), and quote spaces; subcommands: {', '.join(self.commands)}"
+        )

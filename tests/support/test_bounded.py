@@ -13,6 +13,8 @@ import pytest
 from teachonce.support.bounded import LimitExceeded, run_bounded
 from teachonce.support.errors import UserError
 
+MEMORY = 3 << 30  # more than any function here takes, but for `fill`
+
 
 def add(one: int, other: int) -> dict[str, int]:
     print("what a library prints is no answer")
@@ -52,17 +54,17 @@ def answer_a_list() -> None:
 
 
 def test_results_and_errors_come_back() -> None:
-    assert run_bounded(add, 1, 2, seconds=20) == {"sum": 3}
+    assert run_bounded(add, 1, 2, seconds=20, memory=MEMORY) == {"sum": 3}
     for function, line in ((refuse, "a line for a person"), (fail, "'of the code'")):
         with pytest.raises(UserError, match=line) as error:
-            run_bounded(function, seconds=20)
+            run_bounded(function, seconds=20, memory=MEMORY)
         assert not isinstance(error.value, LimitExceeded)
 
 
 def test_time_has_a_bound() -> None:
     begun = time.monotonic()
     with pytest.raises(LimitExceeded, match="took longer than 1 s"):
-        run_bounded(spin, seconds=1)
+        run_bounded(spin, seconds=1, memory=MEMORY)
     assert time.monotonic() - begun < 60
 
 
@@ -84,12 +86,12 @@ def test_a_system_without_a_bound_of_memory(
         "def setrlimit(which, bounds):\n    if which == RLIMIT_AS:\n        raise ValueError\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert run_bounded(math.gcd, 12, 18, seconds=20) == 6
+    assert run_bounded(math.gcd, 12, 18, seconds=20, memory=MEMORY) == 6
 
 
 def test_arguments_are_values_of_json() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
-        run_bounded(add, object(), 2, seconds=20)
+        run_bounded(add, object(), 2, seconds=20, memory=MEMORY)
 
 
 def test_the_current_folder_brings_no_module(
@@ -98,5 +100,5 @@ def test_the_current_folder_brings_no_module(
     (tmp_path / "json.py").write_text("open('ran', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    assert run_bounded(add, 1, 2, seconds=20) == {"sum": 3}
+    assert run_bounded(add, 1, 2, seconds=20, memory=MEMORY) == {"sum": 3}
     assert not (tmp_path / "ran").exists()
