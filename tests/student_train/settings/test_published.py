@@ -130,8 +130,6 @@ TRAINED: dict[str, tuple[str, Words]] = {
     "zhao-tied": ("tied", ()),
     "zhao-vanilla-30k": ("views", ()),
     "zhao-pruned": ("views", ("--prune-to", "300")),
-    "zhao-frequent-pieces": ("mixed", ("--vocab", "pruned:300")),
-    "zhao-svd-frozen": ("mixed", ()),
 }
 
 
@@ -210,15 +208,7 @@ def test_an_option_beside_a_recipe_makes_up_for_what_it_needs(
 ) -> None:
     given: Words = ("--store", stores["plain"], "--recipe", "slovakbert-3", *CUT, *SIZE)
     ok(student_train, *given, "--view", 0, "--loss", "mlm=1", "--out", tmp_path / "a")
-    given = (
-        "--store",
-        stores["mixed"],
-        "--recipe",
-        "zhao-svd-frozen",
-        "--student",
-        "16x2x2",
-        *SIZE,
-    )
+    given = ("--store", stores["mixed"], "--recipe", "zhao-mixed", "--student", "16x2x2", *SIZE)
     ok(student_train, *given, "--best", "--no-best", "--out", tmp_path / "b")
 
 
