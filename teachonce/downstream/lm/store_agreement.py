@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from teachonce.checkpoints.first_token import prepend_token, prepended_token
 from teachonce.checkpoints.loading import input_limit
-from teachonce.store import open_store
+from teachonce.downstream.lm.windows import start_token
+from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.losses.logits import divergence, sides
@@ -44,7 +47,7 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
     limit = input_limit(network.config, tokenizer)
     batches = StudentBatches(
         store,
-        tokenizer,
+        _starting_alike(tokenizer, store),
         device=network.device,
         student=STUDENT,
         loss={"kl-next": 1.0},
@@ -71,6 +74,18 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
             " store of longer texts"
         )
     return {"agreement": equal / places, "kl": nats / places}
+
+
+def _starting_alike(tokenizer: Any, store: FeatureStore) -> Any:
+    """Return a tokenizer that puts its start token in front of each text if the teacher of the
+    store read such a token, as `teacher-dump --bos` lets it."""
+    start = start_token(tokenizer)
+    if start is None or prepended_token(store.tokenizer()) is None:
+        return tokenizer
+    # The caller's tokenizer stays as it is: it adds the start token of documents itself.
+    tokenizer = copy.deepcopy(tokenizer)
+    prepend_token(tokenizer, str(start), tokenizer.name_or_path)
+    return tokenizer
 
 
 def _compared(network: Any, batch: StudentBatch) -> tuple[Tensor, NextTargets]:

@@ -26,6 +26,7 @@ from teachonce.downstream.settings import LmSettings
 from teachonce.training.byte_level import SPECIALS, train_byte_level
 from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Words, dumped, write_corpus
+from tests.making.decoders import save_decoder
 from tests.store.making import features_of, make_store
 from tests.texts import ENGLISH, RUSSIAN
 
@@ -166,6 +167,16 @@ def test_bad_inputs_are_refused(
     said = refused(*words, "--model", near_sighted, "--test", tmp_path / "empty.txt")
     assert "has no text; give a file with a document a line" in said
     assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
+
+
+def test_a_teacher_with_a_token_in_front_agrees_with_its_own_store(tmp_path: Path) -> None:
+    """Its tokenizer adds no token; the dump let the teacher read one in front of each window."""
+    model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
+    corpus = write_corpus(tmp_path / "corpus.txt", 6)
+    words = {"attention": "none", "hidden": "none", "logits": "topk:16", "codec": "exact"}
+    given = LmSettings(store=dumped(model, corpus, tmp_path / "s.zarr", **words))
+    found = _score(model, corpus, given)
+    assert found["agreement"] == 1 and abs(found["kl"]) < 1e-5
 
 
 @pytest.mark.slow
