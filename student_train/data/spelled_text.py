@@ -3,6 +3,8 @@ with the teacher's tokenizer."""
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from teachonce.align import Tokenizations, Tokens
@@ -53,7 +55,10 @@ def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
         chats = [Chat.of(each) for each in records]
         learnt = np.concatenate([np.asarray(each.learn) for each in records])
         texts, teacher, _ = collator.own_template.read(chats, teacher, learnt)
-    student = tokenize(collator.tokenizer, texts)
+    # Whole texts: where a text is cut, its last run has no end, and the tokenizer changed nothing.
+    tokenizer = copy.deepcopy(collator.tokenizer)
+    tokenizer.no_truncation()
+    student = tokenize(tokenizer, texts)
     return Tokenizations(texts, teacher, student, collator.vocabulary, collator.max_length)
 
 

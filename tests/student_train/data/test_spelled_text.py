@@ -78,6 +78,13 @@ def test_the_share_that_is_changed(
             assert line.startswith(f"{share:.0%} of the text") == (share > REPORTED)
 
 
+def test_what_is_beyond_max_length_is_not_changed(causal: Path, trained: Any) -> None:
+    with open_store(causal) as store:
+        collator = collator_of(store, trained, None)
+        collator.tokenizer.enable_truncation(7)
+        assert spelled_share(sampled(collator, store)) == 1
+
+
 def test_bytes_that_a_vocabulary_lacks_are_refused(
     causal: Path, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
