@@ -122,8 +122,8 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
         teacher = load_teacher(
             resolve_teacher(model, arguments["gguf"]),
             head=_head(store.features),
-            hidden=_spec(store.features.hidden),
-            attention=_spec(store.features.attention),
+            hidden=states_option(store.features.hidden),
+            attention=states_option(store.features.attention),
             device=chosen,
             precision=precision,
             vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
@@ -212,7 +212,7 @@ def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
         )
 
 
-def _spec(names: Iterable[str]) -> str:
+def states_option(names: Iterable[str]) -> str:
     """Return the value of --hidden or --attention that stores features with these names."""
     words = [
         f"groups:{name.removeprefix('groups').split('.')[0]}"

@@ -6,11 +6,13 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 WORDS = ("mean", "mean:0", "groups:N", "layer:I")
+BEFORE_NORM = "-before-norm"  # the end of a name: the last layer, before the norm behind it
 
 
 def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
     """Parse `mean`, `mean:0`, `groups:3`, `layer:4` or a comma list of them into (kind, number)
-    pairs; `none` gives []. The number of a mean is its first layer.
+    pairs; `none` gives []. The number of a mean is its first layer. `layer:4-before-norm`, which
+    captures of other tools may have, is of kind `layer-before-norm`.
 
     Raises UserError, which begins with `where`, for an unknown word and for `none` with others.
     """
@@ -24,6 +26,8 @@ def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
             found.append((kind, int(number or 1)))
         elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
             found.append((kind, int(number)))
+        elif kind == "layer" and (last := number.removesuffix(BEFORE_NORM)).isdecimal():
+            found.append((kind + BEFORE_NORM, int(last)))
         else:
             expected = f"expected {', '.join(WORDS)} or none"
             raise UserError(f"{where}{spec}: unknown feature {word!r}: {expected}")
@@ -34,8 +38,8 @@ def layer_groups(spec: str, layers: int, where: str = "") -> dict[str, list[int]
     """Return the layer numbers of each feature that an option requests, by the feature's name.
 
     Layers are numbered from 1 (the first transformer layer) to `layers`; layer 0 is the output of
-    the embeddings. `mean` averages layers 1..L, `mean:0` layers 0..L, and `groups:N` divides layers
-    1..L into N equal consecutive groups.
+    the embeddings, and layer L + 1 the last layer before the final norm. `mean` averages layers
+    1..L, `mean:0` layers 0..L, and `groups:N` divides layers 1..L into N equal consecutive groups.
 
     Raises UserError like `feature_words`, for a layer that does not exist, and if N does not divide
     the number of layers.
@@ -53,8 +57,10 @@ def layer_groups(spec: str, layers: int, where: str = "") -> dict[str, list[int]
             size = layers // number
             for i in range(number):
                 groups[f"groups{number}.{i}"] = list(range(1 + i * size, 1 + (i + 1) * size))
+        elif kind == f"layer{BEFORE_NORM}" and number == layers:
+            groups[f"layer{number}{BEFORE_NORM}"] = [layers + 1]
         else:
-            if number > layers:
+            if number > layers or kind != "layer":
                 raise UserError(
                     f"{where}layer:{number}: the teacher has layers 0 (embeddings) to {layers};"
                     " give one of them"

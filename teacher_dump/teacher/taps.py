@@ -71,8 +71,9 @@ def tapped(
     """Add, inside the `with` block, hidden states [B,L,D] and attention maps [B,L,L] of each
     forward pass of `base` to the accumulators. Inputs have `length` L.
 
-    State i is the input of layer i + 1; the last state is the output of the encoder. Attention maps
-    are probabilities, averaged over heads. Raises UserError if a layer reads fewer tokens than the
+    State i is the input of layer i + 1; state `layers` is the output of the encoder, and the one
+    after it that of the last layer, before a final norm. Attention maps are probabilities, averaged
+    over heads. Raises UserError if a layer reads fewer tokens than the
     input has, or if maps have another shape.
     """
     # Inputs, not outputs: so final norms and convolutions between layers are part of the states, as
@@ -89,6 +90,12 @@ def tapped(
     def read_last(_module: nn.Module, _inputs: Any, output: Any) -> None:
         hidden.add(layers, output[0])
 
+    def read_unnormed(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        state = output[0] if isinstance(output, tuple) else output
+        hidden.add(layers + 1, state[:, :length])
+
+    if any(layers + 1 in members for members in hidden.groups.values()):
+        handles.append(modules[-1].register_forward_hook(read_unnormed))
     handles.append(base.register_forward_hook(read_last))
     try:
         yield

@@ -48,8 +48,8 @@ say = partial(click.echo, err=True)
 @click.option(
     "--model",
     type=Text(ALIASES, paths=True),
-    help="Compare a sample of captured logits with this checkpoint, and refuse them if they differ"
-    " by more than the precision of an engine.  [default: not compared]",
+    help="Compare a sample of captured logits or states with this checkpoint, and refuse them if"
+    " they differ by more than the precision of an engine.  [default: not compared]",
 )
 @click.option(
     "--codec", type=NameOrAdded(BUILT_IN, GROUP), default="default", help="As in teacher-dump."

@@ -42,7 +42,7 @@ class ImportOptions:
 
     layers: the layers of the captured states in the store's numbering (0 is the output of the
     embeddings), the last layer included. model: the checkpoint with which a sample of captured
-    logits is compared.
+    logits or states is compared.
     """
 
     source: Path

@@ -24,6 +24,7 @@ from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.feature_store.captures.tensors import load_safetensors, load_tensors
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.teacher.layer_groups import BEFORE_NORM
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +155,7 @@ class HiddenFiles:
                 f" {depth} layers; name {count} different ones in their order, from 0 (the output"
                 f" of the embeddings) to {depth} (the last layer)"
             )
-        last = f"layer{depth}" if self._kind.normed else f"layer{depth}-before-norm"
+        last = f"layer{depth}{'' if self._kind.normed else BEFORE_NORM}"
         return tuple(last if layer == depth else f"layer{layer}" for layer in layers)
 
     def files(self) -> list[Path]:
@@ -191,7 +192,7 @@ def _format(kind: Kind) -> Format:
         kind.name,
         lambda path: bool(kind.files(path)),
         partial(HiddenFiles, kind),
-        frozenset({"layers"}),
+        frozenset({"layers", "model"}),
     )
 
 

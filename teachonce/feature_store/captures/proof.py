@@ -1,4 +1,5 @@
-"""Checks that captured logits belong to the tokens after them, and to the given model.
+"""Checks that captured logits belong to the tokens after them, and logits and states to the given
+model.
 
 An inference engine may return the rows of other tokens than the requested ones: shifted by one
 position, or cached for another prompt. Such rows also look like log-probabilities.
@@ -7,30 +8,27 @@ position, or cached for another prompt. Such rows also look like log-probabiliti
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from teachonce.feature_store.captures.sample import Capture, Sample
+from teachonce.feature_store.captures.sample import Capture, CaptureContents, Sample
 from teachonce.store.format.value_laws import LOG_SLACK, logprob_bounds
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 SAMPLES = 32  # texts that run through --model
-# In nats: the mean error of a row's log-probabilities, weighted by probability. SmolLM2-135M in
-# bfloat16 differs from float32 by .028 on average and .16 at most; with 3 % of noise on its weights
-# by .18. The mean of 64 rows after the prefix of another text is .94, of the rows of another text
-# 7.4.
-USUAL = 0.15  # the median row at most
-OUTLIER, TIMES = 0.4, 10.0  # any row at most, or that many times the median row if it is more
+TIMES = 10.0  # a row may be an outlier if it is at most that many times the median row
 # Rows are refused as shifted if, over at least ROWS rows, another place fits better by more than
 # NATS on average and by SIGMAS standard errors. Few rows may fit another place by chance.
 ROWS, SIGMAS, NATS = 100, 6.0, 1.0
-CAUSES = (
+OTHER_TOKENS = (
     "the rows belong to other tokens: they are shifted by one position, or cached from another text"
-    " (prefix caching, chunked prefill); capture again, as examples/capture_vllm.py does"
+    " (prefix caching, chunked prefill)"
 )
+CAUSES = f"{OTHER_TOKENS}; capture again, as examples/capture_vllm.py does"
 
 
 def check_observed(
@@ -108,74 +106,104 @@ def compare_with_model(
     check: called for each text; it may raise to stop. Raises UserError if rows differ by more than
         the precision of an engine, or if the model cannot be the captured one.
     """
-    teacher = _causal(model)
+    by = LOGITS if capture.contents.topk else STATES
+    teacher = _load(model, capture.contents)
     chosen = set(np.linspace(0, count - 1, min(count, SAMPLES)).astype(int).tolist())
     found: list[tuple[Sample, Floats]] = []
     for number, sample in enumerate(capture.samples()):
         check()
         if number in chosen:
-            found.append((sample, _differences(sample, teacher, model)))
+            found.append((sample, by.rows(sample, _ids(sample, teacher, model), teacher)))
     every = np.concatenate([rows for _, rows in found])
     median = float(np.median(every))
     # `not <=` refuses NaN as well, which a model with NaN among its weights gives.
-    if not median <= USUAL:
+    if not median <= by.usual:
         raise UserError(
-            f"--model {model}: the captured log-probabilities differ from its own by"
-            f" {median:.2g} nats (median of {len(every):,} rows), expected {USUAL} at"
-            " most: this is not the captured model, or the rows are shifted; give the checkpoint"
-            " that the engine ran, or capture again"
+            f"--model {model}: the captured {by.what} differ from its own by {median:.2g}"
+            f" {by.unit} (median of {len(every):,} rows), expected {by.usual} at"
+            f" most: this is not the captured model, or {by.reason}; give the checkpoint that the"
+            " engine ran, or capture again"
         )
     for sample, rows in found:
-        if (bad := ~(rows <= max(OUTLIER, TIMES * median))).any():
+        if (bad := ~(rows <= max(by.outlier, TIMES * median))).any():
             raise UserError(
                 f"{sample.where}, token {bad.argmax()}: compared with {model},"
                 f" {counted(int(bad.sum()), 'row')} of this text are off by up to"
-                f" {rows.max():.2g} nats, and the median row by {median:.2g}: {CAUSES}"
+                f" {rows.max():.2g} {by.unit}, and the median row by {median:.2g}: {OTHER_TOKENS};"
+                " capture again"
             )
     return (
         f"proof     {counted(len(every), 'row')} of {counted(len(found), 'text')} agree with"
-        f" {model}: within {median:.2g} nats (median), {every.max():.2g} at most"
+        f" {model}: within {median:.2g} {by.unit} (median), {every.max():.2g} at most"
     )
 
 
-def _causal(model: str) -> Any:
+def _load(model: str, contents: CaptureContents) -> Any:
     from teachonce.checkpoints.names import resolve_teacher
+    from teachonce.teacher_dump.comparison.rerun import states_option
     from teachonce.teacher_dump.teacher.loading import load_teacher
     from teachonce.training.device import resolved_device, resolved_precision
 
     device = resolved_device("auto")
-    # On a CPU float32, against which USUAL and OUTLIER were measured.
+    # On a CPU float32, against which LOGITS and STATES were measured.
     precision = resolved_precision("auto", device) if device != "cpu" else "fp32"
     try:
-        resolved = resolve_teacher(model)
+        found = load_teacher(
+            resolve_teacher(model),
+            head="causal" if contents.topk else "none",
+            hidden=states_option(contents.hidden),
+            attention="none",
+            device=device,
+            precision=precision,
+        )
     except UserError as error:
         raise UserError(f"--model: {error}") from error
-    return load_teacher(
-        resolved,
-        head="causal",
-        hidden="none",
-        attention="none",
-        device=device,
-        precision=precision,
-    )
+    if contents.width not in (None, found.width):
+        raise UserError(
+            f"--model {model}: has hidden size {found.width}, and the captured states"
+            f" {contents.width}; give the model that was captured"
+        )
+    return found
 
 
-def _differences(sample: Sample, teacher: Any, model: str) -> Floats:
-    """Return for each row the mean difference of its log-probabilities from the teacher's, weighted
-    by the captured probability [T]."""
-    import torch
-
-    rows = sample.rows()
-    assert sample.ids is not None and rows.topk is not None
-    limit = teacher.max_length() or len(sample.ids)
-    ids = sample.ids[:limit].copy()  # torch reads only arrays that can be written
-    best, logprobs = (values[: len(ids)] for values in rows.topk)
-    there = ~np.isneginf(logprobs)
-    if (largest := max(ids.max(), best[there].max())) >= teacher.vocabulary:
+def _ids(sample: Sample, teacher: Any, model: str) -> Array:
+    """Return the token ids of a sample [T], as many as the teacher reads. Raises UserError for an
+    id, among these or the best ones, that is beyond the teacher's vocabulary."""
+    assert sample.ids is not None
+    ids = sample.ids[: teacher.max_length() or len(sample.ids)]
+    largest = int(ids.max())
+    if (topk := sample.rows().topk) is not None:
+        best, logprobs = (values[: len(ids)] for values in topk)
+        largest = max(largest, int(best[~np.isneginf(logprobs)].max()))
+    if largest >= teacher.vocabulary:
         raise UserError(
             f"--model {model}: has a vocabulary of {teacher.vocabulary:,}, and {sample.where} the"
             f" id {largest:,}; give the model that was captured"
         )
+    return ids.copy()  # torch reads only arrays that can be written
+
+
+def _of_states(sample: Sample, ids: Array, teacher: Any) -> Floats:
+    """Return for each token the length of the difference of its states from the teacher's, divided
+    by the length of the teacher's, of the state that differs most [T]."""
+    live = teacher.run(ids[None], np.ones((1, len(ids)), bool)).hidden
+    found = []
+    for name, states in sample.rows().hidden.items():
+        own = live[name][0].cpu().numpy()
+        size = np.maximum(np.linalg.norm(own, axis=1), 1e-9)
+        found.append(np.linalg.norm(states[: len(ids)] - own, axis=1) / size)
+    return np.max(found, axis=0)  # type: ignore[no-any-return]
+
+
+def _of_logits(sample: Sample, ids: Array, teacher: Any) -> Floats:
+    """Return for each row the mean difference of its log-probabilities from the teacher's, weighted
+    by the captured probability [T]."""
+    import torch
+
+    topk = sample.rows().topk
+    assert topk is not None
+    best, logprobs = (values[: len(ids)] for values in topk)
+    there = ~np.isneginf(logprobs)
     with torch.inference_mode():
         inputs = teacher.run(ids[None], np.ones((1, len(ids)), bool)).head_input
         live = [
@@ -189,3 +217,31 @@ def _differences(sample: Sample, teacher: Any, model: str) -> Floats:
     error = np.abs(np.where(there, np.concatenate(live) - logprobs, 0))
     found: Floats = (mass * error).sum(axis=1) / mass.sum(axis=1)
     return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compares captured rows with those of a model.
+
+    what, unit, reason: for messages.
+    usual, outlier: the largest difference of the median row, and of any row.
+    rows: from a sample, its token ids and the teacher to the differences [T].
+    """
+
+    what: str
+    unit: str
+    usual: float
+    outlier: float
+    reason: str
+    rows: Callable[[Sample, Array, Any], Floats]
+
+
+# SmolLM2-135M in bfloat16 differs from float32 by .028 nats on average and .16 at most; with 3 % of
+# noise on its weights by .18. The mean of 64 rows after the prefix of another text is .94, of the
+# rows of another text 7.4.
+SHIFTED = "the rows are shifted"
+LOGITS = Comparison("log-probabilities", "nats", 0.15, 0.4, SHIFTED, _of_logits)
+# Of its layers 2, 15, 27 and 30 by .013 (median) and .14 at most; with 3 % of noise by .1. The
+# median after the prefix of another text is .3, of the states of the token before .9.
+LAYERS = f"the states are those of other layers (--layers), or {SHIFTED}"
+STATES = Comparison("states", "of their length", 0.05, 0.2, LAYERS, _of_states)

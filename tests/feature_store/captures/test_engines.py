@@ -120,7 +120,7 @@ def test_rows_that_a_cache_kept(teacher: Path, tmp_path: Path) -> None:
     says(line, "row 5, token 1", "of this text are off by up to", "prefix caching")
 
 
-def _other_model(folder: Path) -> Path:
+def other_model(folder: Path) -> Path:
     """Another GPT-2 with the same tokenizer."""
     tokenizer = trained_tokenizer("bpe-plain")
     model = random_model("gpt2", tokenizer, "causal")
@@ -146,7 +146,7 @@ def test_rows_of_another_model(
         np.save(tmp_path / "tokens.npy", ids)
         source = megatron(tmp_path / "run", [[logprobs]], 16)
         words = ["--tokens", tmp_path / "tokens.npy"]
-    line = importing(source, teacher, "--model", _other_model(tmp_path / "other"), *words)
+    line = importing(source, teacher, "--model", other_model(tmp_path / "other"), *words)
     says(line, "--model", "differ from its own by", "is not the captured model")
     says(imported(source, tmp_path / "a.zarr", teacher, "--model", teacher, *words), "agree with")
 

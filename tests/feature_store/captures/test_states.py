@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
-from tests.end_to_end.support import STUDENT, Words, ok
+from tests.end_to_end.support import STUDENT, Words, ok, says
 from tests.end_to_end.support import refused as failing
-from tests.feature_store.captures.conftest import imported
-from tests.feature_store.captures.making import Taught, distillkit, specforge, speculators
+from tests.feature_store.captures.conftest import imported, run
+from tests.feature_store.captures.making import (
+    Taught,
+    distillkit,
+    specforge,
+    speculators,
+    taught_by,
+)
+from tests.feature_store.captures.test_engines import other_model
+from tests.feature_store.captures.test_refusals import importing
 
 
 def check_states(path: Path, samples: list[Taught], close: float, **states: str) -> None:
@@ -61,3 +71,35 @@ def test_a_student_learns_from_an_imported_store(
     imported(capture, tmp_path / "b.zarr", teacher)
     own = (tmp_path / "b.zarr", "--loss", "kl=1", "--out", tmp_path / "k")
     assert "next-token logits" in failing(student_train, *words, *own)
+
+
+@pytest.mark.parametrize("kind", [speculators, specforge])
+def test_states_are_compared_with_the_model(
+    kind: Any, teacher: Path, samples: list[Taught], tmp_path: Path
+) -> None:
+    """An engine may return the last state on the wrong side of the norm, or the states of another
+    text of a batch (vLLM 50815, SpecForge 279)."""
+    words, samples = ("--layers", "1,2,3,4", "--model", teacher), samples[:8]
+    source = kind(tmp_path / "sound", samples, (1, 2, 3))
+    says(imported(source, tmp_path / "a.zarr", teacher, *words), "agree with", "of their length")
+    verified = run("verify", tmp_path / "a.zarr", "--model", teacher, "--device", "cpu")
+    name = "layer4-before-norm" if kind is speculators else "layer4"
+    assert f"view0/hidden/{name} " in verified.output, verified.output
+    line = importing(source, teacher, "--layers", "2,1,3,4", *words[2:])
+    says(line, "the captured states differ from its own by", "of other layers (--layers)")
+
+    def refused(name: str, captured: list[Taught]) -> str:
+        return importing(kind(tmp_path / name, captured, (1, 2, 3)), teacher, *words)
+
+    turned = [
+        replace(s, states=[*s.states[:-1], s.unnormed], unnormed=s.states[-1]) for s in samples
+    ]
+    says(refused("norm", turned), "--model", "differ from its own by", "of their length")
+    one, two = samples[5], samples[6]
+    size = min(len(one.ids), len(two.ids))
+    mixed = [torch.cat([b[:size], a[size:]]) for a, b in zip(one.states, two.states, strict=True)]
+    unnormed = torch.cat([two.unnormed[:size], one.unnormed[size:]])
+    batch = [*samples[:5], replace(one, states=mixed, unnormed=unnormed), *samples[6:]]
+    says(refused("batch", batch), "_5.", "token 0", "are off by up to", "of their length")
+    other = taught_by(other_model(tmp_path / "other"), [s.text for s in samples])
+    says(refused("rows", other), "--model", "is not the captured model")

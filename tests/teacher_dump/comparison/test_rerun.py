@@ -98,8 +98,8 @@ def test_stores_that_were_recoded_merged_or_not_finished(
 
 def test_names_of_states_give_the_option_that_stores_them() -> None:
     spec = "mean:0,layer:2,mean,groups:2"
-    assert rerun._spec(layer_groups(spec, 4)) == spec
-    assert rerun._spec(["mean0", "layer2", "mean"]) == "mean:0,layer:2,mean"
+    assert rerun.states_option(layer_groups(spec, 4)) == spec
+    assert rerun.states_option(["mean0", "layer2", "mean"]) == "mean:0,layer:2,mean"
 
 
 # stores that are wrong
