@@ -49,6 +49,8 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
             f"--grow-from {options.grow_from}: is also --out, and a finished store is not"
             " changed; give the grown store another name (the old one can be removed then)"
         )
+    if options.ray is None and options.ray_gpus is not None:
+        yield f"--ray-gpus {options.ray_gpus:g}: applies to workers of Ray; add --ray"
     for name in ("grow_from", "shard", "ray"):
         if options.plan and getattr(options, name) is not None:
             yield (
@@ -59,8 +61,8 @@ def _contradictions(options: DumpOptions) -> Iterator[str]:
         value = getattr(options, name)
         if options.views == 1 and value != default_of(type(options), name):
             yield (
-                f"{flag_of(name)} {value}: no word is masked in view 0, the only view; request"
-                " masked views (--views 2), or leave it out"
+                f"{flag_of(name)} {value}: no word is masked in view 0, the only view; leave it"
+                " out, or request masked views of a masked LM (--views 2)"
             )
     yield from _head_contradictions(options)
     yield from _chat_contradictions(options)

@@ -102,7 +102,8 @@ def check_no_encoder_decoder(model: ResolvedModel, config: Mapping[str, Any]) ->
     if config.get("is_encoder_decoder"):
         raise UserError(
             f"model {model.name}: an encoder-decoder ({config.get('model_type')}), whose outputs"
-            " do not belong to the tokens of its input; choose an encoder such as BERT"
+            " do not belong to the tokens of its input; choose an encoder such as BERT,"
+            " or a decoder such as Llama"
         )
 
 
