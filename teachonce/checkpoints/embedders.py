@@ -40,10 +40,11 @@ class TruncationCount:
         """Count the texts of a call of a sentence-transformers model."""
         limit, tokenizer = model.max_seq_length, getattr(model, "tokenizer", None)
         self.read += len(texts)
-        static = isinstance(tokenizer, Tokenizer)
-        if static:
+        if isinstance(tokenizer, Tokenizer):  # of a static model
             limit = (tokenizer.truncation or {}).get("max_length")
-        if not isinstance(limit, int) or not (static or callable(tokenizer)):
+        elif not callable(tokenizer):
+            return
+        if not isinstance(limit, int):
             return
         self._limit = limit
         # Only long texts are tokenized: a token has at least one byte, and a pair up to four
@@ -51,7 +52,7 @@ class TruncationCount:
         long = [text for text in texts if len("".join(text).encode()) + 4 > limit]
         for begin in range(0, len(long), BATCH):
             some = long[begin : begin + BATCH]
-            if static:
+            if isinstance(tokenizer, Tokenizer):
                 found = tokenizer.encode_batch(some, add_special_tokens=False)
                 self.cut += sum(bool(each.overflowing) for each in found)
             else:

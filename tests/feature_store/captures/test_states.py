@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
