@@ -27,7 +27,7 @@ from teachonce.support.options import click_option, options_of
 from teachonce.support.signals import stoppable
 from teachonce.support.usage_errors import version_option
 
-HELP = """Train a small student from a store alone; the teacher is not needed.
+HELP = """Train a small student on a store; the teacher is not needed.
 
 On Ctrl-C or SIGTERM the training saves a checkpoint. The same command with --resume continues it,
 with the same result as without the stop.

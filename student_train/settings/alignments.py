@@ -34,7 +34,8 @@ ALIGNMENTS = {
     ),
     "match": Strategy("single tokens of the same characters and piece"),
     "reduce": Strategy(  # Kolesnikova et al. 2022 sum
-        "each teacher token and the student pieces it splits into, which the student reads, too",
+        "each teacher token with the student pieces that it splits into, which the student reads"
+        " as a second input",
         second_input=True,
         pool="sum",
         # As published: the logits of a token's pieces are pooled, not the states before the head.

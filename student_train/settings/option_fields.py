@@ -56,17 +56,17 @@ class OptionFields:
     """The command in which options may be repeated, except those with this scope."""
 
     store: FirstPathWord = option(
-        help="A sealed store: .zarr, .h5 or an object-store URL. Repeat it to train on several"
-        " stores, each aligned through its own tokens.",
+        help="Train on this sealed store: .zarr, .h5 or an object-store URL. Repeat it to train on"
+        " several stores, each aligned by its own tokens.",
         required=True,
         scope={COMMAND, ONCE},
     )
     others: tuple[str, ...] = ()  # from a list of stores
     combine: str = option(
         "losses",
-        "How several stores are combined. losses: train on the mean of their losses. outputs:"
-        " treat them as one teacher, with the geometric mean of their distributions and the mean"
-        " of their states (stores of the same text and vocabulary).",
+        "Combine several stores by their losses (train on the mean of the losses), or by their"
+        " outputs (treat them as one teacher, with the geometric mean of their distributions and"
+        " the mean of their states; for stores of the same text and vocabulary).",
         choices=("losses", "outputs"),
     )
     # For text vectors, a student of two layers does not gain from more pieces; a static student
@@ -75,10 +75,11 @@ class OptionFields:
     # student's step").
     vocab: PathWord = option(
         "5k",
-        "Vocabulary of the student: 5k, 10k, 20k, 30k or N (a WordPiece trained on the store's"
-        " text), a tokenizer folder, teacher, pruned:N (the teacher's N most frequent pieces;"
-        " WordPiece, Unigram or BPE), words or words:N (lower-cased words between spaces, all or"
-        " the N most frequent), or mixed-vocab (saved in the store).",
+        "Use this vocabulary: 5k, 10k, 20k, 30k or N (a WordPiece of N pieces, trained on the"
+        " store's text), a tokenizer folder, teacher (all of the teacher's pieces), pruned:N (the"
+        " teacher's N most frequent pieces; WordPiece, Unigram or BPE), words or words:N"
+        " (lower-cased words between spaces, all or the N most frequent), or mixed-vocab (stored"
+        " by teacher-dump mixed-vocab).",
         default_text=f"5k; {terms.STATIC_VOCABULARY} for a static student",
         scope={START},
         words=values.VOCABULARIES,
@@ -87,42 +88,44 @@ class OptionFields:
     )
     out: MaybePath = option(
         None,
-        "Folder of the student.",
-        default_text="next to the store, named after the settings",
+        "Write the student to this folder.",
+        default_text="a folder next to the store, named after the settings",
         scope={COMMAND, ONCE, MACHINE},
     )
     student: PathWord = option(
         "tiny",
-        "Shape of the student. HxLxA[xF]: a ModernBERT by hidden size x layers x heads, and its"
-        " feed-forward size (2 H if left out); tiny is 264x3x12. bert:HxLxA[xF]: a BERT (F is 4 H"
-        " if left out; bert:tiny is 264x3x12x792). teacher:L: the teacher's hidden size and heads"
-        " with L layers, of the teacher's kind if a student can be, else a BERT. llama:, qwen3: or"
-        " gpt2:HxLxA[xF[xKV[xD]]]: a decoder (KV: key-value heads; D: size of a head, H/A if left"
-        " out; gpt2 has neither). DIR: continues the decoder in a folder, with its vocabulary."
-        " bilstm:E,H: embedding size, and LSTM size in each direction. static:D: embeddings of D"
-        " numbers without layers, for text vectors only.",
-        default_text="tiny; for a store of a decoder a decoder of its kind, 256x4",
+        "Train a student of this shape. HxLxA[xF]: a ModernBERT with hidden size H, L layers, A"
+        " heads and feed-forward size F (default 2 H); tiny is 264x3x12. bert:HxLxA[xF]: a BERT"
+        " (F: default 4 H; bert:tiny is 264x3x12x792). teacher:L: the teacher's hidden size and"
+        " heads with L layers, of the teacher's architecture if students can have it, else a BERT."
+        " llama:, qwen3: or gpt2:HxLxA[xF[xKV[xD]]]: a decoder (KV: key-value heads; D: size of a"
+        " head, default H/A; gpt2 has neither). DIR: continue the training of the decoder in this"
+        " folder, with its vocabulary. bilstm:E,H: a BiLSTM with embedding size E and LSTM size H"
+        " in each direction. static:D: one vector of D numbers per piece and no layers, for text"
+        " vectors only.",
+        default_text="tiny; for a causal teacher a decoder of its kind, hidden size 256, 4 layers",
         scope={START},
         words=values.STUDENTS,
         check=values.check_student,
     )
     align: MaybeCommaList = option(
         None,
-        f"How teacher and student tokens are paired; {alignments.help_text()}."
-        " By loss: kl=match,hidden=reduce.",
+        f"Pair teacher and student tokens by one of these alignments. {alignments.help_text()}."
+        " One alignment per loss: kl=match,hidden=reduce.",
         default_text=terms.DEFAULT_ALIGNMENT,
         words=tuple(alignments.ALIGNMENTS),
         check=terms.check_alignments,
     )
     pool: str | None = option(
         None,
-        "How the outputs of a run of tokens are pooled into one.",
+        "Pool the outputs of a run of tokens into one in this way.",
         choices=("sum", "mean"),
         default_text=alignments.pool_help(),
     )
     loss: Weights = option(
         factory=lambda: dict(terms.DEFAULT_LOSS),
-        help=f"NAME=WEIGHT, repeated or a comma list: {registry.help_text()}.",
+        help="Train on the weighted sum of these losses, NAME=WEIGHT, repeated or a comma list:"
+        f" {registry.help_text()}.",
         default_text=f"{loss_words(terms.DEFAULT_LOSS)};"
         " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, ce=1 if there"
         f" are gold labels, and {loss_words(terms.TASK_STATES_LOSS)} if the store has hidden"
@@ -138,11 +141,14 @@ class OptionFields:
         scope={STAGE},
     )
     temperature: float = option(
-        2.0, "Softmax temperature of kl and kl-shared.", within=POSITIVE, scope={STAGE}
+        2.0,
+        "Divide the logits of kl and kl-shared by this temperature.",
+        within=POSITIVE,
+        scope={STAGE},
     )
     targets: str = option(
         "all",
-        "Tokens whose teacher logits are targets: all, only masked student tokens, or only"
+        "Compare with the teacher's logits at these student tokens: all, only masked ones, or only"
         " unmasked ones.",
         choices=("all", "masked", "unmasked"),
         scope={STAGE},
@@ -160,19 +166,21 @@ class OptionFields:
     # projection gives a part-of-speech accuracy of .650, not .764 (RESULTS, "Projections").
     projection_start: str = option(
         "pytorch",
-        "Start of the projection: pytorch (uniform), or he (normal, larger; He et al. 2015).",
+        "Initialise the projection as pytorch does (uniform), or as he (normal, larger; He et al."
+        " 2015).",
         choices=("pytorch", "he"),
     )
     outputs: str = option(
         "shared",
-        "Output layers of a task's student. separate: logit and log-odds train an extra output"
-        " layer that is discarded after training; ce, kl and hard train the classifier.",
+        "Train one output layer for a task (shared), or two (separate): logit and log-odds then"
+        " train an extra output layer that is discarded after training; ce, kl and hard train the"
+        " classifier.",
         choices=("shared", "separate"),
     )
     matryoshka: Sizes = option(
         (),
-        "Comma list of sizes such as 256,128: similarity and similarity-kl are also computed on"
-        " the first 256 and 128 numbers of a text vector, so that it can be truncated (Kusupati et"
+        "Compute similarity and similarity-kl on the first N numbers of a text vector as well, for"
+        " each N of a comma list such as 256,128, so that the vector can be truncated (Kusupati et"
         " al. 2022).",
         read=values.parse_widths,
         check=values.check_widths,
@@ -182,47 +190,48 @@ class OptionFields:
     # cut out of its teacher has 2.29 bits a byte, from word embeddings alone 2.38.
     init: str = option(
         "auto",
-        "Initial weights. vocab: each piece is the mean of the teacher's embeddings of its split,"
-        " for decoders. svd: the teacher's word embeddings, reduced by SVD; svd:STORE: from"
-        " another store's teacher. teacher: the teacher's embeddings and layers, averaged in"
-        " consecutive groups and cut to the student's size. layers:I,J,...[@DIR]: single layers"
-        " (from 1) instead of averages, of the model in DIR if given. For decoders, teacher takes"
-        " evenly spaced layers, and both copy the channels, heads and units that contribute most."
-        " folder:DIR: all weights of a decoder in DIR, which --student DIR chooses."
-        " mixed-vocab: the embeddings of mixed-vocab training in the store. random. auto: teacher"
-        " for a decoder of the teacher's kind and size of heads, if the teacher's layers have at"
-        " most half a billion weights, else vocab; for others layers, evenly spaced (teacher for a"
-        " task or text vectors) if the shapes fit, else svd.",
+        "Start from these weights. vocab: each piece has the mean of the teacher's embeddings of"
+        " the tokens that the teacher splits it into; for decoders. svd: the teacher's word"
+        " embeddings, reduced by SVD; svd:STORE: from another store's teacher. teacher: the"
+        " teacher's embeddings and layers, averaged in consecutive groups and cut to the student's"
+        " size. layers:I,J,...[@DIR]: single layers (from 1) instead of averages, of the model in"
+        " DIR if given. For decoders, teacher takes evenly spaced layers, and teacher and layers"
+        " copy the channels, heads and units that contribute most. folder:DIR: all weights of a"
+        " decoder in DIR, which is the default of --student DIR. mixed-vocab: the embeddings of"
+        " mixed-vocab training in the store. random. auto: teacher for a decoder of the teacher's"
+        " kind and size of heads, if the teacher's layers have at most half a billion weights,"
+        " else vocab; for others layers, evenly spaced (teacher for a task or text vectors) if the"
+        " shapes fit, else svd.",
         scope={START},
         words=values.STARTS,
         check=values.check_start,
     )
     lora: int | None = option(
         None,
-        "Train low-rank changes of the linear layers (LoRA) of this rank, and no other weights; at"
-        " the end they are added to the weights. Needs --student DIR, a trained model.",
+        "Train only low-rank updates (LoRA) of this rank in the linear layers, and merge them into"
+        " the weights at the end. Needs --student DIR, a trained model.",
         within=at_least(1),
         default_text="train all weights",
         scope={START},
     )
     dropout: float = option(
         0.0,  # a small student underfits: dropout would only slow it down
-        "Dropout of hidden states and attention; for a BiLSTM, of embeddings, layers and the"
-        " recurrent state.",
+        "Drop out hidden states and attention at this rate; in a BiLSTM, embeddings, layers and"
+        " the recurrent state.",
         within=SHARE,
         scope={NETWORK},
     )
     recurrent_dropout: float | None = option(
         None,
-        "Dropout of a BiLSTM's recurrent state, between two tokens.",
+        "Drop out a BiLSTM's recurrent state, between two tokens, at this rate.",
         within=SHARE,
         default_text="as --dropout",
         scope={NETWORK, BILSTM},
     )
     classifier_pooling: str | None = option(
         None,
-        "Input of a BiLSTM's classifier: max over the tokens of each channel, or the last state of"
-        " each direction.",
+        "Classify a BiLSTM's text by the maximum of each channel over the tokens (max), or by the"
+        " last state of each direction (last).",
         choices=("max", "last"),
         default_text="max",
         scope={NETWORK, BILSTM},
@@ -231,52 +240,53 @@ class OptionFields:
         None,
         "Initialise pieces that are whole words from a file of word vectors (GloVe, fastText or"
         " word2vec as text) of the embedding size. With --init random the other pieces are drawn"
-        " from -0.1 to 0.1.",
+        " uniformly from -0.1 to 0.1.",
         scope={START},
     )
     view: int | None = option(
         None,
-        "View of the store to train on.",
+        "Train on this view of the store.",
         default_text="the masked views in turn, or view 0 if there are none",
         scope={STAGE},
     )
     steps: int | None = option(
         None,
-        "Optimizer steps. 0 saves the initial student (--init random only).",
+        "Train for N optimizer steps, instead of --epochs. 0 saves the initial student (--init"
+        " random only).",
         within=Range("0 or more", low=0),
         scope={STAGE, LENGTH},
     )
     epochs: float | None = option(
         None,
-        "Passes over the first store, instead of --steps.",
+        "Train for this number of passes over the first store.",
         within=POSITIVE,
         default_text="3",
         scope={STAGE, LENGTH},
     )
     batch_tokens: int = option(
         1024,
-        "Teacher tokens per batch, padding included.",
+        "Train on batches of at most N teacher tokens, padding included.",
         within=at_least(1),
         scope={STAGE, BATCH},
     )
     batch_texts: int | None = option(
         None,
-        "Texts per batch, instead of --batch-tokens.",
+        "Train on batches of N texts, instead of --batch-tokens.",
         within=at_least(1),
         scope={STAGE, BATCH},
     )
     accumulate: int = option(
-        1, "Gradient accumulation: batches per optimizer step.", within=at_least(1)
+        1, "Accumulate the gradients of N batches per optimizer step.", within=at_least(1)
     )
     optimizer: str = option(
         "adamw",
-        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`."
-        " adadelta (Zeiler 2012): adapts its own learning rate.",
+        "Train with adamw; lamb (You et al. 2020), for large batches, which needs `pip install"
+        " pytorch-optimizer`; or adadelta (Zeiler 2012), which adapts its own learning rate.",
         choices=OPTIMIZERS,
     )
     lr: float | None = option(
         None,
-        "Peak learning rate.",
+        "Train at this peak learning rate.",
         within=POSITIVE,
         default_text="0.5 / hidden size, at most 0.004 (best with adamw); 0.003 for a BiLSTM; 1 for"
         " adadelta",
@@ -284,62 +294,66 @@ class OptionFields:
     )
     lr_end: float = option(
         0.0,
-        "Learning rate at the end of a linear or cosine schedule.",
+        "End a linear or cosine schedule at this learning rate.",
         within=NOT_NEGATIVE,
         scope={STAGE},
     )
-    warmup: float = option(0.05, "Warm-up, as a share of the steps.", within=SHARE, scope={STAGE})
+    warmup: float = option(
+        0.05, "Warm up linearly over this share of the steps.", within=SHARE, scope={STAGE}
+    )
     schedule: str = option(
         "linear",
-        "Learning rate after warm-up: linear or cosine decay to --lr-end, constant, or plateau:"
-        " halved when the validation loss stops falling.",
+        "Change the learning rate after warm-up: linear or cosine decay to --lr-end, constant, or"
+        " plateau (halved when the validation loss stops falling).",
         choices=SCHEDULES,
         scope={STAGE},
     )
     weight_decay: float = option(
-        0.01, "Weight decay of matrices; biases and norms have none.", within=NOT_NEGATIVE
+        0.01,
+        "Apply this weight decay to matrices; biases and norms have none.",
+        within=NOT_NEGATIVE,
     )
-    clip: float = option(1.0, "Largest gradient norm; larger ones are scaled.", within=POSITIVE)
+    clip: float = option(1.0, "Clip gradients to this norm.", within=POSITIVE)
     mask_prob: float = option(
         0.15,
-        "Share of student tokens masked, drawn again in each epoch (view 0).",
+        "Mask this share of the student tokens, drawn again in each epoch (view 0).",
         within=SHARE,
         scope={STAGE},
     )
     mask_words: str = option(
         "uniform",
-        "Which pieces are masked (view 0): uniform, or rare: rarer pieces more often.",
+        "Mask all pieces equally often (uniform), or rarer pieces more often (rare; view 0).",
         choices=MASK_WORDS,
         scope={STAGE},
     )
     max_masks: int | None = option(
         None,
-        "Largest number of masked student tokens per sequence (view 0).",
+        "Mask at most N student tokens per sequence (view 0).",
         within=at_least(1),
         default_text="no limit",
         scope={STAGE},
     )
     max_length: int | None = option(
         None,
-        "Longest student input, in student tokens.",
+        "Truncate the student's input to N student tokens.",
         within=Range("at least 3: two special tokens and one of text", low=3),
         default_text="twice the store's window, at most 512",
         scope={START},
     )
     min_length: int = option(
-        0, "Skip sequences of fewer teacher tokens.", within=Range("0 or more", low=0)
+        0, "Skip sequences of fewer than N teacher tokens.", within=Range("0 or more", low=0)
     )
     data: str = option(
         "all",
-        "Sequences to train on. labelled: only those with a gold label or tag. balanced: each step"
-        " takes one labelled batch for the losses on gold labels, and one unlabelled batch of the"
-        " same size for the other losses.",
+        "Train on these sequences. labelled: only those with a gold label or tag. balanced: each"
+        " step takes one labelled batch for the losses on gold labels, and one unlabelled batch of"
+        " the same size for the other losses.",
         choices=("all", "labelled", "unlabelled", "balanced"),
         scope={STAGE},
     )
     freeze: Words = option(
         (),
-        "Comma list of parts that are not trained: embeddings (or words, positions, types"
+        "Do not train these parts, a comma list: embeddings (or words, positions, types"
         " separately), layers, layers.N, head, projection.",
         words=values.PARTS,
         read=values.parse_parts,
@@ -356,16 +370,20 @@ class OptionFields:
         check=partial(values.check_vocabulary_word, option="--prune-to"),
     )
     best: bool = option(
-        False, "Save the weights of the best validation, not of the last step.", scope={STAGE}
+        False,
+        "Save the weights of the best validation instead of those of the last step.",
+        scope={STAGE},
     )
     stages: Tables = cast(Any, ())
     needs: Mapping[str, Any] = field(default_factory=dict)  # features that a recipe requires
     held_out: float = option(
-        0.02, "Share held out for validation; the same sequences for every student.", within=SHARE
+        0.02,
+        "Hold out this share of the sequences for validation; the same ones for every student.",
+        within=SHARE,
     )
     eval_every: int | Literal["epoch"] | None = option(
         None,
-        "Steps between validations, or `epoch` for one after each pass over the store.",
+        "Validate every N steps, or, with `epoch`, after each pass over the store.",
         within=at_least(1),
         default_text="a tenth of all steps",
         scope={STAGE},
@@ -379,19 +397,19 @@ class OptionFields:
     )
     checkpoint_every: int | None = option(
         None,
-        "Steps between checkpoints.",
+        "Save a checkpoint every N steps.",
         within=at_least(1),
         default_text="as --eval-every, and ten minutes after the last one",
         scope={MACHINE},
     )
     seed: int = option(
         0,
-        "Seed of initial weights, order, masks and dropout.",
+        "Seed initial weights, order, masks and dropout with this number.",
         within=Range(f"0 to {SEEDS - 1}", low=0, high=SEEDS - 1),
     )
     device: str = option(
         "auto",
-        "Device: auto, cpu, cuda or cuda:N.",
+        "Train on this device: auto, cpu, cuda or cuda:N.",
         words=DEVICES,
         check=check_device,
         scope={COMMAND, MACHINE},
@@ -400,31 +418,32 @@ class OptionFields:
     # (RESULTS, "A student's step").
     precision: str = option(
         "auto",
-        "Precision of matrix products. auto: bf16 if the hardware supports it, else fp32.",
+        "Compute matrix products in this precision. auto: bf16 if the hardware supports it, else"
+        " fp32.",
         choices=("auto", "bf16", "fp32"),
     )
     # A thread is enough: steps of 128x2x2 wait for their batches at most 0.4 % of the time
     # (RESULTS, "A student's step").
     workers: int = option(
         0,
-        "Processes that prepare batches; 0: a thread. Does not change the student.",
+        "Prepare batches in N processes; 0: in a thread. Does not change the student.",
         within=Range("0 or more", low=0),
         scope={COMMAND, ONCE, MACHINE},
     )
     cache: str = option(
         "none",
-        "Cache of the store. none. ram: decode the store once and hold it in memory. device: hold"
-        " hidden states and attention maps in the memory of --device. disk:DIR,SIZE: cache what is"
-        " read from a remote store in DIR on a local disk, up to SIZE (such as 100GB), shared by"
-        " all trainings that name DIR. Does not change the student.",
+        "Cache the store. none: read it again in each epoch. ram: decode it once and hold it in"
+        " memory. device: hold hidden states and attention maps in the memory of --device."
+        " disk:DIR,SIZE: cache what is read from a remote store in DIR on a local disk, up to SIZE"
+        " (such as 100GB), shared by all trainings that name DIR. Does not change the student.",
         words=(*values.CACHES, PREFIX),
         check=values.check_cache_word,
         scope={COMMAND, ONCE, MACHINE},
     )
     log: Words = option(
         (),
-        "Trackers: wandb, mlflow, trackio, or a comma list. They receive each step's figures in"
-        " addition to metrics.jsonl and the TensorBoard files.",
+        "Log each step's figures to wandb, mlflow, trackio, or a comma list of these, in addition"
+        " to metrics.jsonl and the TensorBoard files.",
         repeated=True,
         default_text="none",
         words=tuple(TRACKERS),

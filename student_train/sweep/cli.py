@@ -23,9 +23,8 @@ from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
 from teachonce.support.usage_errors import version_option
 
 OUT_HELP = (
-    "Folder of the students, each named after the settings that vary, and of their table"
-    " (sweep.json)."
-    "  [default: STORE-sweep next to STORE.zarr]"
+    "Write the students to this folder, each named after the settings that vary, and their table"
+    " (sweep.json).  [default: STORE-sweep next to STORE.zarr]"
 )
 EXAMPLES = examples(
     "student-sweep --store store.zarr --vocab 5k --vocab 10k --loss mlm=1 --loss mlm=1,hidden=30",
@@ -36,7 +35,7 @@ OF_SWEEP = (
     click.Option(
         ["--grid"],
         type=FILE,
-        help="FILE.toml with a list of settings for each option; options on the command line"
+        help="Read a list of settings for each option from FILE.toml; options on the command line"
         " override it.",
     ),
     click.Option(
@@ -72,8 +71,8 @@ OF_SWEEP = (
     click.Option(
         ["--ray-gpus"],
         type=click.FloatRange(min=0),
-        help="With --ray: GPUs per student; 0.5: two students share one.  [default: 1 if the"
-        " cluster has any and --device is not cpu, else 0]",
+        help="With --ray: give each student N GPUs; with 0.5 two students share one.  [default: 1"
+        " if the cluster has any and --device is not cpu, else 0]",
     ),
     click.Option(
         ["--downstream"],
@@ -84,7 +83,7 @@ OF_SWEEP = (
     click.Option(
         ["--page"],
         type=FILE,
-        help="Only write index.html of a sweep's folder, also while the sweep runs.",
+        help="Only write index.html of a sweep's folder; the sweep may still run.",
     ),
     click.Option(
         ["--json", "as_json"],

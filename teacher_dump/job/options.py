@@ -55,177 +55,188 @@ class DumpOptions:
     """
 
     model: PathWord = option(
-        help="Teacher: model id, folder, or an alias (rubert-base, minilm).",
+        help="Run this teacher: a hub id, a folder, or an alias (rubert-base, minilm).",
         required=True,
         words=ALIASES,
         paths=True,
     )
     out: PathOrUrl = option(  # the first kind is how click reads it, before `place_of`
-        help="The store: NAME.zarr or NAME.h5, or in a bucket s3://BUCKET/NAME.zarr (gs://, az://).",
+        help="Write the store to NAME.zarr or NAME.h5, or to a bucket: s3://BUCKET/NAME.zarr"
+        " (gs://, az://).",
         required=True,
         read=place_of,
     )
     corpus: PathWords = option(
         (),
-        "Text: .txt (a document a line), .json/.jsonl/.csv/.tsv/.parquet, words with tags (.tsv,"
-        " .conll, .conllu), packed as .gz/.bz2/.xz/.zst, a folder, hf:NAME[@CONFIG][:SPLIT], or"
-        " python-docs. Repeatable.",
+        "Read text from .txt (one document per line), .json/.jsonl/.csv/.tsv/.parquet, words with"
+        " tags (.tsv, .conll, .conllu), any of these but Parquet compressed as .gz/.bz2/.xz/.zst,"
+        " a folder, hf:NAME[@CONFIG][:SPLIT], or python-docs (the docstrings of Python's standard"
+        " library). Repeatable.",
         words=("hf:", "python-docs"),
         paths=True,
         repeated=True,
         read=listed,
-        default_text="the alias's own corpus, else python-docs (embedded)",
+        default_text="the corpus of the alias, else python-docs",
     )
     text_column: MaybeCommaList = option(
         None,
-        "Column with the text in tables and hf: sources; data.text names a nested column."
-        " A,B: two columns with pairs of texts, for a teacher that classifies pairs.",
+        "Read the text from this column of tables and hf: sources; data.text names a nested"
+        " column. A,B: read pairs of texts from two columns, for a teacher that classifies pairs.",
         check=pair_of,
     )
     messages: str | None = option(
         None,
-        "Column with chats (lists of role and content) instead of texts, for a causal teacher: its"
-        " chat template is applied, and the rendered text is stored.",
+        "Read chats (lists of role and content) from this column instead of texts. A causal"
+        " teacher's chat template is applied, and the rendered text is stored.",
         default_text="no chats",
     )
     learn: str | None = option(
         None,
-        "With --messages: contents that students are trained on, each with the token that ends the"
-        " message.",
+        "With --messages: train students on the contents of these messages only, each with the"
+        " token that ends the message.",
         choices=("assistant", "all"),
         default_text="assistant",
     )
     student_column: str | None = option(
         None,
-        "With --head embedding: column with the student's text, such as a translation. The teacher"
-        " reads --text-column.",
+        "With --head embedding: let students read this column, such as a translation, while the"
+        " teacher reads --text-column.",
         default_text="the student reads the teacher's text",
     )
     label_column: str | None = option(
         None,
-        "Column with the gold label, a name or a number, if the teacher classifies texts; with tags"
-        " or spans if it tags words.",
+        "Store the gold labels (names or numbers) of this column if the teacher classifies texts,"
+        " or its tags or spans if the teacher tags words.",
     )
     head: str = option(
         AUTO,
-        "Head whose logits are stored. auto: the task head of a fine-tuned checkpoint"
-        " (classification, tagging), else its LM head (masked or causal). embedding: one vector per"
-        " text, from the modules of a sentence-transformers folder or --pooling. score: one number"
-        " per pair of texts (rerankers).",
+        "Store the logits of this head. auto: the task head of a fine-tuned checkpoint"
+        " (classification, tagging), else its LM head (masked or causal). embedding: one vector"
+        " per text, from the modules of a sentence-transformers folder or --pooling. score: one"
+        " number per pair of texts (rerankers).",
         choices=(AUTO, "mlm", "classification", "tagging", "causal", "embedding", "score", "none"),
     )
     bos: str = option(
         AUTO,
-        "Token that a causal teacher reads in front of each window, so that the first token of the"
-        " text is predicted, too: auto | none | ID. auto: the tokenizer's bos token if it is also"
-        " its eos token. A token that the tokenizer itself puts there stays.",
+        "Put this token in front of each window of a causal teacher, so that the first token of"
+        " the text is predicted, too: auto | none | ID. auto: the tokenizer's bos token if it is"
+        " also its eos token. A token that the tokenizer itself adds is never removed.",
         words=(AUTO, "none"),
         check=parse_bos,
     )
     pooling: str | None = option(
         None,
-        "With --head embedding: how the last hidden states of a text are pooled to a vector.",
+        "With --head embedding: pool the last hidden states of a text into its vector in this way.",
         choices=("mean", "cls", "max", "last"),
         default_text="the model's own (modules.json)",
     )
     prompt: str | None = option(
         None,
-        "With --head embedding: name of the model's prompt, which is put before each text.",
+        "With --head embedding: put the model's prompt of this name before each text.",
         default_text="the model's own default, if it has one",
     )
     logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head
         None,
-        "Logits of an LM head to store: topk:K | sample:DRAWS | head (its input) | none.",
+        "Store these logits of an LM head: topk:K (the K largest) | sample:DRAWS (random draws) |"
+        " head (the input of the head, which gives all logits) | none.",
         default_text=DEFAULT_LOGITS,
         words=("topk:", "sample:", "head", "none"),
         check=tier_and_size,
     )
     hidden: CommaList = option(
         AUTO,
-        "Hidden states: mean (of all layers) | mean:0 (with the embeddings) | groups:N (means of N"
-        " groups of layers) | layer:I (0 = embeddings) | none; a comma list for several. auto:"
-        " mean; none with --head embedding or score; layer:6 for minilm if no feature is"
-        " requested.",
+        "Store hidden states: mean (of all layers) | mean:0 (with the embeddings) | groups:N"
+        " (means of N groups of layers) | layer:I (0 = embeddings) | none; a comma list for"
+        " several. auto: mean; none with --head embedding or score; layer:6 for minilm if no"
+        " feature is requested.",
         words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
         check=partial(feature_words, where="--hidden "),
     )
     attention: CommaList = option(
         AUTO,
-        "Attention maps, averaged over heads: mean | groups:N | layer:I | none. auto: mean; none"
-        " with --head embedding or score.",
+        "Store attention maps, averaged over heads: mean | groups:N | layer:I | none. auto: mean;"
+        " none with --head embedding or score.",
         words=(AUTO, "mean", "groups:", "layer:", "none"),
         check=partial(feature_words, where="--attention "),
     )
     views: int = option(
         1,
-        "Forward passes over each sequence; view 0 is the plain text, words are masked in the"
-        " others.",
+        "Run the teacher N times over each sequence: on the plain text (view 0), then with masked"
+        " words (views 1, 2, ...).",
         within=at_least(1),
     )
     # As in BERT's pre-training (Devlin et al. 2019, section 3.1), but a share of words.
-    mask_prob: float = option(0.15, "Share of words masked in views 1, 2, ...", within=INNER_SHARE)
+    mask_prob: float = option(
+        0.15, "Mask this share of the words in views 1, 2, ...", within=INNER_SHARE
+    )
     mask_words: str = option(
         "uniform",
-        "uniform: all words are masked equally often. rare: rare words of the corpus are masked"
-        " more often (views 1, 2, ...).",
+        "Mask all words equally often (uniform), or rare words of the corpus more often (rare), in"
+        " views 1, 2, ...",
         choices=MASK_WORDS,
     )
-    seed: int = option(0, "Seed of masks and draws.", within=at_least(0))
+    seed: int = option(0, "Seed masks and draws with this number.", within=at_least(0))
     # Students are as good as from exact values (5.64 and 5.68 nats), at half of float16's bytes.
     codec: str = option(
-        "default", "Precision of stored values.", choices=tuple(sorted(BUILT_IN)), added=GROUP
+        "default",
+        "Store values in this precision: exact (float32), default (mostly 8 bits) or small"
+        " (4-bit hidden states).",
+        choices=tuple(sorted(BUILT_IN)),
+        added=GROUP,
     )
     max_length: int | None = option(
         None,
-        "Longest window in teacher tokens, special tokens included.",
+        "Cut the text into windows of at most N teacher tokens, special tokens included.",
         within=at_least(4),
         default_text=f"{DEFAULT_MAX_LENGTH}, or the teacher's limit if that is lower",
     )
     stride: int = option(
         0,
-        "Overlap in tokens between windows of one document. Students of a causal teacher read the"
-        " repeated tokens, and are not trained on them.",
+        "Let neighbouring windows of a document overlap by N tokens. Students of a causal teacher"
+        " read the repeated tokens, but are not trained on them.",
         within=at_least(0),
     )
     # All features of MiniLM peak at 938, 1,111 and 1,668 MB with batches of 2,048, 8,192 and 32,768
     # tokens (RESULTS, "Dumping, bf16").
     batch_tokens: int = option(
         8192,
-        "Teacher tokens per batch, padding included; bounds memory.",
+        "Run batches of at most N teacher tokens, padding included; bounds memory.",
         within=at_least(1),
     )
     gguf: MaybePathWord = option(
         None,
-        "GGUF file with the weights of --model, in its folder or a path. The folder has config.json"
-        " and tokenizer.json. Needs `pip install 'teachonce[gguf]'`.",
+        "Read the weights of --model from this GGUF file, in its folder or at a path. The folder"
+        " must have config.json and tokenizer.json. Needs `pip install 'teachonce[gguf]'`.",
         paths=True,
         default_text="the weights in the folder",
     )
-    device: str = option("auto", "auto | cpu | cuda | cuda:N.", words=DEVICES, check=check_device)
+    device: str = option(
+        "auto", "Run on this device: auto | cpu | cuda | cuda:N.", words=DEVICES, check=check_device
+    )
     precision: str = option(
         "auto",
-        "auto: bf16 if the hardware supports it and, on a CPU, if the teacher is a decoder whose"
-        " outputs for the first texts agree with fp32; else fp32. A store that was started keeps"
-        " its precision.",
+        "Run in this precision. auto: bf16 if the hardware supports it and, on a CPU, if the"
+        " teacher is a decoder whose outputs for the first texts agree with fp32; else fp32. A"
+        " continued dump uses the precision of its first run.",
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     limit: int | None = option(
-        None, "Stop after this many teacher tokens of the corpus: 50k, 2m.", within=at_least(1)
+        None, "Stop after N teacher tokens of the corpus, such as 50k or 2m.", within=at_least(1)
     )
     grow_from: MaybePathOrUrl = option(
         None,
-        "A finished store of the same teacher and options, made from an earlier version of the"
-        " corpus. Its documents are copied; the teacher reads only new ones. The store is not"
-        " changed.",
+        "Copy the documents of this finished store, made from an earlier version of the corpus"
+        " with the same teacher and options, and run the teacher on new documents only. The"
+        " earlier store is not changed.",
         read=place_of,
-        default_text="none: the teacher reads the whole corpus",
+        default_text="run the teacher on the whole corpus",
     )
     gone: str | None = option(
         None,
-        "With --grow-from: whether to leave out (forget) or copy (keep) documents of that store"
+        "With --grow-from: leave out (forget) or copy (keep) the documents of the earlier store"
         " that were removed from the corpus or changed.",
         choices=("forget", "keep"),
-        default_text="an error with their number",
+        default_text="stop with an error that counts them",
     )
     # Not an option of the command: larger parts are for stores of very many tokens (docs/scale.md).
     part_tokens: int = PART_TOKENS
@@ -234,13 +245,13 @@ class DumpOptions:
     )
     plan: bool = option(
         False,
-        "Do not dump; estimate from a sample: bytes per feature, time, free space on the disk.",
+        "Do not dump; estimate bytes per feature, time and disk space from a sample.",
         flag="--plan",
     )
     shard: str | None = option(
         None,
-        "i/n: run as process i (from 0) of n that write one store, on one machine or on several"
-        " that share the folder.",
+        "Run as process i (from 0) of n that write one store together, given as i/n, on one"
+        " machine or on several that share the folder.",
         check=shard_of,
         default_text="one process; under torchrun its rank and world size",
     )
@@ -255,7 +266,7 @@ class DumpOptions:
     )
     ray_gpus: float | None = option(
         None,
-        "With --ray: GPUs per worker; with 0.5 two workers share one.",
+        "With --ray: give each worker N GPUs; with 0.5 two workers share one.",
         within=NOT_NEGATIVE,
         check=check_gpus,
         default_text="1 if the cluster has GPUs and --device is not cpu, else 0",

@@ -58,7 +58,8 @@ def _parameters() -> list[click.Parameter]:
         click.Option(
             ["--recipe"],
             type=Names(tuple(RECIPES)),
-            help="Published options; student-train has the recipe of stage II with the same name.",
+            help="Use the options of Zhao et al. 2021; student-train has a recipe of the same name"
+            " for the student itself (stage II).",
         ),
         *click_options(MixedVocabOptions),
         *(click_option(StageOneDump, name) for name in shared if name not in first),

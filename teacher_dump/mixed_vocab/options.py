@@ -45,20 +45,20 @@ class StageOneDump(DumpOptions):
         DumpOptions,
         "seed",
         0,
-        help="Seed of segmentation, masks, order, dropout and initial embeddings.",
+        help="Seed segmentation, masks, order, dropout and initial embeddings with this number.",
     )
     max_length: int | None = same_option(
         DumpOptions,
         "max_length",
         128,
-        help="Longest sequence in tokens, special tokens included.",
+        help="Cut the text into sequences of at most N tokens, special tokens included.",
         default_text="",
     )
     logits: str | None = same_option(
         DumpOptions,
         "logits",
         "none",
-        help="Logits of the teacher to store, as in teacher-dump.",
+        help="Store these logits of the teacher, as in teacher-dump.",
         default_text="",
     )
     hidden: str = same_option(DumpOptions, "hidden", "none")
@@ -132,39 +132,47 @@ class MixedVocabOptions:
     dump: DumpOptions  # a StageOneDump, whose inherited fields mypy would read wrongly; see `Given`
     vocab: str = option(
         "5k",
-        "The student's vocabulary: 5k | N (WordPiece trained on the corpus) | a tokenizer folder.",
+        "Train embeddings of this student vocabulary: 5k | N (a WordPiece of N pieces, trained on"
+        " the corpus) | a tokenizer folder.",
         words=("5k", "10k", "20k", "30k"),
         paths=True,
         check=_check_vocabulary,
     )
     width: int = option(
-        0, "Hidden size of the student and its embeddings.", required=True, within=at_least(1)
+        0,
+        "Train embeddings of this hidden size, which the student must have, too.",
+        required=True,
+        within=at_least(1),
     )
-    steps: int = option(2000, "Optimizer steps.", within=at_least(1))
-    lr: float = option(1e-4, "Peak learning rate; it decays linearly to 0.", within=RATE)
-    warmup: float = option(0.05, "Share of the steps with linear warm-up.", within=SHARE)
+    steps: int = option(2000, "Train for N optimizer steps.", within=at_least(1))
+    lr: float = option(
+        1e-4, "Train at this peak learning rate, which decays linearly to 0.", within=RATE
+    )
+    warmup: float = option(0.05, "Warm up linearly over this share of the steps.", within=SHARE)
     accumulate: int = option(
-        1, "Batches per optimizer step (gradient accumulation).", within=at_least(1)
+        1, "Accumulate the gradients of N batches per optimizer step.", within=at_least(1)
     )
     student_share: float = option(
-        0.5, "Share of words that the student's vocabulary segments.", within=INNER_SHARE
+        0.5, "Segment this share of the words by the student's vocabulary.", within=INNER_SHARE
     )
     mask_prob: float = option(
         0.15,
-        "Share of pieces to mask: at most 20 in a sequence, and at most 10 of the teacher's.",
+        "Mask this share of the pieces: at most 20 in a sequence, and at most 10 of the teacher's.",
         within=INNER_SHARE,
     )
     optimizer: str = option(
         "adamw",
-        "adamw, or lamb (You et al. 2020) for large batches; lamb needs `pip install"
-        " pytorch-optimizer`.",
+        "Train with adamw; lamb (You et al. 2020), for large batches, which needs `pip install"
+        " pytorch-optimizer`; or adadelta (Zeiler 2012).",
         choices=OPTIMIZERS,
         check=check_optimizer,
     )
     tie: bool = option(
-        False, "Share the student's projected embedding of pieces that both vocabularies have."
+        False,
+        "Use the student's projected embedding in the teacher, too, for pieces that both"
+        " vocabularies have.",
     )
-    checkpoint_every: int = option(500, "Steps between checkpoints.", within=at_least(1))
+    checkpoint_every: int = option(500, "Save a checkpoint every N steps.", within=at_least(1))
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -55,12 +55,12 @@ sts       columns as for pair, scored by cosine similarity: Spearman, Pearson
 qa        SQuAD .json, or columns question, context, answer (empty if the
           context has none): exact match, F1
 
-lm, lm-eval, retrieval, rerank and mteb score models without training. The first two need a
-decoder. For the other three, a folder of sentence-transformers uses its own modules and prompts,
-any other encoder the mean of its last hidden states.
+lm, lm-eval, retrieval, rerank and mteb score models without training. lm and lm-eval need a
+decoder. For retrieval, rerank and mteb, a folder of sentence-transformers uses its own modules and
+prompts, any other encoder the mean of its last hidden states.
 
 \b
-lm         a document a line: bits/byte, which compare models of any
+lm         one document per line: bits/byte, comparable between models of any
            vocabulary, and perplexity; long documents are read in windows
 retrieval  a folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels.tsv):
            nDCG@10, MRR@10, recall@100; with --teacher also the agreement of

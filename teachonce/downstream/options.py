@@ -108,7 +108,7 @@ def _flag(help: str, tasks: Iterable[str], flag: str) -> Any:
 
 def _column(role: str, *tasks: str) -> Any:
     """Return a field of `DownstreamOptions` with the name of the column that holds `role`."""
-    return _option(f"Name of the column, if it is not {role}.", (*tasks, AS_IS))
+    return _option(f"Read this column, if it is not named {role}.", (*tasks, AS_IS))
 
 
 def read_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
@@ -135,13 +135,19 @@ def _check_vocabulary(word: str) -> None:
 class DownstreamOptions:
     """The options of a command line. None, () or False means that an option was not given."""
 
-    task: str = _option("The task.", TASKS, required=True, words=WORDS, check=_check_task)
+    task: str = _option("Run this task.", TASKS, required=True, words=WORDS, check=_check_task)
     runs: Paths = _option(
-        "Finished runs.", ["table"], default=(), needed=["table"], several=["table"], flag="a RUN"
+        "Print the scores of these finished runs.",
+        ["table"],
+        default=(),
+        needed=["table"],
+        several=["table"],
+        flag="a RUN",
     )
     model: PathWords = _option(
-        "Folder, hub id, alias (rubert-base, minilm) or scratch:HxLxA (a new model; shapes as for"
-        " student-train --student). Repeatable for speed, all tasks without training and --as-is.",
+        "Train or score this model: a folder, a hub id, an alias (rubert-base, minilm) or"
+        " scratch:HxLxA (a new model; shapes as for student-train --student). Repeatable for"
+        " speed, all tasks without training and --as-is.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         default=(),
         needed=[*TRAINED, *UNTRAINED, "speed", AS_IS],
@@ -150,7 +156,7 @@ class DownstreamOptions:
         paths=True,
     )
     train: Paths = _option(
-        "Training examples. Repeatable for mlm.",
+        "Train on the examples of this file. Repeatable for mlm.",
         TRAINED,
         default=(),
         needed=TRAINED,
@@ -158,7 +164,7 @@ class DownstreamOptions:
         read=read_paths,
     )
     dev: MaybePath = _option(
-        "Held-out examples.",
+        "Validate on these held-out examples.",
         TRAINED,
         default_text="mlm: every 20th line of --train; from 10,000 lines on every 100th",
     )
@@ -179,73 +185,75 @@ class DownstreamOptions:
         needed=[*TRAINED, *UNTRAINED, AS_IS],
     )
     seeds: int | None = _option(
-        "Number of trainings; mlm saves several in OUT/seed-N.",
+        "Train N times, with N seeds; mlm saves several models in OUT/seed-N.",
         TRAINED,
         within=at_least(1),
         default_text="mlm 1, fine-tuning 3",
     )
     seed: int | None = _option(
-        "The (first) seed.",
+        "Use this number as the (first) seed.",
         [*TRAINED, "speed"],
         # `set_seed` of transformers passes it to NumPy, whose seeds have 32 bits.
         within=Range(f"0 to {2**32 - 1}", low=0, high=2**32 - 1),
     )
-    steps: int | None = _option("Optimiser steps.", TRAINED, within=at_least(1))
-    epochs: int | None = _option("Passes over the training examples.", TRAINED, within=at_least(1))
+    steps: int | None = _option("Train for N optimizer steps.", TRAINED, within=at_least(1))
+    epochs: int | None = _option(
+        "Train for N passes over the training examples.", TRAINED, within=at_least(1)
+    )
     batch_size: int | None = _option(
-        "Sequences per batch.", [*TRAINED, "speed"], within=at_least(1)
+        "Run batches of N sequences.", [*TRAINED, "speed"], within=at_least(1)
     )
     batch_tokens: int | None = _option(
-        "Tokens per batch, in place of --batch-size.", ["mlm"], within=at_least(1)
+        "Train on batches of N tokens, in place of --batch-size.", ["mlm"], within=at_least(1)
     )
     lr: float | None = _option(
-        "Peak learning rate.",
+        "Train at this peak learning rate.",
         TRAINED,
         within=POSITIVE,
         default_text="mlm 2e-4 (from scratch 1e-3), fine-tuning 5e-5 (hidden size below 384:"
         " 5e-4, BiLSTMs 3e-3, adadelta 1)",
     )
     accumulate: int | None = _option(
-        "Batches per optimiser step (gradient accumulation).", FINE_TUNED, within=at_least(1)
+        "Accumulate the gradients of N batches per optimizer step.", FINE_TUNED, within=at_least(1)
     )
     optimizer: str | None = _option(
-        "lamb (You et al. 2020): for large batches; needs `pip install pytorch-optimizer`. adadelta"
-        " (Zeiler 2012).",
+        "Train with adamw; lamb (You et al. 2020), for large batches, which needs `pip install"
+        " pytorch-optimizer`; or adadelta (Zeiler 2012).",
         FINE_TUNED,
         choices=OPTIMIZERS,
         check=check_optimizer,
     )
     warmup: float | None = _option(
-        "Share of the steps in which the learning rate rises.",
+        "Warm up over this share of the steps.",
         FINE_TUNED,
         within=SHARE,
     )
     max_length: int | None = _option(
-        "Truncate inputs to this number of tokens; mlm and lm: read windows of it. All tasks except"
-        " mlm and lm reduce it to the model's limit; the limit is the default of lm and"
-        " lm-eval (at most 1,024), retrieval, rerank and sentence-transformers folders.",
+        "Truncate inputs to N tokens; mlm and lm: read windows of N tokens. All tasks except mlm"
+        " and lm reduce it to the model's limit; the limit is the default of lm and lm-eval (at"
+        " most 1,024), retrieval, rerank and sentence-transformers folders.",
         [*TRAINED, *UNTRAINED, "speed", AS_IS],
         within=at_least(SHORTEST),
         default_text="128, qa 384, speed 512",
     )
     vocab: str | None = _option(
-        "Size of the WordPiece vocabulary of a model from scratch, e.g. 30k.",
+        "Give a model from scratch a WordPiece vocabulary of this size, e.g. 30k.",
         ["mlm"],
         check=_check_vocabulary,
     )
     mask_prob: float | None = _option(
-        "Share of tokens that are masked in training; validation always masks 0.15.",
+        "Mask this share of the tokens in training; validation always masks 0.15.",
         ["mlm"],
         within=INNER_SHARE,
     )
     evaluate_every: int | None = _option(
-        "Steps between validations, and between checkpoints.",
+        "Validate and save a checkpoint every N steps.",
         ["mlm"],
         within=at_least(1),
         default_text="a tenth of all steps, at most 500",
     )
     precision: str | None = _option(
-        "Precision of the training, or of the model that lm and lm-eval score.",
+        "Train in this precision, or score in it with lm and lm-eval.",
         [*TRAINED, LM, LM_EVAL],
         choices=("fp32", "bf16"),
     )
@@ -263,21 +271,21 @@ class DownstreamOptions:
         within=at_least(1),
     )
     unseen_labels: str | None = _option(
-        "Handling of labels in --dev or --test that are missing in training (--as-is: in the"
-        " model): refuse the file, or count each as an error.",
+        "Refuse a --dev or --test file with labels that are missing in training (--as-is: in the"
+        " model), or count each as an error.",
         [*LABELLED, AS_IS],
         choices=("refuse", "count"),
         default_text="refuse",
     )
     pieces: str | None = _option(
-        "Pieces of a word that are labelled: the first, or all. With all, pieces after the first"
-        " have the label X, as have the model's store and students (TinyMBERT).",
+        "Label the first piece of a word, or all. With all, pieces after the first have the label"
+        " X, as in TinyMBERT, also in stores and students of this model.",
         ["ner"],
         choices=("first", "all"),
         default_text="first",
     )
     stride: int | None = _option(
-        "Tokens that neighbouring windows of a long context, or of a long document, share.",
+        "Let neighbouring windows of a long context, or of a long document, share N tokens.",
         ["qa", LM],
         within=at_least(0),
         default_text="qa a third of --max-length, lm half of it",
@@ -291,13 +299,13 @@ class DownstreamOptions:
     context_column: str | None = _column("context", "qa")
     answer_column: str | None = _column("answer", "qa")
     teacher: MaybePathWord = _option(
-        "Compare speeds, or rankings, with this model.",
+        "Compare speed or rankings with this model.",
         ["speed", *SEARCHES],
         words=ALIASES,
         paths=True,
     )
     store: MaybePath = _option(
-        "Compare next tokens with the teacher's in this store as well.", [LM], read=Path
+        "Compare next tokens with those of the teacher in this store as well.", [LM], read=Path
     )
     documents_by: MaybePathWord = _option(
         "Embed the documents with this model, such as the teacher of an existing index; MODEL"
@@ -316,9 +324,9 @@ class DownstreamOptions:
         words=ALIASES,
         paths=True,
     )
-    depth: int | None = _option("Number of candidates per query.", ["rerank"], within=at_least(1))
+    depth: int | None = _option("Rank N candidates per query.", ["rerank"], within=at_least(1))
     repeat: int | None = _option(
-        "Number of runs; figures are their medians.", ["speed"], within=at_least(1)
+        "Measure N runs and print their medians.", ["speed"], within=at_least(1)
     )
 
     log: Words = _option(

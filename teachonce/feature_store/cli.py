@@ -24,9 +24,7 @@ from teachonce.support.grouped_help import examples
 from teachonce.support.hub import push_options
 from teachonce.support.usage_errors import OneLineGroup, version_option
 
-VOCAB_HELP = (
-    "A student's vocabulary, as in student-train: a size, a folder, teacher, pruned:N or words."
-)
+VOCAB_HELP = "as in student-train: a size, a folder, teacher, pruned:N or words."
 VOCABULARY, MODEL = Text(VOCABULARIES, paths=True), Text(ALIASES, paths=True)
 part_bars = partial(bars, unit="part")
 allow_partial = click.option(
@@ -55,7 +53,10 @@ def command(*lines: str) -> Callable[[Callable[..., Any]], click.Command]:
 @command("info store.zarr", "info store.zarr --vocab 5k")
 @click.argument("path", type=PATH)
 @click.option(
-    "--vocab", type=VOCABULARY, help=f"{VOCAB_HELP} Print the tokens that each alignment pairs."
+    "--vocab",
+    type=VOCABULARY,
+    help="Print how many tokens each alignment pairs with a student of this vocabulary,"
+    f" {VOCAB_HELP}",
 )
 @allow_partial
 @printed
@@ -85,22 +86,27 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
 @click.argument("path", type=PATH)
 @allow_partial
 @click.option(
-    "--model", type=MODEL, help="Also run a sample through this teacher (as for teacher-dump)."
+    "--model",
+    type=MODEL,
+    help=("Compare a sample with the output of this teacher (named as for teacher-dump)."),
 )
 @click.option(
     "--sample",
     default=64,
     type=click.IntRange(min=1),
-    help="Number of sequences to run through --model.",
+    help="Run N sequences through --model.",
 )
 @click.option(
-    "--seed", default=0, type=click.IntRange(min=0), help="Seed with which --sample is drawn."
+    "--seed",
+    default=0,
+    type=click.IntRange(min=0),
+    help="Draw the sequences of --sample with this seed.",
 )
 @click.option(
     "--device",
     type=Text(DEVICES),
     default="auto",
-    help="Device of --model: auto | cpu | cuda | cuda:N.",
+    help="Run --model on auto | cpu | cuda | cuda:N.",
 )
 @printed
 def verify(
@@ -132,9 +138,9 @@ def verify(
 def repair(path: str) -> Iterator[Output]:
     """Verify a store and move damaged files to a quarantine folder.
 
-    Then run the command that made the store again: it writes only the missing parts. Metadata that
-    follow from the rest of the store are repaired at once. No file is deleted; the last line of the
-    output describes how to undo the repair.
+    Then repeat the command that made the store: it writes only the missing parts. Metadata that can
+    be derived from the rest of the store are repaired immediately. No file is deleted; the last
+    line of the output describes how to undo the repair.
     """
     from teachonce.store.tools.repair import repair as mend
 
@@ -166,7 +172,8 @@ def seal(path: str) -> Iterator[Output]:
 @click.option(
     "--codec",
     type=NameOrAdded(BUILT_IN, GROUP),
-    help="Recode to this codec, which must have a larger error.  [default: the codec of SOURCE]",
+    help="Encode values again by this codec, which must have a larger error.  [default: the codec"
+    " of SOURCE]",
 )
 @printed
 def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
@@ -214,8 +221,8 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
 @click.option(
     "--recode",
     is_flag=True,
-    help="Encode hidden states again if the stores were normalised by a different mean and"
-    " deviation. Needed for two dumps with codec default or small. Adds the codec's error again.",
+    help="Encode hidden states again if the stores were normalised by different means and"
+    " deviations, as two dumps with codec default or small are. Adds the codec's error again.",
 )
 @printed
 def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Output]:
@@ -245,17 +252,21 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
 @click.option(
     "--documents",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with the number of a document, or the SHA-256 of its text, in each line.",
+    help="Read documents from this file: in each line the number of a document, or the SHA-256 of"
+    " its text.",
 )
 @click.option(
     "--texts",
     multiple=True,
     type=PATH,
-    help="Files with the texts themselves, as --corpus of teacher-dump takes them. Repeatable.",
+    help="Read the texts themselves from this source, named as --corpus of teacher-dump."
+    " Repeatable.",
 )
-@click.option("--text-column", help="Column of --texts, as for teacher-dump.")
+@click.option("--text-column", help="Read this column of --texts, as for teacher-dump.")
 @click.option(
-    "--missing-ok", is_flag=True, help="List documents that the store does not have; no error."
+    "--missing-ok",
+    is_flag=True,
+    help=("List documents that the store does not have, instead of stopping with an error."),
 )
 @printed
 def forget(
@@ -311,7 +322,7 @@ class _WithNegativeNumber(click.Command):
 )
 @click.argument("path", type=PATH)
 @click.argument("number", type=int)
-@click.option("--view", default=0, help="View whose masks and logits are shown.")
+@click.option("--view", default=0, help="Show the masks and logits of this view.")
 @allow_partial
 @printed
 def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Output]:
@@ -331,18 +342,20 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
     "sequences",
     multiple=True,
     default=("0",),
-    help="Numbers of sequences, such as 17,42; negative numbers count from the end.",
+    help="Show these sequences, a comma list of numbers such as 17,42; negative numbers count from"
+    " the end.",
 )
 @click.option(
     "--vocab",
     type=VOCABULARY,
-    help=f"{VOCAB_HELP}  [default: show only the teacher's tokens]",
+    help=f"Show the tokens of a student of this vocabulary as well, {VOCAB_HELP}"
+    "  [default: show only the teacher's tokens]",
 )
 @click.option(
     "--out",
     type=LocalPath(),
-    help="File of the page; an earlier page is replaced.  [default: STORE-page.html, next to the"
-    " store]",
+    help="Write the page to this file; an earlier page is replaced.  [default: STORE-page.html,"
+    " next to the store]",
 )
 @allow_partial
 @printed

@@ -36,53 +36,58 @@ say = partial(click.echo, err=True)
     "--format",
     "kind",
     type=NameOrAdded(formats.FORMATS, formats.GROUP),
-    help="Format of SOURCE.  [default: recognised from its files]",
+    help="Read SOURCE in this format.  [default: recognised from its files]",
 )
 @click.option(
     "--tokenizer",
     metavar="MODEL",
     type=Text(ALIASES, paths=True),
-    help="The teacher, named as for teacher-dump, or the folder of its tokenizer.  [default:"
-    " --model]",
+    help="Decode ids with the tokenizer of this teacher, named as for teacher-dump, or of its"
+    " folder.  [default: --model]",
 )
 @click.option(
     "--model",
     type=Text(ALIASES, paths=True),
-    help="Compare a sample of captured logits or states with this checkpoint, and refuse them if"
-    " they differ by more than the precision of an engine.  [default: not compared]",
+    help="Compare a sample of captured logits or states with this checkpoint, and refuse them if they"
+    " differ by more than the numerical error of an inference engine.  [default: not compared]",
 )
 @click.option(
-    "--codec", type=NameOrAdded(BUILT_IN, GROUP), default="default", help="As in teacher-dump."
+    "--codec",
+    type=NameOrAdded(BUILT_IN, GROUP),
+    default="default",
+    help="Store values by this codec, as in teacher-dump.",
 )
 @click.option(
     "--compression",
     metavar="FILE",
     type=FILE,
-    help="Settings of DistillKit's compression.  [default: compression_config.yaml in the folder of"
-    " SOURCE]",
+    help="Read the settings of DistillKit's compression from this file.  [default:"
+    " compression_config.yaml in the folder of SOURCE]",
 )
 @click.option(
     "--tokens",
     metavar="FILE.npy",
     type=FILE,
-    help="Token ids of the run that wrote Megatron-LM's archives: [sequences, tokens].",
+    help="Read the token ids [sequences, tokens] of the run that wrote Megatron-LM's archives from"
+    " this file.",
 )
 @click.option(
     "--layers",
     metavar="I,J,...",
-    help="Layers of the captured states, in their order; 0 is the output of the embeddings."
-    "  [default: the tool's default layers]",
+    help="Name the layers of the captured states, in their order; 0 is the output of the"
+    " embeddings.  [default: the tool's default layers]",
 )
 @click.option(
     "--text-column",
     metavar="NAME",
-    help="Column of the texts whose vectors are in `label`.  [default: the only column of texts]",
+    help="Read the texts whose vectors are in `label` from this column.  [default: the only column"
+    " of texts]",
 )
 @click.option(
     "--max-length",
     type=click.IntRange(min=3),
-    help="Truncate texts with a vector to this number of tokens.  [default: 256, or the tokenizer's"
-    " limit if it is less]",
+    help="Truncate texts that have a vector to N tokens.  [default: 256, or the tokenizer's limit"
+    " if it is less]",
 )
 @printed
 def import_(
@@ -120,16 +125,19 @@ def import_(
 )
 @click.argument("store", type=PATH)
 @click.argument("target", type=LocalPath())
-@click.option("--to", "kind", type=Names(formats.EXPORTS), required=True, help="Format of TARGET.")
+@click.option(
+    "--to", "kind", type=Names(formats.EXPORTS), required=True, help="Write TARGET in this format."
+)
 @click.option(
     "--columns",
     metavar="A,B,...",
-    help="Write these columns of parquet or datasets.  [default: all]",
+    help="Write only these columns of parquet or datasets.  [default: all]",
 )
 @click.option(
     "--floats",
     type=Names(["float32", "float16"]),
-    help="Dtype of states, maps and vectors in parquet and datasets.  [default: float32]",
+    help="Write states, maps and vectors of parquet and datasets in this dtype.  [default:"
+    " float32]",
 )
 @printed
 def export(

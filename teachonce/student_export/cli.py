@@ -35,8 +35,8 @@ openvino     openvino/openvino_model.xml, also in int8;
              `pip install 'teachonce[openvino]'`
 torchscript  torchscript/model.pt: libtorch
 gguf         decoders: gguf/model.gguf, model-q8_0.gguf and others: llama.cpp;
-             `pip install 'teachonce[gguf]'`; it is compared if
-             llama-cpp-python is installed, too
+             `pip install 'teachonce[gguf]'`; compared with the student only if
+             llama-cpp-python is installed
 model2vec    static students: model2vec/model.safetensors, a table of word vectors
 
 Each file includes the pooling and the modules after it. The folder also holds the tokenizer and

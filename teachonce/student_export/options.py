@@ -92,8 +92,8 @@ class ExportOptions:
     )
     least: float = option(
         0.99,
-        "Refuse an export whose share of the student's score, or agreement with its outputs, is"
-        " lower.",
+        "Refuse an export whose score, as a share of the student's, or agreement with its outputs"
+        " is below this number.",
         within=Range("a share above 0, at most 1", low=0, high=1, open_low=True),
     )
 

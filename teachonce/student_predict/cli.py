@@ -25,10 +25,10 @@ embedder      vector; of a pair the score, a cosine
 reranker      score of a pair
 masked LM     filled, and the best pieces of each mask
 
-Characters are counted from 0, `end` is behind the last one. A long text of a classifier, a tagger
-or a masked LM is read in overlapping windows: the answer has `windows`, and a classifier's is their
-mean. Long texts of an embedder, long pairs and words longer than a window are truncated: the answer
-has `cut`. A blank text has `empty` in place of an answer.
+Characters are counted from 0; `end` is the number after the last one. A long text of a classifier,
+a tagger or a masked LM is read in overlapping windows: their number is in `windows`, and a
+classifier's answer is their mean. Long texts of an embedder, long pairs and words longer than a
+window are truncated, and the answer has `cut`. A blank text has `empty` in place of an answer.
 """
 
 EXAMPLES = examples(

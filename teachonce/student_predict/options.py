@@ -31,7 +31,7 @@ def decoder_refused(folder: Path) -> UserError:
 
 def _column(role: str) -> str | None:
     """Return a field with the name of the column of --input that holds `role`."""
-    found: str | None = option(None, f"Name of the column of --input, if it is not {role}.")
+    found: str | None = option(None, f"Read this column of --input, if it is not named {role}.")
     return found
 
 
@@ -43,12 +43,12 @@ class PredictOptions:
     texts: tuple[str, ...] = ()
     input: MaybePath = option(
         None,
-        "Read the texts of this file: a line each of a .txt, or column text (text_a and text_b for"
+        "Read texts from this file: the lines of a .txt, or column text (text_a and text_b for"
         " pairs) of a .tsv, .csv, .jsonl or .parquet. For a tagger also a file of words and tags"
-        " (word<TAB>tag, CoNLL): its own words are tagged.",
+        " (word<TAB>tag, CoNLL), whose own words are tagged.",
         default_text="the words of the command line; without any, the lines of stdin",
     )
-    pairs: bool = option(False, "Each line or TEXT is two texts with a TAB between them.")
+    pairs: bool = option(False, "Read each line or TEXT as two texts with a TAB between them.")
     file: str | None = option(
         None, "Run this file of an export.", default_text="the first that export.json lists"
     )
@@ -60,8 +60,8 @@ class PredictOptions:
     )
     format: str = option(
         "jsonl",
-        "tsv: for a tagger, each line has a word, a TAB and its tag, and an empty line separates"
-        " texts; for a classifier, a table of texts and labels.",
+        "Print JSON lines (jsonl), or tab-separated lines (tsv): for a tagger a word, a TAB and"
+        " its tag, with an empty line between texts; for a classifier a table of texts and labels.",
         choices=("jsonl", "tsv"),
     )
     text_column: str | None = _column("text")

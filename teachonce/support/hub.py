@@ -39,10 +39,14 @@ def metadata_options(command: Command) -> Command:
         click.option(
             "--language",
             multiple=True,
-            help="Language in the card's metadata, such as en. Repeatable.  [default: as it is]",
+            help="Write this language into the card's metadata, such as en. Repeatable.  [default:"
+            " unchanged]",
         ),
         click.option(
-            "--license", help="Licence in the card's metadata, such as mit.  [default: as it is]"
+            "--license",
+            help=(
+                "Write this licence into the card's metadata, such as mit.  [default: unchanged]"
+            ),
         ),
     ):
         command = option(command)
@@ -53,9 +57,13 @@ def push_options(command: Command) -> Command:
     """Decorate a click callback with the options that every command has that pushes to the hub."""
     command = metadata_options(command)
     for option in (
-        click.option("--message", help="Message of the commit.  [default: names what is sent]"),
         click.option(
-            "--revision", metavar="BRANCH", help="Branch, created if missing.  [default: main]"
+            "--message", help="Commit with this message.  [default: the name of what is uploaded]"
+        ),
+        click.option(
+            "--revision",
+            metavar="BRANCH",
+            help=("Upload to this branch, which is created if it is missing.  [default: main]"),
         ),
         click.option("--private", is_flag=True, help="Make a new repository private."),
     ):

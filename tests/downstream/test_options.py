@@ -144,17 +144,17 @@ def test_help_tells_tasks_defaults_and_ranges() -> None:
     # wide, so that no line is broken at a hyphen
     printed = " ".join(CliRunner().invoke(main, ["--help"], terminal_width=200).output.split())
     for words in (
-        "--epochs INTEGER Passes over the training examples. "
+        "--epochs INTEGER Train for N passes over the training examples. "
         "[default: mlm 1, fine-tuning 3; at least 1]",
-        "--batch-size INTEGER Sequences per batch. "
+        "--batch-size INTEGER Run batches of N sequences. "
         "[default: mlm 32, fine-tuning and speed 16; at least 1]",
-        "--seed INTEGER The (first) seed. [default: 0; 0 to 4294967295]",
+        "--seed INTEGER Use this number as the (first) seed. [default: 0; 0 to 4294967295]",
         "[default: 128, qa 384, speed 512; at least 8]",
-        "--evaluate-every INTEGER mlm: Steps between validations, and between checkpoints. "
+        "--evaluate-every INTEGER mlm: Validate and save a checkpoint every N steps. "
         "[default: a tenth of all steps, at most 500; at least 1]",
-        "Precision of the training, or of the model that lm and lm-eval score. [default: fp32]",
+        "Train in this precision, or score in it with lm and lm-eval. [default: fp32]",
         "--limit INTEGER fine-tuning: Train on the first N examples. [at least 1]",
-        "--train PATH Training examples.",
+        "--train PATH Train on the examples of this file.",
     ):
         assert words in printed, words
 
