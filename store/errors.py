@@ -40,7 +40,7 @@ NO_NUMBERS = (
 )
 """Remedy if the values of a store break a law (FORMAT.md, section 6)."""
 MISSING = (
-    "check the name, or type the command that makes it (`teacher-dump`, `feature-store merge` or"
+    "check the name, or run the command that makes it (`teacher-dump`, `feature-store merge` or"
     " `feature-store convert`)"
 )
 NO_STORE = (
@@ -48,9 +48,9 @@ NO_STORE = (
     " `feature-store repair STORE`"
 )
 NO_QUEUE = (
-    "several processes share a dump by a folder next to the store, and a bucket has no folders:"
-    " dump to a disk that all processes see and copy the store with `feature-store convert`, or use"
-    " one process, without --shard and --ray"
+    "several processes share a dump through a folder next to the store, and a bucket has no"
+    " folders: dump to a disk that all processes see and copy the store with `feature-store"
+    " convert`, or use one process, without --shard and --ray"
 )
 
 

@@ -109,7 +109,7 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
     number = student.removeprefix(AS_TEACHER)
     if not re.fullmatch("[1-9][0-9]*", number):
         raise UserError(
-            f"--student {student}: expected {AS_TEACHER}L, L the number of its layers, such as"
+            f"--student {student}: expected {AS_TEACHER}L with a number of layers as L, such as"
             f" {AS_TEACHER}2"
         )
     config = store.teacher_settings("config.json")
@@ -266,9 +266,9 @@ def _next_losses(stores: list[FeatureStore], combined: bool) -> dict[str, float]
     if any(store.task for store in stores):
         return {"next": 1.0}  # `plan/checks.py` refuses a decoder for a task
     raise UserError(
-        f"--store {stores[-1].path}: no default loss of a decoder reads"
-        f" {'it' if len(stores) == 1 else 'all of these stores'}, which need logits of next tokens"
-        " or hidden states; give --loss (next=1 trains on the text alone)"
+        f"--store {stores[-1].path}: the default losses of a decoder need logits of next tokens or"
+        f" hidden states in {'it' if len(stores) == 1 else 'all of these stores'}; give --loss"
+        " (next=1 trains on the text alone)"
     )
 
 

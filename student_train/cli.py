@@ -161,7 +161,9 @@ def main(
 ) -> None:
     if context.invoked_subcommand is not None:
         if arguments["store"]:
-            raise click.UsageError(f"give the options after the word {context.invoked_subcommand}")
+            raise click.UsageError(
+                f"give the options after the subcommand {context.invoked_subcommand}"
+            )
         return
     # Imported here: --help and completion must not wait for torch.
     from teachonce.student_train.arguments import checked_from, stores_of
@@ -233,7 +235,7 @@ def _upload(out: Path, target: Repository) -> None:
         click.echo(f"pushed    {send(out, target)}")
     except UserError as error:
         raise UserError(
-            f"{error}; the student is finished: `student-train push {out} {target.id}` sends it"
+            f"{error}; the student is finished: `student-train push {out} {target.id}` uploads it"
         ) from error
 
 

@@ -65,7 +65,9 @@ def main(**given: Any) -> None:
         # A subcommand does not see options in front of its name. Checking --model suffices: click
         # requires it with any of them.
         if given["model"] is not None:
-            raise click.UsageError(f"give the options after the word {context.invoked_subcommand}")
+            raise click.UsageError(
+                f"give the options after the subcommand {context.invoked_subcommand}"
+            )
         return
     options = DumpOptions(**read_words(DumpOptions, given))
     if options.plan:

@@ -123,7 +123,7 @@ class Bucket:
                 raise RangeIgnored("the server ignores Range and sends whole objects") from error
             if found := OTHER_RANGE.search(str(error)):
                 raise WrongLength(
-                    f"bytes {found[2]} of {name} came, expected {found[1]}"
+                    f"received bytes {found[2]} of {name}, expected {found[1]}"
                 ) from error
             raise
         whole, (low, high) = int(given.meta["size"]), given.range

@@ -78,8 +78,8 @@ class BucketLease:
             if tag is not None:
                 return
         raise UserError(
-            f"{self.url}: {self._name} next to it is removed and made again repeatedly; start again"
-            " when nothing else writes there"
+            f"{self.url}: another program repeatedly deletes and creates the lease {self._name}"
+            " next to it; stop that program, and run the same command again"
         )
 
     def _beat(self) -> None:

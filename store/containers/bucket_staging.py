@@ -133,14 +133,16 @@ class BucketStaging:
         try:
             if self._bucket.put_if(ROOT, data, tag) is None:
                 raise UserError(
-                    f"{self.path}: another process has started or sealed it meanwhile; let that"
-                    " process end, and type the same command again"
+                    f"{self.path}: another process has started or sealed it in the meantime; wait"
+                    " until that process ends, and run the same command again"
                 )
         except NotImplementedError:  # then only the lease prevents a second writer
             self._bucket.write(ROOT, data)
 
     def _removed(self) -> StoreError:
-        return StoreError(f"{self.path}: was removed while it was written; start again")
+        return StoreError(
+            f"{self.path}: was removed while it was written; run the same command again"
+        )
 
     def source(self) -> StoreSource:
         return ZarrSource(self.path)

@@ -41,4 +41,7 @@ def parse_size(word: str, where: str) -> int:
         power = " kmgt".index(unit.lower()) if unit else 0
         if size := int(float(number) * (1024 if binary else 1000) ** power):
             return size
-    raise UserError(f"{where}: {word!r} is not a size; expected such as 100GB, 500M or 1.5TiB")
+    raise UserError(
+        f"{where}: {word!r} is not a size; expected a number and a unit, such as 100GB, 500M or"
+        " 1.5TiB"
+    )

@@ -41,8 +41,8 @@ PASSING_CODES = {  # of S3; the status of some of them would count as permanent
 CLIENTS = {"aiohttp", "http", "urllib3"}
 CREDENTIALS = "the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 WHOLE_REMEDY = (
-    "the server, or a proxy on the way, does not send ranges of objects as they are requested:"
-    " read the store from another server, or copy it to a local disk"
+    "the server, or a proxy in between, does not send the requested ranges of objects: read the"
+    " store from another server, or copy it to a local disk"
 )
 HUB_REMEDY = (
     "check the name, and `hf auth login` or HF_TOKEN; with HF_HUB_OFFLINE no request is sent"
@@ -50,11 +50,12 @@ HUB_REMEDY = (
 REMEDIES = {
     **dict.fromkeys(
         ("ExpiredToken", "TokenRefreshRequired", "RequestExpired"),
-        "the credentials have expired: renew them, and type the same command again",
+        "the credentials have expired: renew them, and run the same command again",
     ),
     **dict.fromkeys(
         ("AccessDenied", "AllAccessDisabled", "AccountProblem"),
-        f"these credentials may not do this: check {CREDENTIALS} and the rights on the bucket",
+        f"these credentials do not permit this: check {CREDENTIALS} and the permissions of the"
+        " bucket",
     ),
     **dict.fromkeys(
         ("PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed",
@@ -62,11 +63,11 @@ REMEDIES = {
         "the bucket is in another region: set AWS_REGION, or AWS_ENDPOINT_URL, to the bucket's",
     ),
     "RequestTimeTooSkewed": "the clock of this machine is wrong: set it",
-    "NoSuchBucket": "there is no such bucket: check its name, or make it",
+    "NoSuchBucket": "there is no such bucket: check its name, or create it",
     **dict.fromkeys(
         ("QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded",
          "InsufficientCapacity"),
-        "the bucket is full: make room, and type the same command again",
+        "the bucket is full: free some space, and run the same command again",
     ),
 }  # fmt: skip
 OF_STATUS = {
@@ -139,7 +140,7 @@ def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
         return
     if len(data) == whole:
         raise RangeIgnored("the server ignores Range and sends whole objects")
-    raise WrongLength(f"{len(data):,} bytes of {name} came, expected {expected:,}")
+    raise WrongLength(f"received {len(data):,} bytes of {name}, expected {expected:,}")
 
 
 def check_metadata(path: str, file: str, data: bytes | None) -> None:
@@ -148,11 +149,14 @@ def check_metadata(path: str, file: str, data: bytes | None) -> None:
     A proxy or login page answers any request with status 200 and HTML.
     """
     if data is None and file == "zarr.json":
-        raise StoreError(f"{path}: there is no Zarr store (no zarr.json); check the address")
+        raise StoreError(
+            f"{path}: no Zarr store at this address (zarr.json is missing); check the address"
+        )
     if data is not None and data.lstrip()[:1] == b"<":
         raise Unreachable(
-            f"{path}: cannot be reached: {file}: the answer is a web page, not a file of a store;"
-            f" check the address, {CREDENTIALS}, and whether a proxy or a login is on the way"
+            f"{path}: cannot be reached: {file}: the server sent a web page instead of a file of"
+            f" the store; check the address, {CREDENTIALS}, and whether a proxy or a login page is"
+            " in between"
         )
 
 
@@ -259,8 +263,8 @@ class Retrier:
         self.answered = False  # the next request has only FIRST_PATIENCE
         return Unreachable(
             f"{self.url}: cannot be reached: {what}: requested {counted(tries, 'time')} in"
-            f" {spent:.0f} s, the last answer was {_described(error)}; this says nothing about the"
-            " store itself: check the network, and type the same command again later"
+            f" {spent:.0f} s, the last answer was {_described(error)}; the store itself may be"
+            " intact: check the network, and run the same command again later"
         )
 
     def _log(self, what: str, error: Exception, tries: int, spent: float) -> None:

@@ -63,8 +63,8 @@ def local_staging_of(path: str | Path) -> LocalStaging:
     target = Path(path)
     if "://" in str(path):
         raise UserError(
-            f"{path}: stores are changed only at a local path, and written only to a local path or"
-            " a bucket (s3://, gs://, az://); give such a path"
+            f"{path}: a store can be changed only at a local path, and written only to a local path"
+            " or a bucket (s3://, gs://, az://); give such a path"
         )
     # Opening a pipe would wait for its other end.
     if target.exists() and not (target.is_dir() or target.is_file()):

@@ -94,7 +94,9 @@ class RemoteRanges:
         try:
             return (future or self._request(wanted)).result()
         except CancelledError:
-            raise self._failure or Unreachable(f"{self._fetch.retrier.url}: was closed") from None
+            raise self._failure or Unreachable(
+                f"{self._fetch.retrier.url}: was closed while it was read; open the store again"
+            ) from None
 
     def put(self, wanted: ByteRange, piece: FetchedBytes) -> None:
         """Hold a range in memory that need not be fetched."""

@@ -64,8 +64,8 @@ class Folder:
         # The store itself may be a link, so both paths are resolved.
         if not real.startswith(os.path.join(os.path.realpath(self.root), "")):
             raise StoreError(
-                f"{self.root}: {name} is a link out of the store, which is not followed: copy the"
-                " store with its files (cp -rL)"
+                f"{self.root}: {name} is a symbolic link to a place outside the store, which is not"
+                " followed; copy the store with its files (cp -rL)"
             )
 
 
@@ -79,6 +79,6 @@ def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool)
     allowed = JSON_SMALL + JSON_RATIO * stored if is_json else limit
     if chunk > min(MAX_CHUNK, limit) or decoded > allowed:
         raise StoreError(
-            f"{where}: declares {decoded:,} bytes (in chunks of {chunk:,}), but {stored:,} bytes"
-            " are stored; the store is damaged"
+            f"{where}: declares {decoded:,} bytes (in chunks of {chunk:,}), too many for the"
+            f" {stored:,} bytes that are stored; the store is damaged"
         )

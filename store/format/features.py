@@ -198,8 +198,8 @@ class TaskSpec:
             and self.separator.isspace()
         ):
             raise StoreError(
-                "features: separator must be one white-space character, of a classification, got"
-                f" {self.separator!r:.80}"
+                "features: separator must be one white-space character, and the task a"
+                f" classification, got {self.separator!r:.80}"
             )
         if self.problem_type is not None and (
             self.problem_type not in PROBLEM_TYPES or self.kind != "classification"
@@ -331,7 +331,10 @@ class Features:
             if len(set(names)) != len(names):
                 raise StoreError(f"features: {field} lists a name twice: {', '.join(names)}")
         if self.messages and not self.learn:
-            raise StoreError("features: messages requires learn; store which tokens are learnt")
+            raise StoreError(
+                "features: messages requires learn, which marks the tokens that students are"
+                " trained on; store both"
+            )
         if self.logits is not None and not isinstance(self.logits, LogitsSpec):
             raise StoreError(f"features: logits must be a LogitsSpec, got {self.logits!r}")
         if self.logits and self.logits.tier == "topk" and self.logits.size > self.vocabulary:

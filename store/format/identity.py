@@ -16,7 +16,10 @@ def making_command(identity: Mapping[str, Any]) -> str:
     empty identity means that the identity was lost.
     """
     if not identity:
-        return "`teacher-dump`, `feature-store merge` or `feature-store convert`, as it was typed"
+        return (
+            "`teacher-dump`, `feature-store merge` or `feature-store convert`, with the same"
+            " arguments"
+        )
     corpus = identity.get("corpus")
     # Keys of an identity are free (FORMAT.md, section 4), so a corpus may have any form.
     given = corpus if isinstance(corpus, Mapping) else {}
@@ -24,8 +27,8 @@ def making_command(identity: Mapping[str, Any]) -> str:
     # can continue it then (FORMAT.md, section 9).
     if "forgotten" in given:
         made = (
-            "`feature-store forget` with the same documents if it was stopped; no command makes"
-            " again what was lost after it: restore the store from a copy"
+            "`feature-store forget` with the same documents if it was stopped; no command can"
+            " restore what was lost after it: restore the store from a copy"
         )
     elif "grown_from" in given:
         made = "`teacher-dump --grow-from` with the same arguments"

@@ -20,8 +20,8 @@ from teachonce.store.errors import StoreError, Unreachable
 SECONDS, SECONDS_REMOTE = 1.0, 60.0  # between two checks; a check is a stat, or a request
 ROOT = "zarr.json"
 AGAIN = (
-    "documents were forgotten, or another store has its name: when the command that writes it has"
-    " ended, start again with the new store; a student needs a new --out"
+    "documents were forgotten, or another store now has its name: wait until the command that"
+    " writes it ends, and start again with the new store; a student needs a new --out"
 )
 Stamp = tuple[int, int, int]
 

@@ -194,7 +194,7 @@ def unreadable_part(source: StoreSource, number: int, error: StoreError) -> Stor
     """Return the error for an unreadable part of an unfinished store."""
     return StoreError(
         f"{without_remedy(error)}; run {command('repair', source.path)}, which quarantines part"
-        f" {number}, and type the command again: it makes this part again and continues"
+        f" {number}, and run the command again: it writes this part again and continues"
     )
 
 
@@ -235,7 +235,7 @@ def unfinished_error(source: StoreSource) -> StoreError:
     # A single process writes the parts in order, so a gap in the numbers is a part that was lost.
     in_order = source.remote or not queue_of(source.path).exists()
     lost = there[-1] + 1 - len(there) if there and in_order else 0
-    parts = counted(len(there), "part") + (f" there, {lost:,} dropped or lost" if lost else "")
+    parts = counted(len(there), "part") + (f" published, {lost:,} missing" if lost else "")
     try:
         made = making_command(source.attributes().get("identity") or {})
     except StoreError:
@@ -243,8 +243,8 @@ def unfinished_error(source: StoreSource) -> StoreError:
     ways = {True: "--allow-partial", None: "open_store(..., allow_partial=True)"}
     way = ways.get(takes_option("allow_partial"))
     return StoreError(
-        f"{source.path}: is not finished ({parts}); let the command that makes it end, or type it"
-        f" again ({made}), which makes the rest"
+        f"{source.path}: is not finished ({parts}); wait until the command that makes it ends, or"
+        f" repeat that command ({made}) to write the rest"
         + (f"; or read the finished parts with {way}" if way else "")
     )
 
@@ -288,7 +288,7 @@ def read_outside(source: StoreSource, entries: Mapping[str, Entry], name: str) -
     """Read a whole array outside the parts. Raises StoreError if it has no entry, or does not match
     it."""
     if name not in entries:
-        raise StoreError(f"{source.path}: has no {name}")
+        raise StoreError(f"{source.path}: has no {name}; {DAMAGED}")
     return checked_array(source, name, entries[name])
 
 

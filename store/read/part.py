@@ -69,7 +69,7 @@ class RankedIds:
         # Before the look-up, which clips a wrong place silently.
         if places.size and places.max() >= number:
             raise StoreError(
-                f"{self._where} holds a place that is not one of its {number} distinct ids;"
+                f"{self._where} holds an index that is not one of its {number} distinct ids;"
                 f" {NO_NUMBERS}"
             )
         look_up(self._distinct, places, out)

@@ -155,7 +155,7 @@ class View:
         """Return the logits of the store's tier. Raises StoreError if it holds none."""
         features, part = self._record.features, self._record.part
         if features.logits is None:
-            raise MissingFeature("no logits in this store")
+            raise MissingFeature("no logits in this store; dump with --logits topk:64")
         begin, end = self._record.tokens
         here, start = f"view{self.number}/logits", None
         flat = (0, 0)
@@ -304,7 +304,7 @@ class Record:
         """Return float32 [W], the teacher's vector of the text. Raises StoreError if there is
         none."""
         if self.features.embedding is None:
-            raise MissingFeature("no embedding in this store")
+            raise MissingFeature("no embedding in this store; dump with --head embedding")
         row: Floats = self.part.vectors(self.position, self.position + 1)[0]
         return row
 

@@ -119,7 +119,7 @@ def within_bounds(
         raise StoreError(str(error)) from None
     except TypeError as error:
         raise StoreError(
-            f"{where}: the tokenizer in it runs in another process, which takes only JSON, and"
+            f"{where}: the tokenizer in it runs in another process, which receives only JSON, and"
             f" these storage options are not JSON ({first_line(error)}); set the client's"
             " environment variables instead"
         ) from None
@@ -143,7 +143,7 @@ def encoded(
     for encoding, text in zip(found, texts, strict=True):
         if len(encoding.ids) > LONGEST * len(text.encode()) + AROUND:
             raise StoreError(
-                f"{where}: the tokenizer in it gives {len(encoding.ids):,} tokens of a text of"
+                f"{where}: the tokenizer in it gives {len(encoding.ids):,} tokens for a text of"
                 f" {len(text):,} characters; do not use this store"
             )
     return found

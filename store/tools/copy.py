@@ -283,7 +283,7 @@ def upload(
                 data = Path(source, name).read_bytes()
                 remote.write(name, data)
                 if remote.size(name) != len(data):
-                    raise StoreError(f"{target}: {name} arrived incomplete; type the command again")
+                    raise StoreError(f"{target}: {name} arrived incomplete; run the command again")
 
 
 def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:

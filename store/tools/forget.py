@@ -106,9 +106,9 @@ def forget(
     """
     if "://" in str(path):
         raise UserError(
-            f"{path}: documents are forgotten in a store on a disk: copy it there with"
-            " `feature-store convert`, forget them there, copy it back under another name, and"
-            " remove this one with all versions that the bucket stores"
+            f"{path}: `feature-store forget` works on a local disk only: copy the store there with"
+            " `feature-store convert`, forget the documents in the copy, upload it under another"
+            " name, and delete this store with all versions that the bucket stores"
         )
     staging = local_staging_of(path)
     if not staging.path.exists():
@@ -134,7 +134,7 @@ def forget(
             return replace(plan.forgotten, removed=tuple(removed))
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be written: {files.reason(error)}, and type the command again"
+            f"{path}: cannot be written: {files.reason(error)}, and run the command again"
         ) from error
 
 
@@ -158,9 +158,10 @@ def _find_removal(store: FeatureStore, wanted: DocumentsToForget, missing_ok: bo
     if unknown and not missing_ok:
         more = ", ..." if len(unknown) > SHOWN else ""
         raise UserError(
-            f"{store.path}: {counted(len(unknown), 'document')} to forget not in the store"
-            f" ({', '.join(unknown[:SHOWN])}{more}), or forgotten before; nothing was changed:"
-            " correct the list, or forget the others with --missing-ok"
+            f"{store.path}: cannot forget {counted(len(unknown), 'document')} that the store does"
+            f" not have ({', '.join(unknown[:SHOWN])}{more}), perhaps because of an earlier"
+            " request; nothing was changed: correct the list, or add --missing-ok to forget the"
+            " others"
         )
     numbers = np.array(sorted(found), np.int64)
     remaining, left, removed = {}, 0, 0
@@ -172,13 +173,13 @@ def _find_removal(store: FeatureStore, wanted: DocumentsToForget, missing_ok: bo
         removed += len(stays) - int(stays.sum())
     if not left:
         raise UserError(
-            f"{store.path}: the request names all documents of the store, and at least one must"
-            " remain; nothing was changed: to forget all of them, remove the store"
+            f"{store.path}: the request names all documents of the store, but at least one must"
+            " remain; nothing was changed: to forget all of them, delete the store"
         )
     if found and (others := quarantines_of(Path(store.path))):
         raise UserError(
             f"{others[0]}: holds what `feature-store repair` quarantined, perhaps with these"
-            " documents; nothing was changed: remove this folder, and type the command again"
+            " documents; nothing was changed: delete this folder, and run the command again"
         )
     shared = sum(_is_shared(store, place) for place in remaining)
     text = store.manifest.text_key

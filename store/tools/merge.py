@@ -89,8 +89,8 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
     for other in stores[1:]:
         if "mixed_vocab" in other.identity and "mixed_vocab" not in first.identity:
             raise UserError(
-                f"{other.path} holds a student's vocabulary, which a merged store takes only from"
-                f" the first store, now {first.path}; name {other.path} first"
+                f"{other.path} holds a student's vocabulary, but a merged store takes it from the"
+                f" first store, now {first.path}; name {other.path} first"
             )
         both = f"{first.path} and {other.path}"
         unlike = [
@@ -131,10 +131,10 @@ def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> No
         if normalised and not same_calibration(first.calibration, other.calibration):
             command = shlex.join([*(store.path for store in stores), str(target)])
             raise UserError(
-                f"{other.path}: codec {codec!r} stores hidden states relative to a mean and "
-                f"deviation that every dump measures for itself, and {first.path} has others; to "
-                f"encode the states again, which adds the error of the codec once more, run: "
-                f"feature-store merge --recode {command}"
+                f"{other.path}: codec {codec!r} normalises hidden states by the mean and deviation"
+                f" of their own dump, and those of {first.path} differ; to encode the states again,"
+                " which adds the error of the codec once more, run: feature-store merge --recode"
+                f" {command}"
             )
 
 

@@ -65,8 +65,8 @@ def push(
         # The root has the checksum of the manifest, so this one file identifies a whole folder.
         if root in there and not _is_same(there[root], last):
             raise UserError(
-                f"{target.id}: has another store {name} already; rename {path}, remove {name} from"
-                " the repository, or give another repository"
+                f"{target.id}: already has a different store {name}; rename {path}, remove {name}"
+                " from the repository, or give another repository"
             )
         record_copy(store.path, store.manifest, "hub", f"{target.id} (a repository of datasets)")
         if is_folder:
@@ -117,6 +117,4 @@ def _send_folder(
     there = {file: about.size for file, about in target.files().items()}
     for each in sorted(known - {ROOT}):
         if there.get(f"{name}/{each}") != (folder / each).stat().st_size:
-            raise UserError(
-                f"{target.id}: {name}/{each} arrived incomplete; type the command again"
-            )
+            raise UserError(f"{target.id}: {name}/{each} arrived incomplete; run the command again")

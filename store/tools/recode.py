@@ -92,7 +92,7 @@ def _hidden(
         before.names,
         after.codec.arrays((new.width,)),
         lambda stored: after.encode(before.decode(stored, *calibration), *target),
-        f"{path}: states too far from the calibration to be recoded; give codec exact",
+        f"{path}: some hidden states are too far from the mean for this codec; give --codec exact",
     )
 
 

@@ -53,8 +53,9 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
     """
     if "://" in str(path):
         raise UserError(
-            f"{path}: only a store at a local path can be repaired; repair the one that was copied"
-            " there, remove this copy, and copy it again with `feature-store convert`"
+            f"{path}: only a store at a local path can be repaired; repair the local store that it"
+            " was copied from, delete this copy, and copy the store again with `feature-store"
+            " convert`"
         )
     staging = local_staging_of(path)
     if not staging.path.exists():
@@ -107,9 +108,9 @@ def _hopeless(staging: LocalStaging, why: str, identity: Mapping[str, Any]) -> U
     if isinstance(staging, Hdf5Staging) and staging.parts.exists():
         both = f" and {staging.parts}"
     return UserError(
-        f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; nothing left of it can"
-        f" repair this: restore it from a copy, or remove it{both} and type the command that"
-        f" made it again ({making_command(identity)})"
+        f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; the rest of the store cannot"
+        f" repair this: restore it from a copy, or remove it{both} and repeat the command that made"
+        f" it ({making_command(identity)})"
     )
 
 
@@ -157,14 +158,14 @@ def _advice(opened: DamagedStore, report: Report, left: int, whole: bool) -> str
         lines.append("repaired: everything damaged could be derived from the rest of the store")
     elif not whole and report.found:
         lines.append(
-            f"{counted(left, 'sound part')} left; type the command that made it again ({what}): it"
-            " makes only what is missing"
+            f"{counted(left, 'sound part')} left; repeat the command that made the store ({what}):"
+            " it writes only what is missing"
         )
     elif not whole:
-        lines.append(f"is not finished; type the command that makes it again ({what})")
+        lines.append(f"is not finished; repeat the command that makes it ({what})")
     if report.quarantine:
         lines.append(
-            f"what was damaged is now in {report.quarantine}: remove it once the store is sound, or"
+            f"what was damaged is now in {report.quarantine}: delete it when the store is sound, or"
             f" undo the repair with: {report.undo}"
         )
     return "; ".join(lines)

@@ -63,14 +63,16 @@ def _check_complete(path: str | Path) -> None:
     """Raise UserError, with the remedy, if anything of an unfinished store is missing."""
     staging, counts = local_staging_of(path), PartQueue(path).ended()
     attributes = StoreWriter.unfinished(staging)
-    again = f"type the command that makes it again ({making_command(attributes['identity'])})"
+    again = f"repeat the command that makes it ({making_command(attributes['identity'])})"
     if counts is None:
-        raise UserError(f"{path}: not all of its parts are known yet; {again}, which finishes it")
+        raise UserError(
+            f"{path}: the dump has not yet read its corpus to the end; {again}, which finishes it"
+        )
     absent = sorted(set(range(counts["parts"])) - staging.published())
     if absent:
         raise UserError(
             f"{path}: {counted(len(absent), 'part')} of {counts['parts']:,} not published yet"
-            f" ({_listed(absent)}); wait for the processes that make them, or {again}"
+            f" ({_listed(absent)}); wait for the processes that write them, or {again}"
         )
     with closing(staging.source()) as source:
         if outside := missing_outside(source):

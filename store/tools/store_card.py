@@ -28,7 +28,7 @@ def store_card(store: FeatureStore, repository: str, name: str) -> str:
 {_metadata(store)}
 ---
 
-# What {teacher} knew: {name}
+# Outputs of {teacher}: {name}
 
 {counted(about["sequences"], "sequence")} of text, {counted(about["tokens"], "token")}{size}: what
 the teacher {teacher} gave for each token, stored by teachonce. Small students are trained from it,
@@ -69,7 +69,7 @@ print(store[0].text)
 def _metadata(store: FeatureStore) -> str:
     """Write the hub's metadata as YAML; each value is JSON, which YAML reads."""
     rows: dict[str, Any] = {
-        "pretty_name": f"What {teacher_name(store.identity)} knew",
+        "pretty_name": f"Outputs of {teacher_name(store.identity)}",
         "tags": ["teachonce", "distillation", "features"],
         "size_categories": [_size(store.meta["sequences"])],
         "viewer": False,  # the hub's viewer shows tables

@@ -44,10 +44,9 @@ def writing(path: Path | str, what: str = "") -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for a full disk
         new = isinstance(path, Path) and not path.exists()
-        kept = "" if new else " (published parts are kept)"
+        kept = "" if new else " (published parts are not lost)"
         raise StoreError(
-            f"cannot write {what}{path}: {files.reason(error)} and start again with the same"
-            f" arguments{kept}"
+            f"cannot write {what}{path}: {files.reason(error)} and run the same command again{kept}"
         ) from error
 
 
@@ -97,7 +96,7 @@ def check_continued(staging: Staging, attributes: dict[str, Any], shared: bool =
     if shared and versions:
         raise UserError(
             f"{staging.path}: was started with other versions ({versions}), and processes that"
-            " write one store together must have the same; install the versions that it was started"
+            " write one store together need the same versions; install those that it was started"
             " with, continue without --shard in one process, or give another name"
         )
     return True
@@ -147,14 +146,14 @@ def check_writable(path: str | Path, shared: bool = False) -> None:
     if finished(path) is not None:
         raise UserError(
             f"{path}: exists already and is finished; {ANOTHER}; or, if it is damaged, run"
-            f" {command('repair', path)} and type the command again"
+            f" {command('repair', path)} and run the command again"
         )
     staging = staging_of(path)
     if isinstance(staging, Hdf5Staging) and not staging.exists() and staging.published():
         raise UserError(
             f"{staging.parts}: holds parts of an unfinished store whose file {path} is missing:"
-            " restore that file and type the command again; or remove"
-            f" {staging.parts} to start from scratch"
+            f" restore that file and run the command again; or remove {staging.parts} to start from"
+            " scratch"
         )
     staging.check_place()
     if not shared:

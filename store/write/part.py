@@ -94,7 +94,7 @@ class PartWriter:
             raise StoreError(f"{self._where}: rows of {name} must lie in 0..{len(filled) - 1}")
         # NumPy assigns to a row twice without an error.
         if filled[numbers].any() or len(np.unique(numbers)) < len(numbers):
-            raise StoreError(f"{self._where}: internal error: rows of {name} were put twice")
+            raise StoreError(f"{self._where}: internal error: rows of {name} were written twice")
         filled[numbers] = True
         return numbers
 
@@ -121,7 +121,13 @@ class PartWriter:
         """Raise StoreError for values that break a law or that the codec cannot represent."""
         self._check_law(name, rows, row_violation(values))
         far = np.abs(values) >= limit
-        self._check(name, rows, far, f"is over {limit:.3g}, the most that the codec holds", EXACT)
+        self._check(
+            name,
+            rows,
+            far,
+            f"is over {limit:.3g}, the largest number that the codec can store",
+            EXACT,
+        )
 
     def _shaped(self, name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
         array = np.asarray(values, np.float32)
@@ -146,7 +152,7 @@ class PartWriter:
         (FORMAT.md, section 6): mask token, random token, or the token itself.
         """
         if self._texts is None:
-            raise StoreError(f"{self._where}: internal error: set_sequences comes before set_masks")
+            raise StoreError(f"{self._where}: internal error: call set_sequences before set_masks")
         if not 0 < view < self._features.views:
             raise StoreError(f"{self._where}: view {view} has no masks (views 1..)")
         where = f"{self._where}, view {view}"
@@ -344,7 +350,7 @@ class PartWriter:
             if f"{span_kind(view).group}/start" not in self._arrays
         ]
         if missing:
-            raise StoreError(f"{self._where}: internal error: not put: {', '.join(missing)}")
+            raise StoreError(f"{self._where}: internal error: not written: {', '.join(missing)}")
         self._taken = True
         views, spec = range(features.views), features.logits
         ragged: Callable[[int], int] | None = None

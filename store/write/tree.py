@@ -184,9 +184,9 @@ def complete(
 
 def _other(path: str, name: str) -> StoreError:
     return StoreError(
-        f"{path}: {name} is missing, and its values now differ from those before; use the same"
-        " arguments, versions and machine, or restore the store from a copy, or remove it and type"
-        " the command that made it again"
+        f"{path}: {name} is missing, and its values computed now differ from the earlier ones; use"
+        " the same arguments, versions and machine, or restore the store from a copy, or remove it"
+        " and repeat the command that made it"
     )
 
 

@@ -126,7 +126,9 @@ class StoreWriter:
         staging = staging_of(path)
         attributes = existing.new_attributes(identity, features, software)
         if not existing.check_continued(staging, attributes, shared=True):
-            raise UserError(f"{path}: was removed while parts of it were made; start again")
+            raise UserError(
+                f"{path}: was removed while its parts were written; run the same command again"
+            )
         staging.mark = lease.token
         with suppress(OSError):  # a process that lost its lease may still be writing it
             staging.clear_part(number)
@@ -226,7 +228,9 @@ class StoreWriter:
         part was published."""
         self.published = self._staging.published()  # other processes may have written some
         if not self.published:
-            raise StoreError(f"{self.path}: no part was published; there is nothing to seal")
+            raise StoreError(
+                f"{self.path}: no part was published, so there is nothing to seal; finish its dump"
+            )
         with (
             existing.writing(self.path),
             self._leased(),

@@ -77,7 +77,7 @@ def chosen_blocks(
         long = f" of at least {min_length} teacher tokens" if min_length else ""
         raise UserError(
             f"{store.path}: has no sequence{which}{long} to train on; dump a corpus with such text"
-            " as well, or choose --data and --min-length accordingly"
+            " as well, or change --data or --min-length"
         )
     return found
 

@@ -193,7 +193,7 @@ class OwnTemplate:
 
     def _texts_around(self, roles: tuple[int, ...], continued: bool) -> tuple[str, ...]:
         if max(roles) >= len(ROLES):
-            raise UserError(f"a chat has another role than {', '.join(ROLES)}")
+            raise UserError(f"the chat has a role other than {', '.join(ROLES)}")
         if continued:
             # A template may write a system message in front of a chat, which this is not.
             with suppress(UserError):
@@ -204,7 +204,9 @@ class OwnTemplate:
         except Exception as error:  # templates raise errors of any type
             raise UserError(first_line(error)) from error
         if found is None:
-            raise UserError("it drops a content, writes one twice, or changes their order")
+            raise UserError(
+                "the template drops a message, writes one twice, or changes their order"
+            )
         return tuple(found)
 
 

@@ -145,7 +145,7 @@ def _raised(
         if isinstance(batch, FileNotFoundError):
             # `feature-store forget` removes the cached tokens before it rewrites the store.
             store.watch.check()
-            raise StoreError(f"{store.path}: {batch.filename}, made of it, was removed; {AGAIN}")
+            raise StoreError(f"{store.path}: its cache file {batch.filename} was deleted; {AGAIN}")
         if isinstance(batch, UserError | OSError):
             raise batch
         yield batch.with_head(collator.distributions.whole)

@@ -33,7 +33,7 @@ def _try_vocabulary(path: str, options: dict[str, Any] | None) -> None:
             if len(normalizer.normalize_str(letter)) > LONGEST:
                 raise StoreError(
                     f"{path}: its tokenizer's normalizer turns one letter into more than {LONGEST}"
-                    " characters, so that texts could exhaust the memory; dump a teacher with"
+                    " characters, so that a text could exhaust the memory; dump a teacher with"
                     " another tokenizer"
                 )
 

@@ -47,8 +47,9 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     others = [each for each in chats[1:] if each.features.messages]
     if reason := _refusal(tokenizer, others):
         raise UserError(
-            f"the student gets the chat template of the first store, {chats[0].path}: {reason};"
-            " give the other store first, or stores of one template"
+            f"the student gets the chat template of the first store, {chats[0].path}, which does"
+            f" not fit the other stores: {reason}; give another store first, or only stores with"
+            " one template"
         )
     return line
 

@@ -156,8 +156,8 @@ def spread_layers(count: int, layers: int) -> list[int]:
     # The first and the last layer change a decoder's states most (Minitron, figure 4).
     if layers > count:
         raise UserError(
-            f"--init teacher: {layers} student layers from {count} of the teacher; give --student"
-            f" at most {count} layers, or use --init vocab"
+            f"--init teacher: the student has {layers} layers, the teacher only {count}; give"
+            f" --student at most {count} layers, or use --init vocab"
         )
     return [int(n) for n in np.linspace(1, count, layers).round()]
 
@@ -240,9 +240,7 @@ def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int
     }
     names |= parts.around
     if missing := sorted(names.keys() - weights.keys()):
-        raise UserError(
-            f"{source.path}: the teacher's weights have no {missing[0]}; use --init vocab"
-        )
+        raise UserError(f"{source.path}: the teacher's weights lack {missing[0]}; use --init vocab")
     whole = {
         "D": sizes.width, "F": sizes.units, "H": sizes.each, "Q": sizes.heads * sizes.each,
         "K": sizes.groups * sizes.each, "3": 3 * sizes.heads * sizes.each,
@@ -252,8 +250,8 @@ def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int
         wanted = tuple(whole.get(axis, size) for axis, size in zip(axes, shape, strict=False))
         if len(shape) != len(axes) or shape != wanted:
             raise UserError(
-                f"{source.path}: {name} of the teacher has shape {list(shape)}, and its config.json"
-                f" says {list(wanted)}; dump again, or use --init vocab"
+                f"{source.path}: {name} of the teacher has shape {list(shape)}, but {list(wanted)}"
+                " by its config.json; dump again, or use --init vocab"
             )
     return count
 

@@ -111,7 +111,7 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
         remedy = f"give --student {kind}:..., or --init vocab" if kind in EPSILONS else ""
         raise UserError(
             f"{start}: {where} is a {kind!s:.40} and the student a {shape.kind}; layers are copied"
-            f" between models of one kind ({able}): {remedy or 'use --init vocab'}"
+            f" only between models of the same kind ({able}): {remedy or 'use --init vocab'}"
         )
     theirs, own = Sizes.of_config(config, where), Sizes.of_shape(shape)
     if own.each != theirs.each:
@@ -156,8 +156,9 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     kind = config.get("model_type")
     if kind not in EPSILONS or config.get("is_encoder_decoder"):
         raise UserError(
-            f"{option}: the model in it is a {kind!s:.40}; a folder to continue holds a decoder of"
-            f" the kinds {', '.join(EPSILONS)}: give another, or --student llama:256x4x4"
+            f"{option}: the model in this folder is a {kind!s:.40}, and training can continue only"
+            f" for decoders of the kinds {', '.join(EPSILONS)}; give another folder, or --student"
+            " llama:256x4x4"
         )
     sizes, layers = Sizes.of_config(config, folder), layers_of(config) or 0
     _check_layers(config, folder, option)

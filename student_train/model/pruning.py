@@ -39,8 +39,8 @@ def pruned_tokenizer(store: FeatureStore, size: int, blocks: Array | None = None
     kind = settings["model"]["type"]
     if kind not in CAN_BE_CUT:
         raise UserError(
-            f"--vocab pruned:{size}: a {', '.join(CAN_BE_CUT)} vocabulary can be cut, and the"
-            f" teacher's is a {kind}; give only a size, such as 5k"
+            f"--vocab pruned:{size}: only vocabularies of the kinds {', '.join(CAN_BE_CUT)} can be"
+            f" reduced, and the teacher's is a {kind}; give a size alone, such as 5k"
         )
     return cut_tokenizer(settings, retained_pieces(settings, _counts(store, blocks), size))
 
@@ -101,8 +101,8 @@ def retained_pieces(settings: Settings, counts: Array, size: int) -> list[str]:
     needed = _needed(settings, met) | special
     if len(needed) > size:
         raise UserError(
-            f"--vocab pruned:{size}: the special tokens and the characters of the text need"
-            f" {len(needed)} pieces; give at least that number"
+            f"--vocab pruned:{size}: the special tokens and the characters of the text alone need"
+            f" {len(needed)} pieces; give at least this number"
         )
     retained, parts = set(needed), _parts(model)
     for piece in sorted((p for p in met if p not in needed), key=lambda p: -counts[ids[p]]):

@@ -124,8 +124,8 @@ def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
     weights, words = folder.teacher_weights(), student.get_input_embeddings().weight
     if (tied := student.config.tie_word_embeddings) == (OUTPUT in weights):
         raise UserError(
-            f"{folder.path}: tie_word_embeddings of its config.json is {str(tied).lower()}, and its"
-            f" weights have {'an' if tied else 'no'} {OUTPUT} of their own; correct it to"
+            f"{folder.path}: tie_word_embeddings in its config.json is {str(tied).lower()}, but its"
+            f" weights have {('an' if tied else 'no')} {OUTPUT} of their own; correct it to"
             f" {str(not tied).lower()}"
         )
     with torch.no_grad():

@@ -38,8 +38,8 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
         theirs = shape_of_folder(config, folder, f"--init {how}")
         if parse_student(theirs) != shape:
             raise UserError(
-                f"--init {how}: the model in it has the shape {theirs}, and --student another; give"
-                f" --student {folder}"
+                f"--init {how}: the model in this folder has the shape {theirs}, and --student has"
+                f" another; give --student {folder}"
             )
         return
     if not copies_layers(how) or not (shape.causal or how.startswith(LAYERS)):
@@ -96,7 +96,9 @@ def layer_numbers(chosen: str, teacher_layers: int, student_layers: int) -> list
     try:
         numbers = [int(word) for word in chosen.split(",")]
     except ValueError:
-        raise UserError(f"--init layers:{chosen}: expected numbers such as layers:1,3,5") from None
+        raise UserError(
+            f"--init layers:{chosen}: expected layer numbers, such as layers:1,3,5"
+        ) from None
     if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
         raise UserError(
             f"--init layers:{chosen}: expected {student_layers} numbers (one per student layer)"

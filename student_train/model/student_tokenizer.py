@@ -79,7 +79,7 @@ def student_tokenizer(
         ) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(
-            f"--vocab {word}: its tokenizer has special tokens only, as tokenizer.json or the"
+            f"--vocab {word}: its tokenizer has only special tokens, because tokenizer.json or the"
             " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
         )
     return check_student_tokenizer(tokenizer, word, bool(pattern))

@@ -148,8 +148,9 @@ def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> Non
         wider = "feed" in what and isinstance(there, int) and own > there
         if own != there and not wider:
             raise UserError(
-                f"--init {how}: the {what} of {store.path} is {there}, the student's {own}; layers"
-                " are copied whole: give --student teacher:L, with L layers of the teacher's sizes"
+                f"--init {how}: the {what} of the teacher in {store.path} is {there}, the student's"
+                f" is {own}, and layers can only be copied whole; give --student teacher:L, with L"
+                " layers of the teacher's sizes"
             )
 
 
@@ -163,8 +164,9 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
     if not chosen:
         if student_layers > teacher_layers:
             raise UserError(
-                f"--init teacher: {student_layers} student layers from {teacher_layers} of the"
-                f" teacher; give --student at most {teacher_layers} layers, or use --init svd"
+                f"--init teacher: the student has {student_layers} layers, the teacher only"
+                f" {teacher_layers}; give --student at most {teacher_layers} layers, or use --init"
+                " svd"
             )
         bounds = np.linspace(0, teacher_layers, student_layers + 1).round().astype(int)
         return [list(range(a + 1, b + 1)) for a, b in zip(bounds, bounds[1:], strict=False)]

@@ -134,7 +134,7 @@ def comparable(varied: Collection[str]) -> list[Measure]:
 def _of_task(column: str) -> Measure:
     """Return the measure of a column `TASK SCORE`."""
     if column.endswith(LEAST):
-        return Measure(column, "a score of a task, of which the smallest is the best")
+        return Measure(column, "a score of a task, smaller is better")
     return Measure(column, "a score of a task", largest=True)
 
 

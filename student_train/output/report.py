@@ -69,14 +69,14 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     left = f"{files.UNFINISHED}{SETTINGS}"
     if not out.exists() or (out.is_dir() and all(p.name.startswith(left) for p in out.iterdir())):
         if resume:
-            raise UserError(f"{out}: nothing to resume there; leave --resume out")
+            raise UserError(f"{out}: has no training to resume; leave --resume out")
         return None
     before = None
     # Without --resume a damaged folder is refused as any other existing folder.
     with nullcontext() if resume else suppress(UserError):
         before = read_report(out)
     if not resume and (before is None or "result" not in before):
-        raise UserError(f"{out} exists already; give another --out, or --resume to continue it")
+        raise UserError(f"{out} exists already; give another --out, or add --resume to continue it")
     if before is None:
         raise UserError(
             f"{out}: has no training.json, so there is no training to resume; give the folder of a"
@@ -98,7 +98,7 @@ def check_same_training(out: Path, report: dict[str, Any], resume: bool) -> dict
     for which, paths in (("store", [settings["store"]]), ("others", settings["others"])):
         if before.get(which, []) != json.loads(json.dumps(report[which])):
             stores = ", ".join(paths) or "a single store"
-            problem = f"{stores} is not the store it was started with"
+            problem = f"{stores} is not the store that it was trained on"
             raise UserError(
                 f"{out}: cannot resume: {problem}; give the earlier --store, or another --out"
                 if resume
@@ -142,7 +142,7 @@ def check_same_settings(
             " or another --out"
         )
     if changed:
-        also = ", or the folder or store another name" if of_sweep else ""
+        also = ", or rename the folder or store" if of_sweep else ""
         raise UserError(
             f"{out} exists already, a finished student of other settings: {changed};"
             f" give another --out{also}"
@@ -164,7 +164,8 @@ def add_earlier_environments(
         cause = f" or install the earlier versions ({versions})," if versions else ""
         raise UserError(
             f"{out}: cannot resume: --vocab {report['settings']['vocab']} is not the tokenizer that"
-            f" it was started with; restore it,{cause} or train again with another --out"
+            f" the training started with; restore that tokenizer,{cause} or train again with"
+            " another --out"
         )
     if now[0] != earlier[-1]:
         differences = describe_changes(earlier[-1], now[0])

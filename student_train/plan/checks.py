@@ -98,8 +98,8 @@ def _check_needs(plan: TrainPlan) -> None:
         )
     if needs.get("model") and options.init.startswith("layers:") and "@" not in options.init:
         raise UserError(
-            f"--recipe {needs['recipe']} starts from layers of its teachers' own teacher; give"
-            f" --init {options.init}@DIR, where DIR is the folder of that model"
+            f"--recipe {needs['recipe']} starts from layers of the model that its teachers were"
+            f" made from; give --init {options.init}@DIR, where DIR is the folder of that model"
         )
     if "tied" in needs and options.init == "mixed-vocab":
         _check_tied(needs, stores[0])
@@ -130,7 +130,8 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
         with_it, way = ("without", "with") if needs["tied"] else ("with", "without")
         raise UserError(
             f"--recipe {needs['recipe']}: the embeddings of {store.path} were trained {with_it}"
-            f" --tie; train them {way} it (teacher-dump mixed-vocab --recipe {needs['recipe']})"
+            f" --tie, but the recipe needs them {way} it (teacher-dump mixed-vocab --recipe"
+            f" {needs['recipe']})"
         )
 
 
@@ -353,7 +354,7 @@ def _check_view(stage: Stage, store: FeatureStore) -> None:
     if options.view is not None and not 0 <= options.view < store.features.views:
         raise UserError(
             f"--view {options.view}: {store.path} has views 0 to {store.features.views - 1}; give"
-            " one of them"
+            " one of these"
         )
 
 

@@ -64,7 +64,7 @@ def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureS
     if chunked := [term.name for term in terms if term.loss.teacher == "observed"]:
         raise UserError(
             f"--combine outputs: --loss {chunked[0]} needs the probability of the text, which the"
-            f" mean of several teachers gives only over their whole vocabulary; use kl-next, or"
+            " mean of several teachers has only over their whole vocabulary; use kl-next, or"
             f" {LOSSES}"
         )
     for kind in {"hidden", "attention"} & set(read):
@@ -103,7 +103,7 @@ def _check_texts(first: FeatureStore, other: FeatureStore) -> None:
         return
     what = "other masked views"
     if _unmasked(one) != _unmasked(two):
-        what = "other text, or parts of another size,"
+        what = "other text, or other part sizes,"
     raise UserError(
         f"--combine outputs: {other.path} has {what} than {first.path}; dump both teachers with the"
         f" same corpus, lengths, views and seed, or {LOSSES}"

@@ -88,8 +88,8 @@ def _check_bilstm(options: TrainOptions) -> None:
     words += ["--projection student"] if options.projection == "student" else []
     if words and parse_student(options.student).kind != "bilstm":
         raise UserError(
-            f"{words[0]}: only for a BiLSTM, and --student is {options.student}; leave it out, or"
-            " choose bilstm:E,H"
+            f"{words[0]}: applies only to a BiLSTM, and --student is {options.student}; leave it"
+            " out, or choose bilstm:E,H"
         )
 
 
@@ -194,8 +194,8 @@ def _check_cache(options: TrainOptions) -> None:
         "://" in str(path) for path in (options.store, *options.others)
     ):
         raise UserError(
-            f"--cache {options.cache}: only for remote stores, and {options.store} is on this"
-            " machine; leave --cache out, or give ram"
+            f"--cache {options.cache}: applies only to remote stores, and {options.store} is on"
+            " this machine; leave --cache out, or give ram"
         )
     if options.workers and stays_in_memory(options.cache):
         raise UserError(

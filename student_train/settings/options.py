@@ -336,6 +336,6 @@ def _check_unfreeze(order: Any, where: str) -> None:
     wrong = [p for p in parts if not isinstance(p, str) or not is_part(p)]
     if not parts or wrong or len(set(parts)) < len(parts):
         raise UserError(
-            f"{where}: unfreeze {order!r}: expected {UNFREEZE!r}, or a list of parts, each once:"
+            f"{where}: unfreeze {order!r}: expected {UNFREEZE!r}, or a list of different parts:"
             f" {EXPECTED_PARTS}"
         )

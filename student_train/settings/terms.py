@@ -164,8 +164,8 @@ def parse_alignments(words: str | None) -> LossAlignments:
         own[name] = alignment
     if len(others) > 1:
         raise UserError(
-            f"--align {words}: {' and '.join(others)} for all losses; give one, and further ones"
-            " as LOSS=ALIGNMENT"
+            f"--align {words}: {' and '.join(others)} cannot both apply to all losses; give one,"
+            " and others as LOSS=ALIGNMENT, such as kl=match"
         )
     return LossAlignments(others[0] if others else "", own)
 
@@ -183,7 +183,7 @@ def check_alignment_of_shared(words: str | None, losses: Iterable[str]) -> None:
         if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
             able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
             raise UserError(
-                f"--align {aligned}: --loss {loss.name} compares the pieces that both vocabularies"
-                f" have, which {aligned} does not pair with themselves; use"
+                f"--align {aligned}: --loss {loss.name} compares only pieces that both vocabularies"
+                f" have, and {aligned} pairs different pieces, too; use"
                 f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
             )

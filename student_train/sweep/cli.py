@@ -124,7 +124,8 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     space = over(read_space(grid, list(arguments)) if grid else {}, arguments)
     if words["trials"] and not varied(space):
         raise UserError(
-            "--trials: nothing varies; give ranges or lists in --grid FILE.toml, or an option twice"
+            "--trials: no setting varies; give ranges or lists in --grid FILE.toml, or an option"
+            " twice"
         )
     from teachonce.student_train.sweep.job import Sweep
 
@@ -146,17 +147,19 @@ def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:
         raise UserError("--store: give the store on which the students are trained")
     ray, gpus, prune = words["ray"], words["ray_gpus"], words["prune"]
     if ray is None and gpus is not None:
-        raise UserError(f"--ray-gpus {gpus:g}: for students on Ray; add --ray")
+        raise UserError(
+            f"--ray-gpus {gpus:g}: applies only to students on Ray; add --ray, or leave it out"
+        )
     if ray is not None:
         check_address(ray)
         check_gpus(gpus or 0)
         if words["jobs"] is not None:
             raise UserError(
-                f"--jobs {words['jobs']} and --ray contradict each other: Ray fills the room of"
-                " its nodes; leave --jobs out"
+                f"--jobs {words['jobs']} and --ray contradict each other: Ray trains as many"
+                " students at once as its nodes have room for; leave --jobs out"
             )
     if prune == "median" and not words["trials"]:
-        raise UserError("--prune median: only for a search; add --trials N")
+        raise UserError("--prune median: applies only to a search; add --trials N")
     if words["trials"] or prune == "asha":
         check_library("optuna", "tune", "--trials" if words["trials"] else "--prune asha")
 

@@ -95,8 +95,8 @@ class Sweep:
         if self.trials and not comparable(changed):
             raise UserError(
                 f"--trials: students that differ in {', '.join(changed)} are validated on different"
-                " texts or masks, so no figure compares them; list the settings without --trials,"
-                " and score the students on a task (--downstream)"
+                " texts or masks, so their figures cannot be compared; list the settings without"
+                " --trials, and score the students on a task (--downstream)"
             )
         with closing(_sweep_lease(self.folder)) as lease:
             # Under the lease: another sweep may have written its last students just now.
@@ -192,8 +192,8 @@ class Sweep:
                 execution.at_once(Cluster(ray, self.ray, gpus, home, stop, execution.say))
             except ray.exceptions.RayError as error:
                 raise UserError(
-                    f"--ray {self.ray}: the cluster does not respond any more ({short(error)});"
-                    " continue with the same command"
+                    f"--ray {self.ray}: the cluster no longer responds ({short(error)}); run the"
+                    " same command to continue"
                 ) from None
 
 
@@ -204,7 +204,8 @@ def _sweep_lease(folder: Path) -> Lease:
         return Lease(folder)
     except Taken as error:
         raise UserError(
-            f"{folder}: another `student-sweep` writes it already: {error}; or give another --out"
+            f"{folder}: another `student-sweep` is writing to this folder; give another --out, or"
+            f" wait: {error}"
         ) from None
 
 
@@ -220,8 +221,8 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> None:
         out, settings = options.out_folder(), options.describing()
         if changed := describe_changes(planned_there.setdefault(out, settings), settings):
             raise UserError(
-                f"{out}: two students of this sweep would be in it ({changed}): its name has only"
-                " the last component of a path; give the folders or stores other names"
+                f"{out}: two students of this sweep would be written to it ({changed}), because its"
+                " name has only the last component of a path; rename the folders or stores"
             )
         before = read_report(out)
         if before and store_contents(before) != contents:

@@ -87,7 +87,7 @@ class Runs:
         ]
         if lost:
             raise UserError(
-                f"{self.folder}: its table has {counted(len(lost), 'student')} of other settings,"
+                f"{self.folder}: its table has {counted(len(lost), 'student')} with other settings,"
                 f" such as {lost[0]}, which would be lost; give another --out, or add their"
                 " settings to this sweep"
             )

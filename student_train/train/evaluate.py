@@ -81,10 +81,9 @@ def check_validation(found: dict[str, float], step: int) -> None:
     loss = found["valid_loss"]
     if not math.isfinite(loss):
         raise UserError(
-            f"step {step}: the held-out loss is not finite ({nonfinite_parts(found)}"
-            f"valid_loss {loss:g}); the teacher's values in the store are too large, or training"
-            " has diverged: leave out the loss that is not finite, make the store again, or lower"
-            " --lr"
+            f"step {step}: the held-out loss is not finite ({nonfinite_parts(found)}valid_loss"
+            f" {loss:g}): the teacher's values in the store are too large, or the training has"
+            " diverged; leave out the loss that is not finite, make the store again, or lower --lr"
         )
 
 

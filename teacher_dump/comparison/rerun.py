@@ -207,8 +207,8 @@ def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
         )
     if ours != theirs:
         raise UserError(
-            f"--model {teacher.name}: gives vectors by {ours}, the store's are by {theirs}; give"
-            f" the model that {store.path} was made with"
+            f"--model {teacher.name}: its vectors are {ours}, the store's are {theirs}; give the"
+            f" model that {store.path} was made with"
         )
 
 

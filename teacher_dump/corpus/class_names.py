@@ -56,8 +56,8 @@ def with_class_names(cell: Any, feature: Feature, where: object) -> Any:
     # The schema is JSON of unknown origin: its forms are too many to check each one before use.
     except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
         raise CorpusError(
-            f"{where}: its cells do not have the type in the schema, {feature!r:.60}; write the"
-            " file again"
+            f"{where}: its cells do not have the type that its schema declares, {feature!r:.60};"
+            " write the file again"
         ) from None
 
 

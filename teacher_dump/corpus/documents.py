@@ -259,7 +259,7 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
     if path.is_file():
         _check_suffix(name, path)
         if path.stat().st_size == 0:
-            raise CorpusError(f"{name}: the file is empty; give a file with text")
+            raise CorpusError(f"{name}: the file is empty; give a file that has text")
         return [FileSource(path, columns)]
     if path.exists():
         raise CorpusError(
@@ -270,8 +270,8 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
         seen = sorted(map(Path, glob.glob(str(path), recursive=True)))
         return _several(name, seen, columns, skipped)
     raise CorpusError(
-        f"{name}: no such file or folder (seen from {Path.cwd()}); {suggest_path(path)}"
-        f"for a dataset of the hub write {HUB}{name}"
+        f"{name}: no such file or folder (in {Path.cwd()}); {suggest_path(path)}for a dataset of"
+        f" the hub write {HUB}{name}"
     )
 
 
@@ -281,8 +281,8 @@ def _check_suffix(name: str, path: Path) -> None:
         raise CorpusError(f"{name}: unknown suffix {path.suffix!r}, expected one of {SUFFIXES}")
     if suffix == ".parquet" and path.suffix.lower() in PACKED:
         raise CorpusError(
-            f"{name}: Parquet is read at random places and is compressed inside; unpack it:"
-            f" {PACKED[path.suffix.lower()][0]} -d '{name}'"
+            f"{name}: a compressed Parquet file cannot be read, because its parts are read in any"
+            f" order; decompress it: {PACKED[path.suffix.lower()][0]} -d '{name}'"
         )
 
 

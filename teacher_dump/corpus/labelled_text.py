@@ -49,7 +49,9 @@ class Columns:
         """
         names = pair_of(text) or (text, student)
         if label is not None and label in names:
-            raise CorpusError(f"--label-column {label}: holds the text; name another")
+            raise CorpusError(
+                f"--label-column {label}: is the column of the text; give the column of the labels"
+            )
         return cls(names[0], label, names[1], student is not None)
 
     def names(self) -> set[str]:
@@ -184,7 +186,7 @@ def choose_column(
 def _check_single(name: str, columns: Sequence[str], where: object) -> None:
     if columns.count(name) > 1:
         raise CorpusError(
-            f"{where}: {columns.count(name)} columns are named {name!r}; rename all but one"
+            f"{where}: {columns.count(name)} columns have the name {name!r}; rename all but one"
         )
 
 

@@ -108,8 +108,8 @@ class _Unpacked(io.RawIOBase):
             # truncated one mostly EOFError.
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
                 raise CorpusError(
-                    f"{self._path}: cannot be unpacked by {self._kind} ({first_line(error)}); it is"
-                    " damaged, cut off or has the wrong suffix: download it again"
+                    f"{self._path}: cannot be decompressed by {self._kind} ({first_line(error)});"
+                    " it is damaged, truncated or has the wrong suffix: download it again"
                 ) from None
             if not found:
                 break
@@ -119,8 +119,9 @@ class _Unpacked(io.RawIOBase):
         # Of the bytes read so far: a decompression bomb is refused long before its end.
         if self._size > UNPACKED_FREELY and self._size > RATIO * self._packed.tell():
             raise CorpusError(
-                f"{self._path}: unpacks to more than {RATIO} times its size, as no text does; look"
-                f" at it with `{self._kind} -dc`, and give the unpacked file if it is right"
+                f"{self._path}: decompresses to more than {RATIO} times its size, which no text"
+                f" does; look at it with `{self._kind} -dc`, and give the decompressed file if it"
+                " is right"
             )
         return filled
 

@@ -124,8 +124,8 @@ class HubSource(CorpusSource):
         """Hash a local folder again; a revision of the hub cannot change. Raises CorpusError."""
         if self._identified is not None and self._hashed() != self._identified:
             raise CorpusError(
-                f"{self.name}: the folder was changed while it was read; the output is not"
-                " finished: remove it, and run the command again with a folder that nobody changes"
+                f"{self.name}: the folder was changed while it was read, so the output is not"
+                " finished; remove it, and run the command again with a folder that does not change"
             )
 
     def identity(self) -> dict[str, Any]:

@@ -249,8 +249,8 @@ def _array(path: Path, seen: Seen) -> Rows:
             break
     if (listed and place == len(text)) or _skip_blanks(text, place + listed) < len(text):
         raise CorpusError(
-            f"{path}: the array of objects has no end, or is followed by other text; the file was"
-            " cut off, or several files were concatenated: download it again"
+            f"{path}: the array of objects has no end, or is followed by other text, because the"
+            " file was truncated, or several files were concatenated; download it again"
         )
 
 

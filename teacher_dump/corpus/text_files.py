@@ -134,7 +134,8 @@ def _not_utf8(
     where = f"{path}, line {number}: not UTF-8 at byte {position + start} (0x{raw[start]:02x})"
     if error.reason == "unexpected end of data" and not raw.endswith((b"\n", b"\r")):
         return CorpusError(
-            f"{where}: the file ends inside a character; it was cut off, download it again"
+            f"{where}: the file ends inside a character, because it was truncated; download it"
+            " again"
         )
     encoding, label = _guess_encoding(raw)
     return CorpusError(f"{where}: looks like {label}; {_iconv(encoding, path)}")

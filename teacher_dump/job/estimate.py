@@ -113,8 +113,8 @@ class Estimate:
         if self.free is not None and self.needed > USABLE_SHARE * self.free:
             raise UserError(
                 f"{out}: the disk has {readable(self.free)} free, and the store needs"
-                f" {readable(self.needed)}; make room, give another disk as --out, or store less"
-                " (--codec small, fewer features or --views, --limit)"
+                f" {readable(self.needed)}; free some space, give an --out on another disk, or"
+                " store less (--codec small, fewer features or --views, --limit)"
             )
 
 

@@ -145,8 +145,9 @@ class Growth:
         whose = f"{counted(len(missing), 'document')} of {path}"
         if self.gone is None:
             raise UserError(
-                f"--grow-from: {whose} not in the corpus, removed or changed (the first is number"
-                f" {missing[0]}); leave them out with --gone forget, or copy them with --gone keep"
+                f"--grow-from: the corpus no longer has {whose}, removed or changed (the first is"
+                f" number {missing[0]}); leave such documents out with --gone forget, or copy them"
+                " with --gone keep"
             )
         done = "left out" if self.gone == "forget" else "copied"
         say(f"gone: {whose} not in the corpus: {done}")

@@ -99,7 +99,7 @@ def _only_driver(out: Path) -> Lease:
     try:
         return Lease(driver_path(out))
     except Taken as error:
-        raise UserError(f"{out}: another `teacher-dump --ray` writes it: {error}") from None
+        raise UserError(f"{out}: another `teacher-dump --ray` is writing it: {error}") from None
 
 
 def _published(out: Path) -> int:
@@ -132,8 +132,8 @@ class _Driver:
                     break
         except self._ray.exceptions.RayError as error:
             raise UserError(
-                f"--ray {self._job.options.ray}: the cluster does not answer any more"
-                f" ({short(error)}); run the same command to continue"
+                f"--ray {self._job.options.ray}: the cluster no longer responds ({short(error)});"
+                " run the same command to continue"
             ) from None
         return next((each for each in done if each.store), done[0])
 
@@ -194,7 +194,7 @@ class _Driver:
         self._parts = max(parts, self._parts)
         if self._deaths > self._limit:
             raise UserError(
-                f"{self._job.options.out}: {self._deaths} workers died one after the other and no"
-                f" part was written ({short(error)}); give each more memory, then run the same"
+                f"{self._job.options.out}: {self._deaths} workers died in a row and no part was"
+                f" written ({short(error)}); give each worker more memory, then run the same"
                 " command to continue"
             )

@@ -193,7 +193,7 @@ def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> U
         if name in VERSIONS and then != version(name)
     ]
     return UserError(
-        f"{writer.path}: part {number}, {when}, holds other sequences than the corpus gives now"
+        f"{writer.path}: part {number}, {when}, has other sequences than the corpus gives now"
         f" ({what}; {', '.join(versions) or 'with the same libraries'}); install the versions that"
         " started the dump, or give another name"
     )

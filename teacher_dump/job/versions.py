@@ -152,7 +152,7 @@ def _check_store(store: FeatureStore, teacher: Teacher, say: Callable[[str], obj
     if problems:
         install = " ".join(f"{name}=={then}" for name, (then, _) in versions.items())
         raise UserError(
-            f"{store.path}: the teacher gives other numbers with other versions"
+            f"{store.path}: the teacher's output differs with other versions of the libraries"
             f" ({version_words(versions)}): {first_few(problems)}; install the earlier versions to"
             f" continue (pip install {install}), or {ANOTHER}"
         )

@@ -67,7 +67,7 @@ class MixedTeacher(nn.Module):
         if teacher.decoder.weight.shape[1] != wide:
             raise UserError(
                 f"{teacher.name}: the input of its masked-LM head has size"
-                f" {teacher.decoder.weight.shape[1]} and its embeddings have size {wide}, so one"
+                f" {teacher.decoder.weight.shape[1]}, but its embeddings have size {wide}, so one"
                 " projection cannot serve both; choose a teacher with tied embeddings, such as BERT"
             )
         # `Decoder.of` copies no float32 weight, so tied ones still share their memory.

@@ -72,8 +72,8 @@ class StageOneDump(DumpOptions):
         super().__post_init__()
         if not isinstance(self.out, Path):
             raise UserError(
-                f"{self.out}: mixed-vocab writes its checkpoints next to the store; give --out a"
-                " local path, and copy the store with `feature-store convert`"
+                f"{self.out}: mixed-vocab writes its checkpoints next to the store; give a local"
+                " path as --out, and copy the store with `feature-store convert`"
             )
         check_head(self, "mlm")
         for name in sorted(ONLY_DUMP):
@@ -202,6 +202,6 @@ def check_width(width: int, wide: int, teacher: str) -> None:
     """Raise UserError if the student's embeddings are larger than the teacher's, of size `wide`."""
     if not 0 < width <= wide:
         raise UserError(
-            f"--width {width}: the student's embeddings are projected up to the teacher's, and"
-            f" those of {teacher} have size {wide}; choose 1 to {wide}"
+            f"--width {width}: the student's embeddings are projected up to the size of the"
+            f" teacher's, which is {wide} in {teacher}; choose 1 to {wide}"
         )

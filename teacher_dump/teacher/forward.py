@@ -103,8 +103,9 @@ def forward(
             if len(batch) == 1:
                 raise UserError(
                     f"{name(batch[0])}: its {len(inputs[batch[0]])} tokens alone do not fit into"
-                    " memory; end other programs or use another --device, and run the same command"
-                    " again, or start a new dump with a smaller --max-length or --attention none"
+                    " memory; close other programs or use another --device, and run the same"
+                    " command again, or start a new dump with a smaller --max-length or --attention"
+                    " none"
                 )
             half = len(batch) // 2
             # Reversed by `extendleft`: the first half is run first.

@@ -69,8 +69,8 @@ def load_teacher(
     if (head == EMBEDDING or local) and (subfolder := static_module(resolved)) is not None:
         if head != EMBEDDING:
             raise UserError(
-                f"{resolved.name}: a table of word vectors, which has only vectors of texts; add"
-                " --head embedding"
+                f"{resolved.name}: is a table of word vectors, which gives only vectors of texts;"
+                " add --head embedding"
             )
         return _static_teacher(resolved, subfolder, hidden, attention, device, vectors)
     config = load_config(resolved)
@@ -150,8 +150,8 @@ def _check_sizes(config: Any, name: str) -> None:
     for size in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if not isinstance(getattr(config, size, None), int):
             raise UserError(
-                f"{name}: a model of {config.model_type} has no {size}, as it does not read pieces"
-                " of a tokenizer with one stack of layers; choose a BERT-like encoder"
+                f"{name}: a {config.model_type} model has no {size}, because it does not read"
+                " pieces of a tokenizer with one stack of layers; choose a BERT-like encoder"
             )
 
 

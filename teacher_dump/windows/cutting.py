@@ -54,8 +54,8 @@ def iter_windows(
     budget = checked_budget(tokenizer, max_length)
     if not 0 <= stride < budget:
         raise UserError(
-            f"--stride {stride}: expected 0 to {budget - 1} "
-            f"(--max-length {max_length} less {max_length - budget} special tokens less 1)"
+            f"--stride {stride}: expected 0 to {budget - 1} (less than --max-length {max_length}"
+            f" minus {max_length - budget} special tokens)"
         )
     tally = Counter[str]() if counters is None else counters
     sizes = max_length, budget, stride
@@ -268,8 +268,8 @@ class Cutter:
             self._begin, self._surplus, self._ceiling = self._end, 0, len(self.text)
         else:
             raise UserError(
-                f"--max-length {self._max_length}: the character {self.text[begin]!a} alone gives "
-                f"{self._max_length + surplus} tokens; give at least that"
+                f"--max-length {self._max_length}: the character {self.text[begin]!a} alone gives"
+                f" {self._max_length + surplus} tokens; give at least this number"
             )
 
     def _next(self, begin: int, last: int, surplus: int, ceiling: int) -> tuple[int, int]:

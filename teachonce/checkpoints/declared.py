@@ -101,7 +101,7 @@ def check_no_encoder_decoder(model: ResolvedModel, config: Mapping[str, Any]) ->
     """Raise UserError if the config is that of an encoder-decoder."""
     if config.get("is_encoder_decoder"):
         raise UserError(
-            f"model {model.name}: an encoder-decoder ({config.get('model_type')}), whose outputs"
+            f"model {model.name}: is an encoder-decoder ({config.get('model_type')}), whose outputs"
             " do not belong to the tokens of its input; choose an encoder such as BERT,"
             " or a decoder such as Llama"
         )

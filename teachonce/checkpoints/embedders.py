@@ -152,7 +152,7 @@ def _finite(found: Floats, name: str) -> Floats:
     # NaN sorts anywhere, so that a ranking would still have a score.
     if not np.isfinite(found).all():
         raise UserError(
-            f"model {name}: gives NaN or infinity; its weights are damaged, train it again"
+            f"model {name}: gives NaN or infinity, so its weights are damaged; train it again"
         )
     return found
 

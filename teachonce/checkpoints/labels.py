@@ -20,7 +20,7 @@ def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
         return None
     # Classifiers of decoder families find the last token of a padded text by this id.
     if head == "classification" and config.pad_token_id is None:
-        raise UserError(f"{name}: its config.json has no pad_token_id; give it the tokenizer's")
+        raise UserError(f"{name}: its config.json has no pad_token_id; set it to the tokenizer's")
     names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
     _check_numbers(config, name)
     if len(set(names)) < len(names):
@@ -45,9 +45,9 @@ def _problem_type(config: Any, head: str, name: str) -> str | None:
     if head == "tagging":
         if problem is not None:
             raise UserError(
-                f"{name}: problem_type of its config.json is {problem}, but a tagger gives a token"
-                " one tag, in transformers too; remove problem_type from config.json if that is"
-                " right, or use another checkpoint"
+                f"{name}: problem_type in its config.json is {problem}, but a tagger gives each"
+                " token one tag (in transformers, too); remove problem_type from config.json if"
+                " that is right, or use another checkpoint"
             )
         return None
     # CrossEncoder ignores problem_type. Its trainer writes a sigmoid for several labels of a text.

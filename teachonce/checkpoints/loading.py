@@ -84,7 +84,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
             raise
         if not (flag or model.trusted) and "trust_remote_code" in str(error):
             raise OwnCodeError(
-                f"model {model.name}: brings Python code of its own, which is not run; read it,"
+                f"model {model.name}: comes with Python code, which is not run; read that code,"
                 " then give --trust-remote-code to teacher-dump"
             ) from error
         where = f"{flag}: {model.name}" if flag else f"model {model.name}"
@@ -120,8 +120,8 @@ def load_config(model: ResolvedModel) -> Any:
     halves = [str(name) for name in config.architectures or () if str(name) in HALVES]
     if halves:
         raise UserError(
-            f"model {model.name}: the encoder of an encoder-decoder ({halves[0]}), which cannot be"
-            " dumped; choose an encoder such as BERT"
+            f"model {model.name}: is the encoder of an encoder-decoder ({halves[0]}), which cannot"
+            " be dumped; choose an encoder such as BERT"
         )
     return config
 
@@ -132,8 +132,8 @@ def load_tokenizer(model: ResolvedModel) -> Any:
     # For a folder without tokenizer files transformers creates a tokenizer without pieces.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(
-            f"model {model.name}: its tokenizer has special tokens only, as tokenizer.json or the"
-            " vocabulary is missing or empty; copy the whole checkpoint, tokenizer and all"
+            f"model {model.name}: its tokenizer has only special tokens, because tokenizer.json or"
+            " the vocabulary is missing or empty; copy the whole checkpoint with its tokenizer"
         )
     return tokenizer
 
@@ -149,9 +149,9 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
     highest = max(pieces, key=pieces.__getitem__, default="")
     if isinstance(rows, int) and pieces and pieces[highest] >= rows:
         raise UserError(
-            f"{name}: its tokenizer has pieces up to number {pieces[highest]:,}"
-            f" ({highest!r}), and its table of embeddings {rows:,} rows; use the tokenizer that"
-            " belongs to the checkpoint, or resize its embeddings (resize_token_embeddings)"
+            f"{name}: its tokenizer has ids up to {pieces[highest]:,} ({highest!r}), but its"
+            f" embedding table has only {rows:,} rows; use the tokenizer that belongs to the"
+            " checkpoint, or resize its embeddings (resize_token_embeddings)"
         )
     backend = tokenizer.backend_tokenizer
     # The backend retains the truncation and padding of the tokenizer's last call.
@@ -161,9 +161,9 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
         ours, theirs = backend.encode(text).ids, list(tokenizer(text)["input_ids"])
         if ours != theirs:
             raise UserError(
-                f"{name}: {type(tokenizer).__name__} gives the ids {theirs} for {text!r}, and its"
-                f" tokenizer.json {ours}; save a tokenizer whose tokenizer.json does all"
-                " (PreTrainedTokenizerFast)"
+                f"{name}: {type(tokenizer).__name__} gives the ids {theirs} for {text!r}, but its"
+                f" tokenizer.json gives {ours}; save a tokenizer that is completely described by"
+                " its tokenizer.json (PreTrainedTokenizerFast)"
             )
 
 

@@ -206,7 +206,7 @@ def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{what}: {folder} has no config.json; give as --model the folder of the model that the"
-            " file was made from (its config.json and tokenizer.json are enough)"
+            " GGUF file was made from (its config.json and tokenizer.json are enough)"
         )
     _checked_folder(folder, weights=False)
     places = (folder / gguf, Path(os.path.expanduser(gguf)))
@@ -269,8 +269,8 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
         # An export has its student's config.json, so that it passes the checks above.
         if (path / EXPORTED).is_file():
             raise UserError(
-                f"model {path}: is an export, which student-predict runs; its README has its"
-                " scores; here give the student that was exported"
+                f"model {path}: is an export, which only student-predict runs, and whose README has"
+                " its scores; give the student that was exported"
             )
         raise UserError(
             f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "

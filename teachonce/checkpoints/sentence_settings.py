@@ -99,7 +99,7 @@ def _entries(model: ResolvedModel) -> list[tuple[str, str]] | None:
         if ".." in path or path.startswith("/"):
             raise UserError(
                 f"{model.name}: {MODULES} has the path {path!r}, which leads out of the folder; do"
-                " not trust it"
+                " not use this folder"
             )
     return listed
 

@@ -103,8 +103,8 @@ def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]
     vectors = found.embedding.weight.detach().float()
     if vectors.dim() != 2:
         raise UserError(
-            f"model {model.name}: its word vectors have shape {list(vectors.shape)}, expected a"
-            " table; copy the whole folder"
+            f"model {model.name}: its word vectors have shape {list(vectors.shape)}, expected two"
+            " dimensions; copy the whole folder"
         )
     rows, width = vectors.shape
     network = StaticModel(StaticConfig(vocab_size=rows, hidden_size=width, pad_token_id=None))

@@ -73,8 +73,8 @@ def text_vectors(
     text = _prompt(name, settings, prompt)
     if text and getattr(tokenizer, "truncation_side", "right") == "left":
         raise UserError(
-            f"--prompt {prompt or 'of ' + SETTINGS}: {name} cuts long texts at their beginning"
-            " (truncation_side of tokenizer_config.json is left), where the prompt is; give"
+            f"--prompt {prompt or 'of ' + SETTINGS}: {name} truncates the start of long texts"
+            " (truncation_side in tokenizer_config.json is left), where the prompt is; give"
             " --prompt '' or set truncation_side to right"
         )
     path = finder(model)(SETTINGS)

@@ -148,7 +148,9 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
     others = filter(None, (options.teacher, options.documents_by, options.candidates_by))
     names = options.model if models is None else models
     if options.vocab and not any(name.startswith(SCRATCH) for name in names):
-        raise UserError("--vocab needs --model scratch:HxLxA: a checkpoint brings its own")
+        raise UserError(
+            "--vocab needs --model scratch:HxLxA: a checkpoint has a vocabulary already"
+        )
     for name in (*names, *others):
         if options.task == "mlm" and name.startswith(SCRATCH):
             shape = parse_student(name.removeprefix(SCRATCH), OPTION)
@@ -247,12 +249,12 @@ def _check_key(where: str, key: str, value: Any) -> None:
     if name not in known:
         given = "the sweep sets it itself; " if name in OF_SWEEP else suggest(name, known)
         raise UserError(
-            f"{where} {key} is not an option here; {given}there are {', '.join(known)}, see"
+            f"{where} {key} is not an option here; {given}options are {', '.join(known)}, see"
             " downstream --help"
         )
     values, flag = value if isinstance(value, list) else [value], is_flag(DownstreamOptions, name)
     if any(not isinstance(each, str | int | float) for each in values) or not values:
-        raise UserError(f"{where} {key}: expected a text, a number or a list of them")
+        raise UserError(f"{where} {key}: expected a text, a number or a list of these")
     # A bool passes the check above, as it is an int in Python.
     if any(isinstance(each, bool) != flag for each in values):
         expected = "true or false" if flag else "a text or a number"

@@ -351,8 +351,8 @@ class DownstreamOptions:
         self._check_contradictions()
         if self.task == "rerank" and not (self.candidates or self.candidates_by):
             raise UserError(
-                "--task rerank needs --candidates RUN or --candidates-by MODEL: the documents to"
-                " rank; --task retrieval ranks all"
+                "--task rerank needs --candidates RUN or --candidates-by MODEL, the documents to"
+                " rank; --task retrieval ranks all documents"
             )
 
     @property

@@ -297,7 +297,9 @@ def _read_scores(run: Path) -> dict[str, Any]:
         problem = f"no finished run, it has no {FILE}"
     except (ValueError, TypeError) as error:
         problem = f"not written by downstream ({error})"
-    raise UserError(f"run {run}: {problem}; give --out folders of downstream, of any other task")
+    raise UserError(
+        f"run {run}: {problem}; give --out folders that downstream wrote for any other task"
+    )
 
 
 def combined_table(result: dict[str, Any]) -> Table:

@@ -35,7 +35,7 @@ def iterate_lines(path: Path) -> Iterator[str]:
     except OSError as error:
         raise UserError(f"text {path}: cannot be read: {error.strerror}; check the path") from None
     if empty:
-        raise UserError(f"text {path}: has no text; give a file with a document a line")
+        raise UserError(f"text {path}: has no text; give a file with one document per line")
 
 
 def _texts(path: Path) -> Iterator[str]:

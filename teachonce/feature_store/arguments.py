@@ -79,7 +79,7 @@ def read_document_list(file: Path) -> DocumentsToForget:
                 " SHA-256 of its text (64 hexadecimal digits); give texts themselves by --texts"
             )
     if not numbers and not hashes:
-        raise UserError(f"{file}: lists no document; nothing to forget")
+        raise UserError(f"{file}: lists no document, so there is nothing to forget")
     return DocumentsToForget(numbers, hashes)
 
 

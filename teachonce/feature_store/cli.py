@@ -184,7 +184,10 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
     """
     if "://" in target:
         if codec:
-            raise UserError("--codec: convert to a .zarr on this machine first, then to a URL")
+            raise UserError(
+                "--codec: cannot be given with a URL; convert to a .zarr on this machine first,"
+                " then to the URL"
+            )
         from teachonce.store.tools.copy import upload
 
         upload(source, target, progress=part_bars)
@@ -235,8 +238,8 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     # Only on the command line, where it is a slip; from Python it is allowed.
     if twice := [path for number, path in enumerate(sources) if path in sources[:number]]:
         raise UserError(
-            f"{twice[0]}: named twice, so that each of its texts would be stored twice, and be on"
-            " both sides of a held-out split; name each store once"
+            f"{twice[0]}: is named twice, so each of its texts would be stored twice, and be in"
+            " both parts of a held-out split; name each store once"
         )
     join(sources, target, recode, progress=part_bars)
     yield written(target)

@@ -148,7 +148,7 @@ def _correlation(expected: Array, found: Array) -> float:
 def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
     if student.task and student.task.output_kind != "one label" and len(student.task.labels) > 1:
         raise UserError(
-            f"--check {path}: no task scores a student of problem_type"
+            f"--check {path}: no task of downstream can score a student with problem_type"
             f" {student.task.problem_type}; give a .txt of lines"
         )
     task: Any = _task_of(student)

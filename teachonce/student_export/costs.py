@@ -56,8 +56,8 @@ def costs_of(
             found = pool.submit(_measured, format, path, output, list(singles), batch).result()
     except BrokenProcessPool:
         raise UserError(
-            f"{path}: the process that measures its time and memory was ended, perhaps for lack of"
-            " memory; free some, and run the same command again"
+            f"{path}: the process that measures its time and memory was killed, perhaps because"
+            " memory ran out; free some memory, and run the same command again"
         ) from None
     return Costs(size_of(path), *found)
 

@@ -241,9 +241,9 @@ def _share(
         wrong = [n for n, each in enumerate(own) if list(each) != list(found[n])]
         if wrong:
             raise UserError(
-                f"{path.name}: splits {len(wrong)} of {len(own)} texts into other tokens than the"
-                f" student's tokenizer, first {check.texts[wrong[0]][:40]!r}; train a student with"
-                " --vocab 8k, or export another format"
+                f"{path.name}: tokenises {len(wrong)} of {len(own)} texts differently from the"
+                f" student's tokenizer, the first is {check.texts[wrong[0]][:40]!r}; train a"
+                " student with --vocab 8k, or export to another format"
             )
     return check.share(format.open(path, student.output, 1))
 

@@ -100,7 +100,7 @@ class ExportOptions:
     def __post_init__(self) -> None:
         check_values(self)
         if not self.to:
-            raise UserError(f"--to is needed: one of {', '.join(FORMATS)}")
+            raise UserError(f"--to is missing: give one of {', '.join(FORMATS)}")
         for name in self.to:
             if self.quantize and self.quantize not in QUANTISED[name]:
                 able = [each for each, kinds in QUANTISED.items() if self.quantize in kinds]
@@ -119,6 +119,6 @@ def check_llama_cpp(kind: str) -> None:
     """Raise UserError if llama-cpp-python, which quantises to `kind`, is not installed."""
     if importlib.util.find_spec("llama_cpp") is None:
         raise UserError(
-            f"--quantize {kind}: llama.cpp quantises to it, and llama_cpp is missing;"
-            " `pip install llama-cpp-python`, or give --quantize q4_0, q5_0 or q8_0"
+            f"--quantize {kind}: needs llama_cpp, which is missing; `pip install llama-cpp-python`,"
+            " or give --quantize q4_0, q5_0 or q8_0"
         )

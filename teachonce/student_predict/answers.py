@@ -65,8 +65,8 @@ class Predictor:
         numbers = student.task is not None and student.task.output_kind == "numbers"
         if top is not None and (numbers or student.kind not in ("classification", "mlm")):
             raise UserError(
-                f"--top {top}: chooses among labels of a text, or fillings of a mask, and this"
-                f" student has none to rank ({student.kind}); leave --top out"
+                f"--top {top}: ranks the labels of a text, or the pieces for a mask, and this"
+                f" student has neither ({student.kind}); leave --top out"
             )
         # Checked before the first answer, because answers are printed as they come.
         if student.kind == "mlm":
@@ -123,7 +123,8 @@ class Predictor:
             for output in self.run(self.student.batch(rows[begin : begin + size])):
                 if not np.isfinite(output).all():  # an answer would be any label
                     raise UserError(
-                        "the student gives NaN or infinity: its weights are damaged; train it again"
+                        "the student gives NaN or infinity, so its weights are damaged; train it"
+                        " again"
                     )
                 yield output
 

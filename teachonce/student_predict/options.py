@@ -25,7 +25,8 @@ def decoder_refused(folder: Path) -> UserError:
     if not (folder / EXPORTED).is_file():
         run = "with pipeline('text-generation') of transformers"
     return UserError(
-        f"{folder}: is a decoder, which continues a text and gives no answer about it; run it {run}"
+        f"{folder}: is a decoder, which continues a text instead of answering about it; run it"
+        f" {run}"
     )
 
 

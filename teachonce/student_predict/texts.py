@@ -59,7 +59,8 @@ def input_texts(options: PredictOptions) -> list[InputText]:
     sizes = {len(each.texts): each.where for each in found}
     if len(sizes) > 1:
         raise UserError(
-            f"{sizes[1]} is a text and {sizes[2]} a pair; give only texts or only pairs"
+            f"{sizes[1]} is a single text and {sizes[2]} a pair; give only single texts or only"
+            " pairs"
         )
     return found
 

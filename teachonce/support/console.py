@@ -105,8 +105,8 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             sys.stdout.reconfigure(errors="backslashreplace")
         if sys.flags.optimize > 1:
             raise click.ClickException(
-                "Python runs with -OO (or PYTHONOPTIMIZE=2), which takes away docstrings that"
-                " transformers reads; run it without"
+                "Python runs with -OO (or PYTHONOPTIMIZE=2), which removes the docstrings that"
+                " transformers needs; run it without -OO"
             )
         try:
             with stoppable():
@@ -121,7 +121,7 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             line = library_error_line(error)
             if out_of_memory(error):
                 line = (
-                    f"out of memory ({first_line(error)}); end other programs, or process less at"
+                    f"out of memory ({first_line(error)}); close other programs, or process less at"
                     " once: smaller batches, shorter sequences"
                 )
             if line is None:

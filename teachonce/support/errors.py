@@ -50,7 +50,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
-ROOM = "check the room that is left on the disk of the output, and the permissions there"
+ROOM = "check the free space on the disk of the output, and the permissions there"
 UNWRITTEN = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "unexpected pos")
 """Words of torch's RuntimeError for a file that could not be written."""
 
@@ -104,7 +104,7 @@ def os_error_line(error: OSError) -> str:
     """Return one line for an OSError: the file or folder, the cause, and what to check."""
     where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     cause = error.strerror or first_line(error)
-    return f"{where}{cause}; check the name, its permissions and the room that is left"
+    return f"{where}{cause}; check the name, its permissions and the free disk space"
 
 
 def first_line(error: BaseException) -> str:

@@ -15,12 +15,12 @@ from teachonce.support.errors import UserError
 
 UNFINISHED = ".tmp-unfinished-"  # prefix of the name of a file or folder while it is written
 WRITABLE = "make it writable or choose another"
-NOT_ORDINARY = "is a link, pipe, folder or device, where an ordinary file must be: remove it"
+NOT_ORDINARY = "is a link, pipe, folder or device, but an ordinary file is needed: remove it"
 REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
     # ESTALE is the answer of NFS if another machine has removed the folder.
-    **dict.fromkeys((errno.ENOENT, errno.ESTALE), "leave its folder in place"),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), "do not move or delete its folder"),
 }
 
 
@@ -145,7 +145,7 @@ def check_model_folder(folder: Path) -> None:
     # Two levels, because the modules of sentence-transformers have folders of their own.
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise UserError(f"{path}: is a pipe or device, where a file must be: remove it")
+            raise UserError(f"{path}: is a pipe or device, but a file is needed: remove it")
         is_read = path.exists() and path.suffix in (".json", ".safetensors", ".bin")
         if is_read and not os.access(path, os.R_OK):
             raise UserError(f"{path}: {private}")
@@ -256,7 +256,7 @@ def cause(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """Return the cause of a failed write and a remedy, such as "No space left on device; make
     room"."""
-    return f"{cause(error)}; {REMEDIES.get(_number(error), 'put that right')}"
+    return f"{cause(error)}; {REMEDIES.get(_number(error), 'fix the cause')}"
 
 
 def lock(file: int, wait: bool) -> bool | None:

@@ -62,5 +62,5 @@ class GroupedCommandWithSubcommands(GroupedCommand, OneLineGroup):
         """Return the message for an extra word, which is most often a second value of an option."""
         return (
             f"unexpected word {word!r}; an option takes one word: join several by commas"
-            f" (mlm=1,hidden=30), and quote spaces; subcommands: {', '.join(self.commands)}"
+            f" (mlm=1,hidden=30), and quote spaces; the subcommands are {', '.join(self.commands)}"
         )

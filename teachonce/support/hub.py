@@ -24,12 +24,13 @@ CARD = "README.md"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 REFUSED_CARD = "Invalid metadata in README.md."  # as huggingface_hub begins its error
 REMEDIES = {
-    401: f"the hub does not know the token: {LOG_IN}",
-    403: f"the token may not write there: give a repository of its user, or {LOG_IN} there",
+    401: f"the hub does not accept the token: {LOG_IN}",
+    403: f"the token may not write there: give a repository of its user, or {LOG_IN} to this"
+    " repository",
     404: f"there is no such repository, or the token may not see it: check the name, {LOG_IN}",
-    409: "somebody else changes the repository: type the command again",
-    413: "the hub refuses the size of the upload: check the storage that your account has left",
-    429: "the hub allows no more requests now: type the command again later",
+    409: "another program is changing the repository: run the command again",
+    413: "the hub refuses the size of the upload: check the free storage of your account",
+    429: "the hub allows no more requests now: run the command again later",
 }
 
 
@@ -187,9 +188,10 @@ def _explained(error: BaseException) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is None:
         return (
-            f"the hub cannot be reached, or gave up ({type(error).__name__}: {first_line(error)});"
-            " check the network, and type the same command again: what was sent is kept"
+            f"the hub cannot be reached, or stopped answering ({type(error).__name__}:"
+            f" {first_line(error)}); check the network, and run the same command again: it"
+            " continues the upload"
         )
     words = getattr(error, "server_message", None) or first_line(error)
-    remedy = REMEDIES.get(status, "type the same command again later: what was sent is kept")
+    remedy = REMEDIES.get(status, "run the same command again later: it continues the upload")
     return f"the hub answered {status} ({' '.join(words.split())}); {remedy}"

@@ -99,7 +99,7 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
     if failed:
         # huggingface_hub would send the request five times.
         if type(failed[0]).__name__ == "TooManyRedirects":
-            raise _refused(request, "redirects without an end") from failed[0]
+            raise _refused(request, "redirects endlessly") from failed[0]
         raise failed[0]
     if not found:
         raise _refused(request, f"sends no answer within {limit:.0f} s")
@@ -108,7 +108,7 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
 
 def _refused(request: Any, what: str) -> UserError:
     return UserError(
-        f"{request.url}: the hub {what}; check HF_ENDPOINT and the network, and type the same"
+        f"{request.url}: the hub {what}; check HF_ENDPOINT and the network, and run the same"
         " command again later"
     )
 
@@ -148,7 +148,7 @@ class _Lists:
             return
         self._next[str(here.join(address))] = pages, first
         if pages > MAX_PAGES or now - first > PAGES_SECONDS:
-            raise _refused(response.request, f"sends a list without an end ({pages:,} pages)")
+            raise _refused(response.request, f"sends an endless list ({pages:,} pages)")
 
 
 def _check(response: Response) -> None:

@@ -26,8 +26,8 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
             data = file.read(most + 1)
         if len(data) > most:
             raise UserError(
-                f"{path}: has more than {most:,} bytes, and is not read; check that it is the right"
-                " file"
+                f"{path}: has more than {most:,} bytes, so it is not read; check that it is the"
+                " right file"
             )
         return data.decode("utf-8")
     except (OSError, ValueError) as error:

@@ -77,8 +77,8 @@ class Lease:
             with contextlib.suppress(FileNotFoundError):  # its holder has released it just now
                 return _open(self.path), False
         raise UserError(
-            f"{self.store}: {self.path.name} next to it is removed and made again repeatedly; start"
-            " again when nothing else writes there"
+            f"{self.store}: another program repeatedly deletes and creates the lease"
+            f" {self.path.name} next to it; stop that program, and run the same command again"
         )
 
     def _make(self) -> int | None:
@@ -213,13 +213,13 @@ def check_token(store: object, name: str, writer: Mapping[str, Any], token: str)
     """
     if not writer:
         raise UserError(
-            f"{store}: {name} next to it was removed, so this process may not"
-            " write it any more; start again with the same arguments"
+            f"{store}: its lease {name} was removed, so this process may not write the store any"
+            " more; run the same command again"
         )
     if writer.get("token") != token:
         raise UserError(
-            f"{store}: {_named(writer)} has taken over its lease, as this process sent"
-            " no heartbeat for too long; published parts are kept"
+            f"{store}: {_named(writer)} has taken over its lease, because this process sent no"
+            " heartbeat for too long; published parts are not lost"
         )
 
 

@@ -72,8 +72,8 @@ class DriverNode:
         lease = lease_path(self.driven)
         if not lease.exists() or self.token not in lease.read_text():
             raise UserError(
-                f"{lease.parent} on this node is not the folder that the driver sees; --out must be"
-                " on a disk that all nodes share, under the same path"
+                f"{lease.parent} on this node is not the same folder as on the driver; --out must"
+                " be on a disk that all nodes share, under the same path"
             )
 
 
@@ -119,8 +119,9 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), ANSWER).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"--ray {address}: nobody answers there ({first_line(error)}); start the cluster with"
-            " `ray start --head`, or give --ray local for a cluster of this machine alone"
+            f"--ray {address}: no cluster answers at this address ({first_line(error)}); start the"
+            " cluster with `ray start --head`, or give --ray local for a cluster of this machine"
+            " alone"
         ) from None
 
 
@@ -146,8 +147,8 @@ def worker_capacity(ray: Any, address: str, gpus: float) -> tuple[int, int]:
     places = sum(node_capacity(node, gpus) for node in nodes)
     if not places and address == "local":
         raise UserError(
-            f"--ray local: this machine has no room for a worker of 1 CPU and {gpus:g} GPU; give"
-            " --ray-gpus 0, or the address of a cluster as --ray HOST:PORT"
+            f"--ray local: this machine has no free resources for a worker of 1 CPU and {gpus:g}"
+            " GPU; give --ray-gpus 0, or the address of a cluster as --ray HOST:PORT"
         )
     return len(nodes), places
 

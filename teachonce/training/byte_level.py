@@ -47,8 +47,8 @@ def train_byte_level(
     needed = BYTES + len(specials)
     if size < needed:
         raise UserError(
-            f"--vocab {size}: a decoder's vocabulary holds the {BYTES} bytes and {len(specials)}"
-            f" special tokens; give {needed} pieces or more"
+            f"--vocab {size}: a decoder's vocabulary has at least the {BYTES} bytes and"
+            f" {len(specials)} special tokens; give {needed} pieces or more"
         )
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")

@@ -70,8 +70,8 @@ def fitting(where: Path) -> Iterator[None]:
         ) from error
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{where}: holds more than numbers, and code in it is never run (weights_only); remove"
-            " it to start from scratch"
+            f"{where}: holds objects other than numbers, whose code is never run (weights_only);"
+            " remove it to start from scratch"
         ) from error
 
 

@@ -33,7 +33,7 @@ Losses = dict[str, float]
 
 B = TypeVar("B")
 TOO_LARGE = (
-    "values of the training data or of the initial weights are too large: leave out the loss that"
+    "values of the training data or of the initial weights are too large; leave out the loss that"
     " is not finite, or make the data or the weights again"
 )
 

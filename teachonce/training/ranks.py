@@ -36,8 +36,8 @@ class Ranks:
         """Raise UserError if a step has fewer batches than there are processes."""
         if self.size > accumulate:
             raise UserError(
-                f"--accumulate {accumulate} and {self.size} processes: a step has fewer batches"
-                f" than processes; give --accumulate {self.size} (and smaller batches), or start"
+                f"--accumulate {accumulate} and {self.size} processes: a step needs at least one"
+                f" batch per process; give --accumulate {self.size} (and smaller batches), or start"
                 f" {counted(accumulate, 'process')}"
             )
 
@@ -53,7 +53,8 @@ class Ranks:
             distributed.all_gather_object(each, found if other else None)
         if unlike := next(filter(None, each), None):
             raise UserError(
-                f"the processes of this training differ: on {unlike}; install the same everywhere"
+                f"the processes of this training have different software: on {unlike}; install the"
+                " same everywhere"
             )
 
     def owns(self, batch: int) -> bool:
@@ -164,7 +165,7 @@ def _peer_errors() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         raise UserError(
             "another process of this training has ended, or cannot be reached"
-            f" ({first_line(error)[:120]}); its own error message says why"
+            f" ({first_line(error)[:120]}); read that process's error message"
         ) from error
 
 

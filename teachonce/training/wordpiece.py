@@ -60,6 +60,7 @@ def fewer_pieces(word: str, pieces: int) -> str:
         return ""
     return (
         f"vocabulary of {pieces:,} pieces, not {requested:,} (--vocab {word}): the text has no more"
+        " pieces"
     )
 
 
@@ -84,7 +85,7 @@ def train_wordpiece(
     if size < needed:
         raise UserError(
             f"--vocab {size}: the text has {len({c for word in words for c in word})} different"
-            " characters, and with those inside words and the special tokens they need"
+            " characters, which, with their forms inside words and the special tokens, need"
             f" {needed} pieces; give more"
         )
     possible = len(letters) + sum(len(word) - 1 for word in words)  # each merge joins two pieces
@@ -117,8 +118,8 @@ def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
     least = len(SPECIALS) + 1
     if size is not None and size < least:
         raise UserError(
-            f"--vocab words:{size}: leaves no place for a word next to the special tokens; give"
-            f" {least} or more, or for all words of the text: --vocab words"
+            f"--vocab words:{size}: leaves no room for words after the special tokens; give {least}"
+            " or more, or for all words of the text: --vocab words"
         )
     pieces = [*SPECIALS.values(), *known][:size]
     tokenizer.model = models.WordLevel(_numbered(pieces), unk_token="[UNK]")

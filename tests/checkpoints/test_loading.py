@@ -115,8 +115,8 @@ def bart(folder: Path) -> None:
 
 
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no tokenizer": (without_tokenizer, "special tokens only.*copy the whole checkpoint"),
-    "no pieces": (pieceless, "special tokens only.*tokenizer.json"),
+    "no tokenizer": (without_tokenizer, "only special tokens.*copy the whole checkpoint"),
+    "no pieces": (pieceless, "only special tokens.*tokenizer.json"),
     "bad tokenizer": (bad_tokenizer, "cannot be loaded"),
     "truncated weights": (truncated, "cannot be loaded"),
     "another size": (shapeless, "cannot be loaded"),
@@ -270,7 +270,7 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
     corpus.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
     words = ("--model", folder, "--corpus", corpus, "--out", out, "--logits", "topk:5")
     line = refused(teacher_dump, *words)
-    assert "brings Python code of its own" in line and "--trust-remote-code" in line
+    assert "comes with Python code" in line and "--trust-remote-code" in line
     assert not ran.exists() and not out.exists()
     said = ok(teacher_dump, *words, "--trust-remote-code")
     assert f"the Python code that comes with {folder} runs on this machine" in said

@@ -51,7 +51,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a file"):
         resolve_model(str(tmp_path / "config.json"))
     (tmp_path / "export.json").write_text("{}")
-    with pytest.raises(UserError, match="is an export, which student-predict runs"):
+    with pytest.raises(UserError, match="is an export, which only student-predict runs"):
         resolve_model(str(tmp_path))
     assert resolve_model(str(tmp_path), weights=False).path_or_id == str(tmp_path)
     with pytest.raises(UserError, match="is a file"):

@@ -99,7 +99,7 @@ def test_a_student_is_trained_on_word_vectors(
     again = open_store(dumped(tmp_path / "s", corpus, tmp_path / "b.zarr", **VECTORS))
     assert np.allclose(again.embeddings(), library(tmp_path / "s", list(ENGLISH[:12])), atol=1e-6)
     line = refused(teacher_dump, *words, "--out", tmp_path / "c.zarr")
-    assert "a table of word vectors, which has only vectors of texts; add --head embed" in line
+    assert "a table of word vectors, which gives only vectors of texts; add --head embed" in line
     for feature in ("--hidden", "--attention"):
         line = refused(
             *(teacher_dump, *words, "--head", "embedding", feature, "mean"),

@@ -150,7 +150,7 @@ def test_a_tagger_that_gives_every_word_o_is_reported(
     [
         (("--steps", 1, "--epochs", 1), "contradict"),
         (("--batch-size", 1, "--batch-tokens", 99), "contradict"),
-        (("--vocab", "5k"), "a checkpoint brings its own"),
+        (("--vocab", "5k"), "a checkpoint has a vocabulary already"),
         (("--seeds", 2, "--max-length", 4000), "at most 128 tokens"),
         (("--seeds", 2, "--resume"), "holds no training to continue"),
         (("--max-length", 4000), "at most 128 tokens"),

@@ -50,7 +50,7 @@ def more_pieces(folder: Path) -> None:
 
 SPOILED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
     "unknown family": (unknown_family, (), ("mystery",)),
-    "more pieces than rows": (more_pieces, (), ("its tokenizer has pieces up to", "resize")),
+    "more pieces than rows": (more_pieces, (), ("its tokenizer has ids up to", "resize")),
     "slow tokenizer": (slow, (), ("CanineTokenizer", "offsets", "tokenizer.json")),
     "nothing left": (
         headless,

@@ -157,7 +157,7 @@ def test_torn_part_of_an_unfinished_store(
     with pytest.raises(UserError) as caught:
         dump(options)
     says(str(caught.value), f"`feature-store repair {path}`, which quarantines part 1")
-    says(ok(feature_store, "repair", path), "part 1: cannot be opened", "type the command")
+    says(ok(feature_store, "repair", path), "part 1: cannot be opened", "repeat the command")
     assert not torn.exists()
     dump(options)
     assert "sound" in ok(feature_store, "verify", path)

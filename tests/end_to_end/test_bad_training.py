@@ -29,8 +29,8 @@ def bare_store(
 
 LATER = {  # test_told_early.py has what is refused before torch is loaded
     "--student 32x3x4 --loss hidden=1": ("groups2", "3 student layers", "--student"),
-    "--student bert:32x6x4 --init teacher": ("6 student layers from 4", "--init svd"),
-    "--resume": ("nothing to resume", "leave --resume out"),
+    "--student bert:32x6x4 --init teacher": ("has 6 layers, the teacher only 4", "--init svd"),
+    "--resume": ("no training to resume", "leave --resume out"),
     "--out corpus.txt/student": ("corpus.txt", "--out"),
     "--device cuda": ("--device cuda", "use --device cpu"),
 }

@@ -290,7 +290,7 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     ok(teacher_dump, *words_for(strict, users, tmp_path / "b.zarr"))
     both = ("--store", tmp_path / "b.zarr", *words, "--vocab", "300")
     line = refused(student_train, *both, "--out", tmp_path / "both")
-    says(line, "does not write the chats of", "a.zarr (no system)", "give the other store first")
+    says(line, "does not write the chats of", "a.zarr (no system)", "give another store first")
     with_own_marks(tmp_path / "own", model)
     said = ok(student_train, *words, "--vocab", tmp_path / "own", "--out", tmp_path / "other")
     says(said, "chat template of the tokenizer", "message by message")

@@ -166,7 +166,7 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
         ({}, ("--vocab", "400"), ("--vocab 400", "for its own vocabulary", "--init vocab")),
         ({}, ("--max-length", "65"), ("--max-length 65", "64 positions", "give --max-length 64")),
         ({"model_type": "bert"}, (), ("is a bert", "llama, qwen3")),
-        ({"model_type": "t5", "is_encoder_decoder": True}, (), ("is a t5", "holds a decoder")),
+        ({"model_type": "t5", "is_encoder_decoder": True}, (), ("is a t5", "only for decoders")),
         ({"model_type": "qwen2"}, (), ("is a qwen2", "or --student llama:256x4x4")),
         (
             {"tie_word_embeddings": False},

@@ -181,7 +181,7 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--vocab", "words"), ("--vocab words", "every byte")),
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
         (("--student", "32x2x4", "--loss", "next"), ("--loss next", "not a decoder", "mlm")),
-        (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L, L the number",)),
+        (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L with a number",)),
         (("--student", "llama:32x2x4x64x3"), ("4 heads are not a multiple of 3",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),
         (("--view", "1"), ("--view 1", "a decoder", "leave it out")),
@@ -226,7 +226,7 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
         assert default_losses({**given, "combine": "outputs"}, [whole, whole]) == both
         assert default_losses(given, [whole, states]) == {"next": 1.0, "hidden": 1.0}
         states.features = replace(states.features, hidden=())
-        with pytest.raises(UserError, match="no default loss of a decoder reads all of these"):
+        with pytest.raises(UserError, match="default losses of a decoder need .* in all of these"):
             default_losses(given, [whole, states])
 
 

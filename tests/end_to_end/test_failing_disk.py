@@ -112,8 +112,8 @@ def test_files_that_cannot_grow(
     limit = undisturbed("h5").stat().st_size - 999 if begun else 20_000
     assert finish(fork(with_small_files, limit, DUMP, *words, out, log=log)) == 1
     line = the_error(log)
-    assert f"cannot write {out}: File too large; make room and start again" in line
-    assert out.exists() == ("published parts are kept" in line) == begun
+    assert f"cannot write {out}: File too large; free some space and run the same" in line
+    assert out.exists() == ("published parts are not lost" in line) == begun
     assert finish(fork(in_small_parts, DUMP, *words, out, log=log)) == 0
     assert sound(out) > 2
 
@@ -144,7 +144,7 @@ def test_full_disk(
     ended(fork(on_full_disk, disk, int(share * whole), copy, DUMP, *words, out, log=log))
     text = log.read_text()
     assert "first: 1\n" in text and "second: 0\n" in text, text
-    assert "No space left on device; make room and start again" in the_error(log)
+    assert "No space left on device; free some space and run the same" in the_error(log)
     assert sound(copy / out.name) > 2
 
 
@@ -181,8 +181,8 @@ def test_folder_removed(tmp_path: Path, words: Any, log: Path, ext: str, gone: s
             lost.rename(tmp_path / f"moved-{lost.name}")
     assert finish(process) == 1
     line = the_error(log)
-    assert str(out) in line and "start again with the same arguments" in line
-    assert "are kept" not in line
+    assert str(out) in line and "run the same command again" in line
+    assert "not lost" not in line
     folder.mkdir(exist_ok=True)
     assert finish(fork(in_small_parts, DUMP, *words, out, log=log)) == 0
     assert sound(out) > 2 and len(open_store(out)) > 20
@@ -197,7 +197,9 @@ def test_training_files_that_cannot_grow(
     train = (TRAIN, "--store", store, "--out", out, *SETTINGS)
     assert finish(fork(with_small_files, limit, *train, log=log)) == 1
     line = the_error(log)
-    assert re.search(rf"{out}: .*cannot be (prepared|written): File too large; make room", line)
+    assert re.search(
+        rf"{out}: .*cannot be (prepared|written): File too large; free some space", line
+    )
     more = ["--resume"] if (out / "training.json").exists() else []
     assert finish(fork(in_small_parts, *train, *more, log=log)) == 0
     assert (out / "model.safetensors").exists()
@@ -215,7 +217,7 @@ def test_training_on_a_full_disk(tmp_path: Path, store: Path, log: Path, share: 
     process = fork(_train_on_full_disk, disk, free, copy, *train, log=log)
     code, text = ended(process), log.read_text()
     assert code == 0 and "first: 1\n" in text and "second: 0\n" in text, text
-    assert "No space left on device; make room and continue with --resume" in the_error(log)
+    assert "No space left on device; free some space and continue with --resume" in the_error(log)
     assert (copy / "student" / "model.safetensors").exists()
 
 
@@ -286,5 +288,5 @@ def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
     if done.returncode == CANNOT:
         pytest.skip("no mounts allowed on this machine")
     assert done.returncode == 1, (done.returncode, done.stderr)
-    assert "No space left on device; make room and start again" in done.stderr
+    assert "No space left on device; free some space and run the same" in done.stderr
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr

@@ -57,7 +57,7 @@ def test_a_training_ends(
     finally:
         ended.set()
         thread.join()
-    says(line, f"{path}: ", "documents were forgotten, or another store has its name")
+    says(line, f"{path}: ", "documents were forgotten, or another store now has its name")
     assert not (out / "config.json").exists()
     line = refused(student_train, *words, "--steps", 100_000, "--resume")
     says(line, str(out))

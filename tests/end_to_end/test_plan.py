@@ -106,5 +106,5 @@ def test_a_disk_that_is_too_small_is_told_before_anything_runs(
     says(said, "parts     at most 1", "hidden/mean", "a token", "time  ", "pays  ", "room  ")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(1000))
     line = refused(teacher_dump, *words, "--logits", "topk:8")
-    says(line, "1 kB free", "make room, give another disk")
+    says(line, "1 kB free", "free some space, give an --out")
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]

@@ -124,7 +124,7 @@ def test_what_cannot_be_honoured_is_refused(
     says(refused(teacher_dump, *words), "--label-column label: the teacher", "several labels at")
     tagger = teacher("tagging", problem_type=SEVERAL)
     line = refused(teacher_dump, *dump(tagger, corpus, tmp_path / "a.zarr"))
-    says(line, f"problem_type of its config.json is {SEVERAL}", "a tagger", "remove problem_type")
+    says(line, f"problem_type in its config.json is {SEVERAL}", "a tagger", "remove problem_type")
     out: Words = ("--out", tmp_path / "s")
     line = refused(student_train, "--store", store, *TRAINED, "--loss", "ce=1", *out)
     says(

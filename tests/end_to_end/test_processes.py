@@ -214,5 +214,5 @@ def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
     scores = json.loads((tmp_path / "two" / "scores.json").read_text())
     assert scores["mean"]["test"]["loss"] > 0 and f"{corpus}: " in found.said[0]
     refused = trained_mlm(2, "three", "--batch-size", 5)
-    assert "--batch-size 5 and 2 processes: a batch cannot be shared out evenly" in refused.said[0]
+    assert "--batch-size 5 and 2 processes: a batch cannot be divided evenly" in refused.said[0]
     assert set(refused.codes) == {1} and not (tmp_path / "three").exists()

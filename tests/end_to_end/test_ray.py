@@ -108,14 +108,14 @@ def test_without_the_extra_the_command_that_installs_it_is_told(options: DumpOpt
 def test_an_address_that_does_not_answer(options: DumpOptions) -> None:
     address = f"127.0.0.1:{free_port()}"
     line = refused(teacher_dump, *words_of(options, "--ray", address))
-    says(line, f"--ray {address}: nobody answers there", "ray start --head")
+    says(line, f"--ray {address}: no cluster answers at this address", "ray start --head")
     assert os.listdir(place(options).parent) == []
 
 
 def test_there_is_one_driver_at_a_time(options: DumpOptions) -> None:
     with held(driver_path(place(options))):
         line = refused(teacher_dump, *words_of(options, "--ray", "local"))
-    says(line, "another `teacher-dump --ray` writes it", "another process is writing it")
+    says(line, "another `teacher-dump --ray` is writing it", "another process is writing it")
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
     host = socket.gethostname()
     says(told(installed={**task.home.installed, "code": "abc"}), f"{host}: code is ", "and abc on")
     says(told(installed={**task.home.installed, "torch": "1.0"}), "torch is ", "and 1.0 on")
-    says(told(token="0123"), "on this node is not the folder that", "a disk that all nodes")
+    says(told(token="0123"), "on this node is not the same folder", "a disk that all nodes")
     elsewhere = replace(task.options, out=tmp_path / "another" / "store.zarr")
-    says(told(options=elsewhere), "another on this node is not the folder")
+    says(told(options=elsewhere), "another on this node is not the same folder")
     says(told(folder=str(tmp_path / "not there")), "not there: No such file or directory")
     assert StoreWriter.peek(task.options.out) is None
 

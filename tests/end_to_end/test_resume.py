@@ -154,7 +154,7 @@ def test_another_vocabulary_of_the_same_name(tmp_path: Path, store: Path) -> Non
     known["a"], known["b"] = known["b"], known["a"]
     file.write_text(json.dumps(pieces))
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS, *words, "--resume")
-    assert "is not the tokenizer that it was started with" in line
+    assert "is not the tokenizer that the training started with" in line
     file.write_text(sound)
     ok(student_train, "--store", store, "--out", out, *SETTINGS, *words, "--resume")
 

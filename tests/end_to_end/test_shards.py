@@ -263,7 +263,7 @@ def test_parts_that_are_not_made_yet_are_not_called_lost(begun: Job) -> None:
 
 
 def test_nothing_is_sealed_too_early(begun: Job) -> None:
-    with pytest.raises(UserError, match="not all of its parts are known yet"):
+    with pytest.raises(UserError, match="has not yet read its corpus"):
         seal(begun.out)
     queue = PartQueue(begun.out)
     queue.end({"parts": 50}, "test")

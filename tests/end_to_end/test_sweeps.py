@@ -164,7 +164,7 @@ def test_words_about_where_students_are_trained(
     out = tmp_path / "out"
     words: Words = ("--store", store, *SMALL, "--out", out)
     for more, told in (
-        (("--ray-gpus", 0.5), "--ray-gpus 0.5: for students on Ray; add --ray"),
+        (("--ray-gpus", 0.5), "--ray-gpus 0.5: applies only to students on Ray; add --ray"),
         (("--ray", "host"), "--ray host: expected HOST:PORT"),
         (("--ray", "local", "--ray-gpus", 1.5), "expected a share of one GPU, or whole GPUs"),
         (("--ray", "local", "--jobs", 2), "--jobs 2 and --ray contradict each other"),
@@ -181,7 +181,7 @@ def test_words_about_where_students_are_trained(
     rates: Words = ("--lr", 1e-3, "--lr", 2e-3, "--lr", 3e-3)
     with held(out):
         line = refused(student_sweep, *words, *rates)
-    says(line, f"{out}: another `student-sweep` writes it already")
+    says(line, f"{out}: another `student-sweep` is writing")
     assert len(opened) == 1  # for the checks of all students
     assert not out.exists()
 

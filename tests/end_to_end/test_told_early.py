@@ -95,7 +95,7 @@ TRAIN = """
 --init magic | --init magic | svd, svd:STORE, teacher
 --init layer:1 | expected auto
 --init layers:1,9 | layers:1,9 | 2 numbers | (one per student layer) from 1 to 4
---init layers:1,x | expected numbers
+--init layers:1,x | expected layer numbers
 --init layers:one | layers:one | layers:1,3,5
 --init layers:1,2@nowhere | nowhere: there is no such folder; check the path
 --init svd:nowhere.zarr | --init svd:nowhere.zarr | no such file or folder
@@ -121,7 +121,7 @@ teacher --input nowhere.txt | check the path
 teacher --input table.tsv --text-column x | no column
 """
 SWEEP = """
---trials 3 | nothing varies
+--trials 3 | no setting varies
 --lr 0.1 --lr -3 | --lr -3
 --loss mlm=1 --loss ce=1 | has no task head
 --trials 3 --loss mlm=1 --loss hiden=1 | did you mean hidden?

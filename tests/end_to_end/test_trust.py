@@ -158,7 +158,7 @@ def test_a_training_is_not_resumed_on_other_numbers(
         ok(student_train, "--store", stores["zarr"], *words)
     forge(other, "parts/0/view1/hidden/mean/values", put((0, 0), 1))
     line = refused(student_train, "--store", other, *words, "--resume")
-    says(line, "not the store it was started with")
+    says(line, "not the store that it was trained on")
     ok(student_train, "--store", stores["h5"], *words, "--resume")
 
 

@@ -145,7 +145,7 @@ def advised(scene: Scene, line: str) -> Words:
         return ("feature-store", "verify", path)
     if (
         f"`{maker}`" not in line
-        and "type the command again" not in line
+        and "run the command again" not in line
         and "to start from scratch" not in line
     ):
         raise DeadEnd(f"no command of a {scene.state} store in: {line}")
@@ -170,7 +170,10 @@ def follow(scene: Scene, start: str) -> tuple[str, int]:
             ending = ENDINGS[2] if "repaired: " in line else ending
             words = ("feature-store", "verify", path)
         else:
-            if "nothing left of it can repair this" in line or "to start from scratch" in line:
+            if (
+                "the rest of the store cannot repair this" in line
+                or "to start from scratch" in line
+            ):
                 ending = ENDINGS[4]
             elif not code and words[1] == "repair" and "is not finished" not in line:
                 ending = ENDINGS[3]

@@ -89,7 +89,7 @@ def _use(data: bytes) -> None:
             encoded(tokenizer, [text], "it")
             encoded(tokenizer, [f"{text}\x1f{TEXT}"], "it", "\x1f")
     except StoreError as error:
-        if "tokens of a text" in str(error):
+        if "tokens for a text" in str(error):
             raise
 
 

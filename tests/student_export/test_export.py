@@ -381,7 +381,7 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
     [
         ("--to coreml", "--to coreml: expected one of onnx, openvino, torchscript, gguf"),
         ("--to tflite", "--to tflite: expected one of onnx, openvino, torchscript"),
-        ("", "--to is needed"),
+        ("", "--to is missing"),
         (
             "--to torchscript --quantize int8",
             "torchscript does not support it; give --to onnx or openvino",
@@ -457,6 +457,6 @@ def test_a_measurement_whose_process_is_killed_is_one_line(tmp_path: Path) -> No
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(UserError, match="measures its time and memory was ended"):
+    with pytest.raises(UserError, match="measures its time and memory was killed"):
         costs_of(None, tmp_path, "logits", [{}], {})
     killer.join()

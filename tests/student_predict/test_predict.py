@@ -389,7 +389,7 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
         ("classifier", ["a", "--top", "0"], "--top 0: expected at least 1"),
         ("classifier", ["a", "--text-column", "b"], "need --input FILE"),
         ("tagger", ["a\tb", "--pairs"], "TEXT 1: is a pair, and the student reads single texts"),
-        ("tagger", ["a", "--top", "2"], "--top 2: chooses among labels of a text"),
+        ("tagger", ["a", "--top", "2"], "--top 2: ranks the labels of a text"),
         ("embedder", ["a", "--format", "tsv"], "and this student gives vectors; leave --format"),
         ("mlm", ["[MASK]", "--format", "tsv"], "and this student gives filled masks; leave"),
         ("reranker", ["a\tb", "--pairs", "--format", "tsv"], "gives scores; leave --format out"),

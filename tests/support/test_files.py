@@ -109,7 +109,7 @@ def test_links_and_pipes_of_a_shared_folder(tmp_path: Path) -> None:
                 files.open_ordinary(tmp_path / name, flags)
             assert name == "folder" or f"{name} is a link, pipe" in files.cause(raised.value)
     assert victim.read_text() == "precious"
-    with pytest.raises(UserError, match="pipe: is a pipe or device, where a file must be"):
+    with pytest.raises(UserError, match="pipe: is a pipe or device, but a file is needed"):
         files.check_model_folder(tmp_path)
     with pytest.raises(FileExistsError):
         files.create(tmp_path / "link")

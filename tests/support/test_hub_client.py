@@ -74,7 +74,7 @@ def test_a_hub_that_behaves_is_read(hub: Hub) -> None:
 def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> None:
     """Of the file itself, and of one at another address, where the hub stores large files."""
     line = refused(hub, begin, twist)
-    assert "\n" not in line and ("redirects without an end" in line) == (twist == "circle")
+    assert "\n" not in line and ("redirects endlessly" in line) == (twist == "circle")
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**25
 
 
@@ -129,9 +129,9 @@ def test_a_list_that_was_read_in_part_can_be_read_again(
     for _ in range(3):
         found = get_session().get(f"{hub.address}/api/datasets/user/m/tree/main")
         now[0] += 1 + hub_client.PAGES_SECONDS
-    with pytest.raises(UserError, match="sends a list without an end"):
+    with pytest.raises(UserError, match="sends an endless list"):
         get_session().get(found.links["next"]["url"])
-    with pytest.raises(UserError, match="sends a list without an end"):
+    with pytest.raises(UserError, match="sends an endless list"):
         Repository("user/m", "dataset").files()
 
 

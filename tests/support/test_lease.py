@@ -118,7 +118,7 @@ def test_a_lease_that_somebody_removed(tmp_path: Path) -> None:
     writer = begin(store, SMALL)
     put_part(writer, 0, make_part(SMALL, 0))
     lease_path(store).unlink()
-    with pytest.raises(UserError, match=r"\.a\.h5\.lease next to it was removed.*start again"):
+    with pytest.raises(UserError, match=r"its lease \.a\.h5\.lease was removed.*run the same"):
         put_part(writer, 1, make_part(SMALL, 1))
     writer = begin(store, SMALL)
     assert writer.published == {0}

@@ -35,7 +35,7 @@ class FieldReader:
     def take(self, size: int) -> bytes:
         """Take the next `size` bytes."""
         if size > self.left:
-            raise Damage(f"{self.what} is cut off")
+            raise Damage(f"{self.what} is truncated")
         self._place += size
         return self._data[self._place - size : self._place]
 

@@ -93,7 +93,8 @@ class Hdf5Staging(OnDisk):
     def published(self) -> set[int]:
         if self.parts.is_symlink():
             raise StoreError(
-                f"{self.parts}: is a link, which is not followed; put the folder in its place"
+                f"{self.parts}: is a symbolic link, which is not followed; replace the link by the"
+                " folder itself"
             )
         return part_numbers_in(file.stem for file in self.parts.glob("*.h5"))
 

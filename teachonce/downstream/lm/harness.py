@@ -43,7 +43,8 @@ def score_harness_task(
     if name in {*tasks.all_tags}:
         parts = ", ".join(sorted(tasks.task_index[name]["task"]))
         raise UserError(
-            f"--task {task}: is a tag, which has no score; give one of its tasks: {parts}"
+            f"--task {task}: is a tag (a list of tasks), which has no score; give one of its tasks:"
+            f" {parts}"
         )
     if name not in {*tasks.all_tasks}:
         near = suggest(name, tasks.all_tasks)

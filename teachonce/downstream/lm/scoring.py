@@ -110,7 +110,9 @@ def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:
     config = load_config(resolved)
     tokenizer = load_tokenizer(resolved)
     if not tokenizer.is_fast:
-        raise UserError(f"model {model}: its tokenizer is not fast; save it as tokenizer.json")
+        raise UserError(
+            f"model {model}: its tokenizer is not a fast one; save it as tokenizer.json"
+        )
     network, _ = load_with_head(resolved, config, "causal", {"dtype": DTYPES[precision]})
     embeddings: Any = network.get_input_embeddings()
     check_pieces(tokenizer, embeddings.num_embeddings, f"model {model}")
@@ -124,8 +126,8 @@ def _window(settings: LmSettings, config: Any, tokenizer: Any) -> tuple[int, int
     shared = size // 2 if settings.stride is None else settings.stride
     if not 0 < shared < size:
         raise UserError(
-            f"--stride {shared}: consecutive windows share 1 to {size - 1:,} tokens of"
-            f" --max-length {size:,}; leave it out to share half a window"
+            f"--stride {shared}: consecutive windows must share 1 to {size - 1:,} tokens of"
+            f" --max-length {size:,}; leave it out to share half of a window"
         )
     return size, shared
 
@@ -153,7 +155,10 @@ def _figures(
     predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
 ) -> dict[str, float]:
     if not documents.bytes:
-        raise UserError(f"text {name}: no token has one before it; give longer documents")
+        raise UserError(
+            f"text {name}: each document has at most one token, so that there is no next token to"
+            " score; give longer documents"
+        )
     windows = list(sliding_windows([len(each) for each in documents.ids], size, shared))
     nats = 0.0
     with tqdm(total=len(windows), desc=name, unit="window", disable=None) as bar:
@@ -162,7 +167,7 @@ def _figures(
             bar.update(len(some))
     if not math.isfinite(nats):
         raise UserError(
-            f"text {name}: the model's loss is {nats:g}; its weights are damaged, train it again"
+            f"text {name}: the model's loss is {nats:g}, so its weights are damaged; train it again"
         )
     loss, bits = nats / documents.predicted, nats / documents.bytes / math.log(2)
     # exp of a larger number overflows a float.

@@ -70,8 +70,8 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
                 break
     if not places:
         raise UserError(
-            f"--store {path}: no token of the model ends where one of the teacher's does; give a"
-            " store of longer texts"
+            f"--store {path}: no token of the model ends at the same character as a token of the"
+            " teacher; give a store of longer texts"
         )
     return {"agreement": equal / places, "kl": nats / places}
 

@@ -99,7 +99,9 @@ class MlmTrainer(Trainer):
         found = super().evaluation_loop(*arguments, **named)
         count = sum(tokens for _, tokens in self._validated)
         if not count:
-            raise UserError("the text to validate on is so short that no token is masked; add text")
+            raise UserError(
+                "the held-out text is so short that no token is masked; add text to it (--dev)"
+            )
         # The Trainer takes the mean of batches, in which the last, shorter one counts as much.
         metrics: Any = found.metrics
         (name,) = (key for key in metrics if key.endswith("_loss"))

@@ -137,7 +137,7 @@ def _check_shares(settings: MlmSettings, ranks: Ranks) -> None:
     if settings.batch_size % ranks.size:
         raise UserError(
             f"--batch-size {settings.batch_size} and {ranks.size} processes: a batch cannot be"
-            f" shared out evenly; give a multiple of {ranks.size}"
+            f" divided evenly between them; give a multiple of {ranks.size}"
         )
 
 
@@ -352,7 +352,9 @@ def _check_same_settings(settings: MlmSettings) -> None:
         before = json.loads((out / SETTINGS_FILE).read_text())
         changes = describe_changes({key: before[key] for key in now}, now)
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"--resume: {out} holds no training to continue; drop --resume") from None
+        raise UserError(
+            f"--resume: {out} holds no training to continue; leave --resume out"
+        ) from None
     if changes:
         raise UserError(
             f"{out}: cannot resume with other settings: {changes}; give the same settings, or"

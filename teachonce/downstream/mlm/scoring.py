@@ -168,7 +168,9 @@ def _say_unknown(spelt: Spelling, what: str, token: str, say: Say) -> None:
         return
     share = f"{100 * spelt.unknown_share:.3g} % of its characters are in unknown words ({token})"
     if not spelt.characters:
-        raise UserError(f"{what}: {share}; give a text whose characters the model's tokenizer has")
+        raise UserError(
+            f"{what}: {share}; give a text whose characters are in the tokenizer's vocabulary"
+        )
     much = spelt.unknown_share > MOST_UNKNOWN
     other = "; do not compare them with figures of another vocabulary" if much else ""
     say(f"{what}: {share}, which are not predicted: the figures are of the rest{other}")

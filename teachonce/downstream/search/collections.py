@@ -103,7 +103,7 @@ def _judgements(path: Path, queries: dict[str, str]) -> Judgements:
         except KeyError:
             raise UserError(
                 f"{where}: expected the columns query-id, corpus-id and score, got"
-                f" {', '.join(map(repr, cells))}; name them so in the header"
+                f" {', '.join(map(repr, cells))}; correct the header"
             ) from None
         except ValueError:
             raise UserError(
@@ -178,14 +178,14 @@ def texts_of(
     lacking = [name for name in collection.queries if not candidates.get(name)]
     if lacking:
         raise UserError(
-            f"{where}: has no candidates for the query {lacking[0]!r}, and {len(lacking) - 1} more;"
+            f"{where}: has no candidates for the query {lacking[0]!r} and {len(lacking) - 1} more;"
             " give a run over these queries"
         )
     wanted = {name for query in collection.queries for name in candidates[query]}
     texts = {name: text for name, text in collection.documents() if name in wanted}
     if missing := sorted(wanted - set(texts)):
         raise UserError(
-            f"{where}: the document {missing[0]!r}, and {len(missing) - 1} more, are not in"
+            f"{where}: the document {missing[0]!r} and {len(missing) - 1} more are not in"
             f" {collection.folder}; give a run over this corpus"
         )
     return texts

@@ -133,8 +133,8 @@ def _answer(text: str, begin: Any, context: str, where: str) -> GoldAnswer:
     elif not str(begin).isdecimal() or context[int(begin) : int(begin) + len(text)] != text:
         there = context[int(begin) :][: len(text)] if str(begin).isdecimal() else ""
         raise UserError(
-            f"{where}: answer {text[:60]!r} is not at character {begin} of its context, which has "
-            f"{there[:60]!r} there; correct answer_start (characters from 0)"
+            f"{where}: answer {text[:60]!r} is not at character {begin} of its context, where the"
+            f" text is {there[:60]!r}; correct answer_start (characters are counted from 0)"
         )
     return GoldAnswer(text, int(begin))
 

@@ -68,7 +68,9 @@ class Task(ABC):
         spec: the outputs of the head. Raises UserError if head and splits do not fit. A task that
         does not override this method always raises it.
         """
-        raise UserError(f"--task {self.name}: its models cannot be scored as they are; fine-tune")
+        raise UserError(
+            f"--task {self.name}: its models cannot be scored without training; leave --as-is out"
+        )
 
     @abstractmethod
     def head(self) -> dict[str, Any]:
@@ -172,8 +174,8 @@ class LabelTask(Task):
         for example, number, label in self._gold(splits):
             if label.removesuffix(".0") in none:
                 raise UserError(
-                    f"{self.where(example, number)}: {self.what} {label} means no label if"
-                    " labels are numbers; remove it, or give the class a name"
+                    f"{self.where(example, number)}: {self.what} {label} means no label if labels"
+                    " are numbers; remove it, or name the class by a word"
                 )
 
     def _check(self, splits: Mapping[str, Collection[Any]], problem: str, remedy: str) -> None:

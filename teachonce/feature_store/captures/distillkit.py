@@ -91,15 +91,15 @@ class DistillKit(TableCapture):
         path = options.compression or folder / SETTINGS
         if not path.is_file():
             raise UserError(
-                f"{options.source}: there is no {SETTINGS} in its folder, and logits cannot be"
-                " decompressed without it; give it by --compression, or the settings of a training"
+                f"{options.source}: its folder has no {SETTINGS}, without which logits cannot be"
+                " decompressed; give this file with --compression, or the settings of a training"
                 " that reads the capture"
             )
         found = read_settings(path)
         if isinstance(found, LegacyCompression) != (self._layout is LEGACY):
             raise UserError(
-                f"{path}: describes another compression than the columns"
-                f" {', '.join(_names(self._layout))} have; give the settings of this capture by"
+                f"{path}: describes another compression than that of the columns"
+                f" {', '.join(_names(self._layout))}; give the settings of this capture with"
                 " --compression"
             )
         return found

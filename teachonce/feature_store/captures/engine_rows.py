@@ -60,9 +60,9 @@ class EngineRows(TableCapture):
         for file, schema in zip(self._table.files, self._table.schemas, strict=True):
             if (other := _engine_of(schema)) != engine:
                 raise UserError(
-                    f"{file}: its metadata have engine={other}, and those of"
-                    f" {self._table.files[0]} engine={engine}; import each engine's files from a"
-                    " folder of their own"
+                    f"{file}: its metadata have engine={other}, those of {self._table.files[0]}"
+                    f" engine={engine}; put the files of each engine into their own folder, and"
+                    " import each folder"
                 )
         self._size = first_width(self._table, BEST)
         self.contents = CaptureContents(

@@ -107,9 +107,8 @@ def _vectors_of(store: FeatureStore) -> EmbeddingSpec:
     vector = store.features.embedding
     if vector is None:
         raise UserError(
-            f"{store.path}: holds no vectors of texts, which are the labels for trainers of"
-            " sentence-transformers; dump them (teacher-dump --head embedding), or export --to"
-            " datasets"
+            f"{store.path}: holds no text vectors, which trainers of sentence-transformers use as"
+            " labels; dump them (teacher-dump --head embedding), or export --to datasets"
         )
     return vector
 

@@ -121,7 +121,7 @@ def format_of(options: ImportOptions) -> Format:
     if len(found) > 1:
         raise UserError(
             f"{source}: may be a capture of {' or of '.join(each.name for each in found)}; choose"
-            " one with --format"
+            " one of these with --format"
         )
     options.check(found[0].takes, found[0].name)
     return found[0]

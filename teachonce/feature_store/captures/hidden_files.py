@@ -151,9 +151,9 @@ class HiddenFiles:
         if not fits:
             given = f", {','.join(map(str, layers))}" if layers else ""
             raise UserError(
-                f"--layers{given}: {self._files[0]} holds {count} states of a teacher with"
-                f" {depth} layers; name {count} different ones in their order, from 0 (the output"
-                f" of the embeddings) to {depth} (the last layer)"
+                f"--layers{given}: {self._files[0]} holds {count} states of a teacher with {depth}"
+                f" layers; name {count} different layers in their order, from 0 (the output of the"
+                f" embeddings) to {depth} (the last layer)"
             )
         last = f"layer{depth}{'' if self._kind.normed else BEFORE_NORM}"
         return tuple(last if layer == depth else f"layer{layer}" for layer in layers)

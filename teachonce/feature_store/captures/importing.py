@@ -182,7 +182,9 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
             )
     shift.check(options.source)
     if not samples:
-        raise UserError(f"{options.source}: holds no sample; nothing to import")
+        raise UserError(
+            f"{options.source}: holds no sample, so there is nothing to import; check the path"
+        )
     if longest > LONGEST:
         raise UserError(
             f"{options.source}: a sample has {longest:,} tokens, and a store takes {LONGEST:,} at"
@@ -289,7 +291,10 @@ def _write(
     # calibration is measured over this part.
     first = next(parts, None)
     if first is None:
-        raise UserError(f"{options.source}: no text with a token in the capture; nothing to import")
+        raise UserError(
+            f"{options.source}: no text of the capture has a token, so there is nothing to import;"
+            " check --tokenizer"
+        )
     writer = StoreWriter.create_or_resume(
         options.target,
         identity=described,

@@ -82,9 +82,9 @@ class Megatron:
         # Refused before reading: an id above 17 bits would silently be another id.
         if teacher.vocabulary > 1 << 17:
             raise UserError(
-                f"{options.source}: archives of Megatron-LM hold ids of 17 bits, and the vocabulary"
-                f" of --tokenizer has {teacher.vocabulary:,} pieces: ids above {(1 << 17) - 1:,}"
-                " are lost; capture this teacher with another tool"
+                f"{options.source}: archives of Megatron-LM store token ids in 17 bits, but the"
+                f" vocabulary of --tokenizer has {teacher.vocabulary:,} pieces: ids above"
+                f" {(1 << 17) - 1:,} are lost; capture this teacher with another tool"
             )
         self._tokens_file, self._tokens = _tokens(options)
         self._end = teacher.tokenizer.eos_token_id
@@ -135,8 +135,9 @@ class Megatron:
             where = f"{self._source}, iteration {iteration}, sequence {first + row} of the run"
             if first + row >= len(self._tokens):
                 raise UserError(
-                    f"{where}: {self._tokens_file} holds {len(self._tokens):,} sequences; give the"
-                    " tokens of the whole run, in the order in which it read them"
+                    f"{where}: is beyond the {len(self._tokens):,} sequences of"
+                    f" {self._tokens_file}; give the tokens of the whole run, in the order in which"
+                    " it read them"
                 )
             if self._tokens.shape[1] not in (length, length + 1):
                 raise UserError(
@@ -208,13 +209,13 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                     inner = archive.extractfile(member)
                     data = inner.read() if inner else b""
                     if len(data) < member.size:
-                        raise UserError(f"{path}: {member.name} in it was cut off; copy it again")
+                        raise UserError(f"{path}: {member.name} in it is truncated; copy it again")
                     yield member.name, data
             file.seek(archive.offset)  # after the last member, where the end marker must be
             if file.read(len(ARCHIVE_END)) != ARCHIVE_END:
                 raise UserError(
-                    f"{path}: has no end: the archive was cut off, or is damaged after"
-                    f" byte {archive.offset:,}; copy it again"
+                    f"{path}: has no end, because it was truncated, or is damaged after byte"
+                    f" {archive.offset:,}; copy it again"
                 )
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); copy it again") from None

@@ -25,8 +25,8 @@ TIMES = 10.0  # a row may be an outlier if it is at most that many times the med
 # NATS on average and by SIGMAS standard errors. Few rows may fit another place by chance.
 ROWS, SIGMAS, NATS = 100, 6.0, 1.0
 OTHER_TOKENS = (
-    "the rows belong to other tokens: they are shifted by one position, or cached from another text"
-    " (prefix caching, chunked prefill)"
+    "the rows belong to other tokens, because they are shifted by one position, or cached from"
+    " another text (prefix caching, chunked prefill)"
 )
 CAUSES = f"{OTHER_TOKENS}; capture again, as examples/capture_vllm.py does"
 
@@ -91,9 +91,8 @@ class ShiftCheck:
         ):
             if better:
                 raise UserError(
-                    f"{source}: the logits of a token give more probability to {what} than to the"
-                    " next token: they are shifted by one position; capture again, or shift the"
-                    " rows"
+                    f"{source}: the logits give more probability to {what} than to the next token,"
+                    " so they are shifted by one position; capture again, or shift the rows"
                 )
 
 

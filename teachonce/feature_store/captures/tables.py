@@ -78,7 +78,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
                 left -= batch.num_rows
                 yield batch
             if left:  # pyarrow accepts row groups with fewer rows than the metadata declare
-                raise UserError(f"{path}: has {left:,} rows fewer than declared; copy it again")
+                raise UserError(f"{path}: has {left:,} rows fewer than it declares; copy it again")
         return
     import pyarrow
 
@@ -185,7 +185,7 @@ def _read_schema(path: Path) -> Any:
             file.seek(file.size() - len(END))
             if file.read() == END:
                 return schema
-    raise UserError(f"{path}: has no end: the file was cut off; copy it again")
+    raise UserError(f"{path}: is truncated; copy it again")
 
 
 def first_width(table: Table, field: Numbers) -> int:
@@ -196,7 +196,7 @@ def first_width(table: Table, field: Numbers) -> int:
     for where, cells in table.rows([field.name]):
         if width := int(numbers(field, cells, where).shape[-1]):
             return width
-    raise UserError(f"{table.path}: holds no row; nothing to import")
+    raise UserError(f"{table.path}: holds no row, so there is nothing to import; check the path")
 
 
 def row_arrays(fields: Sequence[Numbers], cells: Cells, where: str) -> dict[str, Array]:

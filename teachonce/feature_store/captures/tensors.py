@@ -67,8 +67,8 @@ def _check_archive(source: Path | io.BytesIO, where: str) -> None:
     # A pickle from before torch 1.6 declares itself how much memory to allocate.
     if not zipfile.is_zipfile(source):
         raise UserError(
-            f"{where}: {PICKLED}, by torch.save of torch 1.6 or later; or the file was cut off:"
-            " copy it again"
+            f"{where}: {PICKLED}, with torch.save of torch 1.6 or later; or copy the file again, if"
+            " it is truncated"
         )
     size = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
     with zipfile.ZipFile(source) as archive:

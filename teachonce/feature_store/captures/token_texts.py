@@ -210,9 +210,9 @@ def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> Ro
     if fitting[best] < ENOUGH * total or not total:
         where = first[0].where if first else "the capture"
         raise UserError(
-            f"--tokenizer {name}: does not fit: of the first {total:,} token ids of the capture"
-            f" (from {where}) it gives back {fitting[best]:,} if their text is tokenised again;"
-            " give the tokenizer of the captured teacher"
+            f"--tokenizer {name}: does not fit; of the first {total:,} token ids of the capture"
+            f" (from {where}), tokenising their text again gives back only {fitting[best]:,}; give"
+            " the tokenizer of the captured teacher"
         )
     return candidates[best]
 

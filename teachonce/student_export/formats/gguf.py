@@ -137,8 +137,9 @@ def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
     if all(length % block for length in lengths):
         found = ", ".join(map(str, lengths))
         raise UserError(
-            f"--quantize {kind}: takes rows of a multiple of {block} numbers, and this student's"
-            f" rows have {found}; give --quantize {K_QUANT_FALLBACKS[kind]}, as llama.cpp does"
+            f"--quantize {kind}: needs rows with a multiple of {block} numbers, but this student's"
+            f" rows have {found}; give --quantize {K_QUANT_FALLBACKS[kind]}, which llama.cpp also"
+            " falls back to"
         )
 
 

@@ -143,8 +143,11 @@ def test_a_model_without_a_start_token(tiny_teacher: Teacher, tmp_path: Path) ->
     ("words", "expected"),
     [
         (("--max-length", 4096), "--max-length 4096: the model takes at most 2048 tokens"),
-        (("--max-length", 16, "--stride", 16), "--stride 16: consecutive windows share 1 to 15"),
-        (("--stride", 0), "--stride 0: consecutive windows share 1 to 1,023"),
+        (
+            ("--max-length", 16, "--stride", 16),
+            "--stride 16: consecutive windows must share 1 to 15",
+        ),
+        (("--stride", 0), "--stride 0: consecutive windows must share 1 to 1,023"),
     ],
 )
 def test_bad_settings_are_refused(
@@ -165,7 +168,7 @@ def test_bad_inputs_are_refused(
     )
     (tmp_path / "empty.txt").write_text("\n\n")
     said = refused(*words, "--model", near_sighted, "--test", tmp_path / "empty.txt")
-    assert "has no text; give a file with a document a line" in said
+    assert "has no text; give a file with one document per line" in said
     assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
 
 

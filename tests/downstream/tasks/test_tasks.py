@@ -316,7 +316,7 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
         QA(),
         "a.jsonl",
         b'{"question": "q", "context": "a b", "answer": "b", "answer_start": 1}\n',
-        r"not at character 1 of its context, which has ' ' there",
+        r"not at character 1 of its context, where the text is ' '",
     ),
 ]
 

@@ -104,7 +104,7 @@ def test_archives(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     config = json.loads((larger / "config.json").read_text())
     (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 150_000}))
     line = importing(source, larger, "--tokens", tokens)
-    says(line, "ids of 17 bits", "has 150,000 pieces", "another tool")
+    says(line, "ids in 17 bits", "has 150,000 pieces", "another tool")
 
 
 def test_files_of_states(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_exports_that_a_store_cannot_give(
 ) -> None:
     target = tmp_path / "out"
     line = refused("export", store, target, "--to", "sentence-transformers")
-    says(line, "holds no vectors of texts", "--to datasets")
+    says(line, "holds no text vectors", "--to datasets")
     says(refused("export", store, target, "--to", "distillkit"), "of the token itself")
     line = refused("export", store, target, "--to", "datasets", "--columns", "nothing")
     says(line, "nothing")

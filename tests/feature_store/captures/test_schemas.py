@@ -119,7 +119,7 @@ def test_files_that_were_cut_off_or_unpack_to_anything(
     path.write_bytes(gzip.compress(bytes(1 << 27)))
     says(importing(source, teacher), "decompresses to more than", "is not read")
     path.write_bytes(gzip.compress(b"PK"))
-    says(importing(source, teacher), "data_0.ckpt.gz", "cut off")
+    says(importing(source, teacher), "data_0.ckpt.gz", "truncated")
     path.unlink()
     os.mkfifo(path)
     says(importing(source, teacher), "data_0.ckpt.gz: is not a file (but a pipe")
@@ -258,7 +258,7 @@ def test_a_stream_of_arrow_that_was_cut_off(
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "set"))
     (path,) = (tmp_path / "set").glob("*.arrow")
     os.truncate(path, path.stat().st_size - 8)
-    says(importing(tmp_path / "set", tiny_teacher("bert")), path.name, "has no end")
+    says(importing(tmp_path / "set", tiny_teacher("bert")), path.name, "is truncated")
 
 
 def test_settings_of_a_compression(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:

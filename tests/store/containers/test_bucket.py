@@ -213,9 +213,9 @@ def writes(path_part: str = "") -> Callable[[str, str], bool]:
 
 
 REFUSED = {
-    "403": "may not do this: .*rights on the bucket",
-    "expired": "ExpiredToken.*have expired: renew them, and type the same command again",
-    "full": "QuotaExceeded.*the bucket is full: make room",
+    "403": "do not permit this: .*permissions of the bucket",
+    "expired": "ExpiredToken.*have expired: renew them, and run the same command again",
+    "full": "QuotaExceeded.*the bucket is full: free some space",
     "redirect": "another region: set AWS_REGION",
     "skewed": "the clock of this machine is wrong",
 }

@@ -191,7 +191,7 @@ def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     (line,) = caplog.messages
-    assert "nothing more is cached there: File too large; make room" in line
+    assert "nothing more is cached there: File too large; free some space" in line
     assert cache.get("s", "small", 0, 1) and sum(sizes(tmp_path)) == counted(tmp_path) == UNIT
 
 
@@ -309,7 +309,7 @@ def test_a_small_cache_and_a_full_one_read_the_same(
     fs = open_store(URL, cache=f"disk:{tmp_path / 'full'},1GB")
     assert_same(streamed(fs), near)
     fs.close()
-    assert sum("No space left on device; make room" in line for line in caplog.messages) == 1
+    assert sum("No space left on device; free some space" in line for line in caplog.messages) == 1
     fs = open_store(URL, cache=f"disk:{tmp_path / 'gone'},1GB")
     shutil.rmtree(tmp_path / "gone")
     s3.weather = Weather(

@@ -63,9 +63,9 @@ def test_verify_reads_a_store_on_the_hub(pushed: tuple[Hub, Path]) -> None:
 def test_what_is_not_there_is_told(
     pushed: tuple[Hub, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StoreError, match="there is no Zarr store"):
+    with pytest.raises(StoreError, match="no Zarr store at this address"):
         open_store("hf://datasets/user/what/b.zarr")
-    with pytest.raises(StoreError, match="there is no Zarr store"):
+    with pytest.raises(StoreError, match="no Zarr store at this address"):
         open_store("hf://datasets/user/nothing/a.zarr")
     pushed[0].fails = {"GET /datasets": 403, "HEAD /datasets": 403}
     with pytest.raises(Unreachable, match=r"HTTP 403.*hf auth login"):

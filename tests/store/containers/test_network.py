@@ -140,7 +140,7 @@ def test_what_does_not_pass_is_named(s3: S3, tmp_path: Path, fault: str) -> None
     for key, read in reads.items():
         line = unreachable(read, key)
         assert f"{key}: requested " in line and FOREVER[fault] in line and " times in " in line
-        assert "check the network, and type the same command again" in line
+        assert "check the network, and run the same command again" in line
     with pytest.raises(Unreachable):
         streamed(fs)
     assert dead.met["requests"] == dead.met[fault] > 4
@@ -178,7 +178,7 @@ def refusal(words: list[str], *told: str) -> None:
 
 PART_NODE = re.compile(r"parts/.*zarr\.json")
 REFUSALS = {
-    "403": ("HTTP 403 AccessDenied", "may not do this", "AWS_ACCESS_KEY_ID"),
+    "403": ("HTTP 403 AccessDenied", "do not permit this", "AWS_ACCESS_KEY_ID"),
     "expired": ("HTTP 400 ExpiredToken", "expired: renew them"),
     "unknown key": ("HTTP 403 InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
     "skewed": ("RequestTimeTooSkewed", "the clock of this machine"),
@@ -209,7 +209,7 @@ def test_refusals_are_not_asked_again(s3: S3, small: Path, answer: str) -> None:
 
 PERMANENT = {
     "whole": ("the server ignores Range and sends whole objects; the server, or a proxy", 1),
-    "short": ("bytes of parts/1/token/id/c/0 came, expected", network.FETCHES),
+    "short": ("bytes of parts/1/token/id/c/0, expected", network.FETCHES),
     "403": ("HTTP 403 AccessDenied", 1),
 }
 
@@ -231,9 +231,9 @@ def test_what_repeating_cannot_change_ends_at_once(s3: S3, fault: str) -> None:
 def test_a_web_page_in_the_place_of_a_store(s3: S3) -> None:
     s3.weather = Weather({"page": 1.0})
     line = unreachable(lambda: open_store(URL), "zarr.json")
-    assert "zarr.json: the answer is a web page" in line
+    assert "zarr.json: the server sent a web page" in line
     assert s3.weather.met["requests"] == 1
-    refusal(["verify", URL], "the answer is a web page", "a login")
+    refusal(["verify", URL], "the server sent a web page", "a login page")
 
 
 def test_a_file_system_that_ignores_ranges_is_named(

@@ -117,7 +117,7 @@ def test_a_file_that_does_not_arrive_whole_is_told(
     memory = type(fsspec.filesystem("memory"))
     real = memory.pipe_file
     monkeypatch.setattr(memory, "pipe_file", lambda self, there, data: real(self, there, data[:-1]))
-    with pytest.raises(StoreError, match="arrived incomplete; type the command again"):
+    with pytest.raises(StoreError, match="arrived incomplete; run the command again"):
         upload(path, "memory://torn/a.zarr")
     with pytest.raises(StoreError, match="no Zarr store"):
         open_store("memory://torn/a.zarr")

@@ -126,7 +126,7 @@ def test_more_tokens_than_a_text_can_have(make_tokenizer: Any) -> None:
             found: list[Any] = backend.encode_batch(texts)
             return found
 
-    with pytest.raises(StoreError, match="it: .* gives 5,000 tokens of a text of 3 characters"):
+    with pytest.raises(StoreError, match="it: .* gives 5,000 tokens for a text of 3 characters"):
         encoded(Padded(), ["the"], "it")
 
 

@@ -293,7 +293,7 @@ def test_nothing_else_goes_on_with_a_half_forgotten_store(half: Path, tmp_path: 
     with pytest.raises(UserError, match=r"other arguments: identity.corpus.forgotten"):
         begin(path, SMALL)
     assert "is not finished" in refused("convert", path, tmp_path / "b.zarr")
-    assert "not all of its parts are known" in refused("seal", path)
+    assert "has not yet read its corpus" in refused("seal", path)
     assert "`feature-store forget` with the same documents" in run("repair", path).output
     forgetting.run(path, 1)
     assert verify(path).problems == []
@@ -317,7 +317,10 @@ def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
     before = kept_of(path, ())
     file.write_text(f"77\n\n{hashlib.sha256(b'no such').hexdigest()}\n1\n")
     line = refused("forget", path, "--documents", file)
-    assert "2 documents to forget not in the store (" in line and "line 1: number 77" in line
+    assert (
+        "cannot forget 2 documents that the store does not have (" in line
+        and "line 1: number 77" in line
+    )
     assert "nothing was changed" in line and "--missing-ok" in line
     assert kept_of(path, ()) == before
     of_five = hashlib.sha256(texts[5].encode()).hexdigest()
@@ -338,7 +341,7 @@ def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
         file.write_text(text)
         assert words in refused("forget", path, "--documents", file)
     assert "name the documents" in refused("forget", path)
-    assert "copy it there with `feature-store convert`" in refused(
+    assert "copy the store there with `feature-store convert`" in refused(
         "forget", "s3://bucket/a.zarr", "--documents", file
     )
 
@@ -365,7 +368,7 @@ def test_time_for_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     packed.write_bytes(gzip.compress(texts[0].read_bytes()))
     words = (tmp_path / "texts", f"{tmp_path}/*/*.txt", packed)
     line = refused("forget", path, *(word for each in words for word in ("--texts", each)))
-    assert "1 document to forget not in the store" in line  # the texts are equal
+    assert "cannot forget 1 document that the store" in line  # the texts are equal
     assert seen == [4 * 9 * len("the story of 東京".encode())]
 
 

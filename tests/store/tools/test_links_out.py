@@ -63,7 +63,7 @@ def test_parts_elsewhere_are_not_listed(
 
     monkeypatch.setattr(os, "listdir", listing)
     found = verify(path).problems
-    assert any("parts is a link out of the store" in line for line in found)
+    assert any("parts is a symbolic link to a place outside" in line for line in found)
     assert any("part 0: cannot be opened" in line for line in found)
     assert not any(at.endswith("parts") for at in listed)
 

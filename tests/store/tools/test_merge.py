@@ -73,7 +73,7 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
     line = refused("merge", one, target)
     assert "at least two stores" in line and "`feature-store convert`" in line
     line = refused("merge", one, two, one, target)
-    assert f"{one}: named twice" in line and "held-out" in line
+    assert f"{one}: is named twice" in line and "held-out" in line
     assert not target.exists()
 
 
@@ -99,7 +99,7 @@ def test_merge_of_other_calibrations_gives_the_command(tmp_path: Path) -> None:
     one, two = stores_to_merge(tmp_path, "default", change=True)
     target = tmp_path / "all of them.h5"
     line = refused("merge", one, two, target)
-    assert "a mean and deviation that every dump measures for itself" in line
+    assert "the mean and deviation of their own dump" in line
     command = line.partition("once more, run: ")[2]
     assert command == f"feature-store merge --recode {one} {two} '{target}'"
     assert not target.exists()

@@ -94,7 +94,7 @@ def test_another_store_of_the_name_is_left_alone(hub: Hub, store: Path, tmp_path
     other = tmp_path / "other" / store.name
     other.parent.mkdir()
     make_store(other, features_of(tier=None, views=1))
-    with pytest.raises(UserError, match=f"has another store {store.name} already"):
+    with pytest.raises(UserError, match=f"has a different store {store.name}"):
         push(other, "user/what")
     assert hub.repositories[NAME].files() == before
 
@@ -129,7 +129,7 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
     ("name", "token", "words"),
     [
         ("user/what", None, ("no token", "hf auth login", "HF_TOKEN")),
-        ("user/what", NOBODY, ("401", "does not know the token", "hf auth login")),
+        ("user/what", NOBODY, ("401", "does not accept the token", "hf auth login")),
         ("user/what", READER, ("403", "may not write")),
         ("another/what", WRITER, ("403", "may not write")),
         ("what", WRITER, ("not a valid name of a repository", "USER/NAME")),

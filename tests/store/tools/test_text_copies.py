@@ -25,7 +25,7 @@ from tests.store.tools.forgetting import holding
 from tests.store.tools.test_commands import run
 
 GONE = 1
-CHANGED = "documents were forgotten, or another store has its name"
+CHANGED = "documents were forgotten, or another store now has its name"
 
 
 @pytest.fixture

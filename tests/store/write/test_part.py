@@ -40,7 +40,7 @@ def test_rows_are_put_exactly_once() -> None:
     states = part.hidden[0, "mean"]
     writer.put_hidden(0, "mean", [3, 1], states[[3, 1]])
     for rows in ([1], [4, 4]):
-        with pytest.raises(StoreError, match="put twice"):
+        with pytest.raises(StoreError, match="written twice"):
             writer.put_hidden(0, "mean", rows, states[rows])
     with pytest.raises(StoreError, match="must lie in 0"):
         writer.put_hidden(0, "mean", [10**6], states[:1])
@@ -48,7 +48,7 @@ def test_rows_are_put_exactly_once() -> None:
         writer.put_hidden(0, "mean", [9], states[:2])
     with pytest.raises(StoreError, match="no view0/hidden/max; it has"):
         writer.put_hidden(0, "max", [9], states[:1])
-    with pytest.raises(StoreError, match="not put: view0/hidden/mean, view0/logits, sequences"):
+    with pytest.raises(StoreError, match="not written: view0/hidden/mean, view0/logits, sequences"):
         writer.take()
 
 
@@ -83,7 +83,7 @@ def test_the_log_probability_of_the_token_that_follows() -> None:
     writer = PartWriter(features, calibration_of(features), part.token_counts)
     rows = np.arange(len(part.token_ids))
     writer.put_samples(0, rows, logits["draws"], logits["log_partition"])
-    with pytest.raises(StoreError, match="not put: .*view0/logits/observed"):
+    with pytest.raises(StoreError, match="not written: .*view0/logits/observed"):
         writer.take()
     writer.put_observed(0, rows, np.zeros(len(rows)))  # a probability of 1 for no token, too
     stored = writer._arrays["view0/logits/observed"]
@@ -238,7 +238,10 @@ def test_numbers_beyond_a_codec_are_told_as_such() -> None:
     features = features_of(tier="head")
     writer, part = put_one(features)
     put = {name: array[:1].copy() for name, array in part.logits[0].items()}
-    for value, message in ((7e4, "over 6.55e.04, the most .*--codec exact"), (np.inf, "infinite")):
+    for value, message in (
+        (7e4, "over 6.55e.04, the largest number .*--codec exact"),
+        (np.inf, "infinite"),
+    ):
         put["values"][:] = value
         writer, _ = put_one(features)
         with pytest.raises(StoreError, match=message):

@@ -203,7 +203,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         for name in ("sync", "sync_tree"):
             patch.setattr(files, name, full)
         patch.setattr("teachonce.store.containers.zarr.tree.sync_tree", full)
-        with pytest.raises(StoreError, match="cannot write part 1 of .*No space left.*start again"):
+        with pytest.raises(StoreError, match="cannot write part 1 of .*No space left.*run the"):
             put_part(writer, 1, make_part(SMALL, 1))
     put_part(writer, 1, make_part(SMALL, 1))
     writer.seal()

@@ -167,9 +167,9 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
             ["head", "layers.3"],
             "stage 1: unfreeze layers.3: a student bert:16x2x2 has no such part",
         ),
-        (["nose"], "stage 1: unfreeze .*nose.*: expected 'top-down', or a list of parts"),
-        (["head", "head"], "each once"),
-        (list[str](), "a list of parts"),
+        (["nose"], "stage 1: unfreeze .*nose.*: expected 'top-down', or a list of different parts"),
+        (["head", "head"], "different parts"),
+        (list[str](), "a list of different parts"),
     ):
         with pytest.raises(UserError, match=told):
             frozen(order)

@@ -97,9 +97,9 @@ def test_two_columns_of_one_name(tmp_path: Path, suffix: str) -> None:
         separator = "," if suffix == ".csv" else "\t"
         path.write_text("text,x,x\na,b,c\n".replace(",", separator))
     message = refusal(path, "x")
-    assert "2 columns are named 'x'; rename all but one" in message and str(path) in message
+    assert "2 columns have the name 'x'; rename all but one" in message and str(path) in message
     assert texts(path) == ["a"]
-    with pytest.raises(CorpusError, match="2 columns are named 'x'"):
+    with pytest.raises(CorpusError, match="2 columns have the name 'x'"):
         Corpus.open([str(path)], label_column="x")
 
 

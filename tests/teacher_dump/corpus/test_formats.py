@@ -62,11 +62,11 @@ def test_packed_files(tmp_path: Path, kind: str) -> None:
         corpus.check()
         assert corpus.identity() == before and before["sources"][0]["bytes"] == len(raw)
         made.write_bytes(raw[:-7])
-        assert f"{made}: cannot be unpacked by" in refusal(made)
+        assert f"{made}: cannot be decompressed by" in refusal(made)
         made.write_bytes(raw + raw)  # one behind the other, as `cat` makes them
         assert len(texts(made)) > len(TEXTS) or suffix in (".csv", ".tsv")
         made.write_bytes(b"no such thing" * 9)
-        assert "damaged, cut off or has the wrong suffix" in refusal(made)
+        assert "damaged, truncated or has the wrong suffix" in refusal(made)
     assert texts(tmp_path / "*.txt") == TEXTS
 
 
@@ -76,7 +76,7 @@ def test_a_packed_file_of_nothing_but_room(tmp_path: Path, monkeypatch: pytest.M
     for kind in (".xz", ".zst", ".bz2"):
         path = tmp_path / f"a.txt{kind}"
         path.write_bytes(PACK[kind](b"a\n" * (1 << 20)))
-        with pytest.raises(CorpusError, match="unpacks to more than 500 times its size"):
+        with pytest.raises(CorpusError, match="decompresses to more than 500 times its size"):
             Corpus.open([str(path)]).check()
     path = tmp_path / "b.txt.xz"
     greedy = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
@@ -200,7 +200,7 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
         (table.schema.metadata, "row 1: 5 is not a label of its schema, which has 3 names"),
         (
             {b"huggingface": forged},
-            "row 1: its cells do not have the type in the schema, 'ClassLabel'",
+            "row 1: its cells do not have the type that its schema declares, 'ClassLabel'",
         ),
         ({b"huggingface": b"{"}, "its schema describes features in another form"),
     ):

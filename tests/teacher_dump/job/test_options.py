@@ -104,7 +104,7 @@ def test_mixed_vocab_takes_no_option_of_a_dump_alone() -> None:
 
 def test_options_before_the_word_mixed_vocab_are_refused() -> None:
     line = refused(main, "--model", "m", "--out", OUT, "mixed-vocab", "--width", "8")
-    assert "give the options after the word mixed-vocab" in line
+    assert "give the options after the subcommand mixed-vocab" in line
     assert "--width" in ok(main, "mixed-vocab", "--help")
 
 

@@ -105,7 +105,7 @@ def test_a_tokenizer_folder_is_taken_as_it_is(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("--width", 33), "those of .* have size 32; choose 1 to 32"),
+        (("--width", 33), "which is 32 in .*; choose 1 to 32"),
         (("--width", 0), "--width 0: expected at least 1"),
         (("--vocab", 20), "--vocab 20: the text has .* give more"),
         (("--vocab", "nowhere"), "expected a size .* or a folder"),

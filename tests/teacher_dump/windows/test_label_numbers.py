@@ -47,7 +47,7 @@ def test_labels(tmp_path: Path, suffix: str) -> None:
     assert corpus.identity()["label_column"] == "mood"
     with pytest.raises(CorpusError, match=r"no column 'x' of labels; its columns are 's', 'mood'"):
         list(Corpus.open([str(path)], "s", "x"))
-    with pytest.raises(CorpusError, match="holds the text"):
+    with pytest.raises(CorpusError, match="is the column of the text"):
         Corpus.open([str(path)], "s", "s")
 
 
