@@ -144,8 +144,8 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
 def fill_in_decoder(given: dict[str, Any], opened: Callable[[], FeatureStore]) -> None:
     """Set the defaults of a decoder: temperature 1 for its losses, and the unmasked view.
 
-    Without `student`, a store of a decoder trains a decoder, unless losses were given and none of
-    them is of next tokens.
+    If `student` is not given and the teacher is a decoder, the student becomes a decoder, unless
+    losses were given and none of them compares next tokens.
     """
     losses = _losses_in(given, *given.get("stages", ()))
     of_next = not losses or any(loss.of_next for loss in losses)
@@ -166,7 +166,7 @@ def fill_in_vocabulary(given: dict[str, Any]) -> None:
 
 
 def of_vectors(given: Mapping[str, Any]) -> bool:
-    """Return whether one of the losses, given or by default, may compare text vectors."""
+    """Return whether one of the losses, given or default, may compare text vectors."""
     return "loss" not in given or any(loss.of_text for loss in _losses_in(given))
 
 
@@ -214,7 +214,8 @@ def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict
 
 
 def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
-    """Raise UserError for a decoder and a store of an encoder, and for the reverse."""
+    """Raise UserError for a decoder trained on an encoder's outputs, and for an encoder trained on
+    a decoder's."""
     decoder, taught = _is_decoder(given), predicts_next(store)
     if taught is None or taught == decoder:
         return
@@ -253,7 +254,7 @@ def predicts_next(store: FeatureStore) -> bool | None:
 def _next_losses(stores: list[FeatureStore], combined: bool) -> dict[str, float]:
     """Return the default losses of a decoder. `combined`: the stores count as one teacher.
 
-    Raises UserError if none reads all stores.
+    Raises UserError if no default loss can be computed from all stores.
     """
     every = [store.features for store in stores]
     specs = [each.logits for each in every if each.logits and each.logits.next_token]

@@ -134,8 +134,8 @@ def _of_obstore(text: str) -> HttpAnswer | None:
 
 
 def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
-    """Raise RangeIgnored or WrongLength unless `expected` bytes came of an object of `whole`
-    bytes."""
+    """Raise RangeIgnored or WrongLength unless `data` has `expected` bytes. `whole` is the size of
+    the whole object."""
     if len(data) == expected:
         return
     if len(data) == whole:
@@ -281,7 +281,7 @@ def with_refetches(
     remote: bool, work: Callable[[], Result], forget: Callable[[], object] = lambda: None
 ) -> Result:
     """Call `work`. If it reads over a network and finds damage, call it again, up to FETCHES times
-    in all. After each damage, the last one too, `forget` drops the damaged bytes from caches.
+    in all. After each failure, also the last, `forget` drops the damaged bytes from caches.
 
     A network can flip a bit that its own checksums miss. Raises the StoreError of the last attempt.
     """
@@ -300,5 +300,6 @@ def with_refetches(
 
 
 def fetch_attempts(remote: bool) -> range:
-    """Return a range with one number for each attempt at reading data that may look damaged."""
+    """Return the attempts at reading data, as a range: FETCHES if they come over a network, which
+    may damage them, else one."""
     return range(FETCHES if remote else 1)

@@ -58,8 +58,8 @@ class WordCounts:
 
     @staticmethod
     def unfinished(path: str | Path) -> WordCounts | None:
-        """Read and check the counts of an unfinished store as `stored` does. Also returns None if
-        they are listed but missing."""
+        """Read and check the counts of an unfinished store; None if it has none, or lists an array
+        that is missing. Raises StoreError like `stored`."""
         with closing(staging_of(path).source()) as source:
             # Lost, or quarantined by `repair`: a dump then counts the words again.
             if not {TEXT, COUNT}.isdisjoint(missing_outside(source)):

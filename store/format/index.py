@@ -62,8 +62,8 @@ def write_index(
 ) -> dict[str, Any]:
     """Write the index of parts; return its entry for the manifest.
 
-    parts: in ascending order of their numbers, each with the lengths of its sequences, of
-        `length_dtype`. One page of parts is in memory at a time.
+    parts: in ascending order of their numbers, each with the lengths of its sequences (dtype
+        `length_dtype`). One page of parts is in memory at a time.
     """
     columns, entries = columns_of(features), dict[str, Entry]()
     # `array`: 8 MB for a million parts, where a list of ints takes more than four times that.
@@ -105,7 +105,8 @@ class IndexedLengths:
         self._filling = Lock()
 
     def __getitem__(self, rows: slice | Array) -> Array:
-        """Return the lengths of sequences begin..end, or of those numbers, of `length_dtype`."""
+        """Return the lengths of the given sequences, a slice or an array of numbers, with dtype
+        `length_dtype`."""
         if not self._known.all():
             # Without the lock, a second thread could allocate again and lose pages already read.
             with self._filling:
@@ -128,8 +129,8 @@ class IndexedLengths:
             self._known[page] = True
 
     def _allocate(self) -> None:
-        """Make room for all lengths. Raises StoreError if the index declares too many for memory,
-        which a damaged one can."""
+        """Allocate memory for all lengths. Raises StoreError if a damaged index declares too many
+        sequences for the memory."""
         if not self._known.any():
             try:
                 self._lengths = np.empty(len(self), self._lengths.dtype)
@@ -214,7 +215,8 @@ class IndexedParts(Sequence[Part]):
         return page * self.page, min((page + 1) * self.page, len(self))
 
     def page_lengths(self, page: int) -> Array:
-        """Return the lengths of the sequences of a page, of `length_dtype`. Raises StoreError."""
+        """Return the lengths of the sequences of a page, with dtype `length_dtype`. Raises
+        StoreError if the page is damaged."""
         low, high = self._rows(page)
         count = int(self.first[high] - self.first[low])
         return self._values(f"{page}/lengths", length_dtype(self.features), (count,))

@@ -29,9 +29,9 @@ def rank_ids(ids: Array) -> tuple[Array, Array]:
 
 
 def look_up(distinct: Array, places: Array, out: Array) -> None:
-    """Write the ids at `places` [N, K], each below R, of `distinct` [R] into `out` [N, K].
+    """Look up `distinct[places]` and write the ids into `out`.
 
-    `places` itself may be `out`.
+    distinct: [R]. places: [N, K], each below R. out: [N, K]; may be `places` itself.
     """
     for begin in range(0, len(places), ROWS):
         rows = slice(begin, begin + ROWS)

@@ -62,8 +62,8 @@ def has_own_template(tokenizer: Any, store: FeatureStore) -> bool:
 class Chat:
     """Holds a stored sequence of a chat.
 
-    text: in the teacher's template. messages: int32 [M, 3], begin, end and role of each content.
-    continued: whether the sequence begins inside a document.
+    text: as the teacher's template writes it. messages: int32 [M, 3], begin, end and role of each
+    content. continued: whether the sequence begins inside a document.
     """
 
     text: str
@@ -155,8 +155,8 @@ class OwnTemplate:
 
         learnt: bool [N], which of the teacher's tokens students are trained on.
 
-        A token of the teacher's marks covers all of the student's marks in its place. Where the
-        student has none, it counts as special.
+        A token of the teacher's marks is aligned with all of the student's marks at the same place.
+        If the student has no mark there, the token counts as special.
         """
         texts, unlearnt = list[str](), list[Array]()
         offsets, special = teacher.offsets.copy(), teacher.special.copy()
@@ -222,16 +222,16 @@ def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
 
 
 def _before_blanks(text: str, low: int, high: int) -> int:
-    """Return the place behind the last character of text[low:high] that is no blank."""
+    """Return the end of text[low:high] without its trailing blanks, as a position in `text`."""
     return low + len(text[low:high].rstrip(" "))
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Holds the places that a teacher's and a student's text of a chat share: the beginning, for
-    each message begin and end of the content and the end of the token that ends it, and the end of
-    the text. The first token of a content may begin with blanks before it, which are no part of the
-    marks.
+    """Holds the positions that correspond in the teacher's and the student's text of a chat: the
+    start of the text; for each message the start and end of its content and the end of the token
+    that ends the message; the end of the text. The first token of a content may include blanks
+    before it, which do not belong to the marks.
 
     theirs, own: [3 M + 2], ascending; the teacher's contents begin with the blanks before them.
     ahead: as own, but contents begin with the blanks before them. shift: how far the student's

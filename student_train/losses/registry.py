@@ -316,11 +316,12 @@ _OUTSIDE: dict[str, Loss] = {}
 
 
 def find(name: str) -> list[Loss]:
-    """Find the losses of a name, or return [].
+    """Find the losses with this name, or return [].
 
-    A name is of this package, with the number of its parameter if it has one (`jsd:0.3`), of an
-    entry point in `teachonce.losses`, or the `module:attribute` of a `Loss`. Raises UserError for a
-    wrong number, for code that cannot be imported, and for an object that is not a `Loss`.
+    A name is the name of a built-in loss, with a number if the loss has a parameter (`jsd:0.3`);
+    the name of an entry point in `teachonce.losses`; or `module:attribute`, where a `Loss` is
+    defined. Raises UserError for a wrong number, for code that cannot be imported, and for an
+    object that is not a `Loss`.
     """
     base, colon, _ = name.partition(":")
     able = [loss.parameter for loss in named([base]) if loss.parameter] if colon else []
@@ -370,8 +371,8 @@ def losses_for(output_kind: OutputKind | None, names: Iterable[str] | None = Non
 
 
 def reads_masked_tokens(losses: Collection[Loss]) -> bool:
-    """Return whether an encoder without a task reads masked tokens in training with these losses:
-    targets of whole texts are of unmasked text."""
+    """Return whether an encoder without a task reads masked tokens in training with these losses.
+    Losses of whole texts read unmasked text, unless another loss needs masked tokens."""
     return any(loss.student == "masked" for loss in losses) or not any(
         loss.of_text for loss in losses
     )

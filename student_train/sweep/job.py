@@ -54,7 +54,7 @@ class Sweep:
 
     out: folder of the students; None for a folder next to the store.
     fixed: the options that are equal for all students, by name.
-    space: the settings that vary. where: the start of messages about it.
+    space: the settings that vary. where: the prefix of error messages about `space`.
     """
 
     out: Path | None

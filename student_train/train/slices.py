@@ -29,8 +29,8 @@ def whole(targets: Any) -> Any:
 def mean_in_slices(
     measure: Callable[[Tensor, Any], Tensor], states: Tensor, targets: Any, vocabulary: int
 ) -> Tensor:
-    """Compute a loss that is a mean over G positions, from states [G,D] and targets: labels [G], or
-    a dataclass of tensors [G,...]."""
+    """Compute a loss that is a mean over G positions from states [G,D] and targets, which are
+    labels [G] or a dataclass of tensors [G,...]."""
 
     def measured(states: Tensor, targets: Any) -> Tensor:
         return measure(states, whole(targets))
@@ -46,7 +46,7 @@ def mean_in_slices(
 def rows_in_slices(
     measure: Callable[[Tensor, Tensor], Tensor], states: Tensor, labels: Tensor, vocabulary: int
 ) -> Tensor:
-    """Compute one number for each of G positions, from states [G,D] and labels [G]: [G]."""
+    """Compute `measure` of states [G,D] and labels [G], one number per position: [G]."""
     if not exceeds(len(states), vocabulary):
         return measure(states, labels)
     some = _slices(len(states), vocabulary)

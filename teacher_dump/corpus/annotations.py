@@ -171,8 +171,8 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
 
 
 def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[int, int, str]]:
-    """Yield begin, end and IOB2 tag of the words of a text. White space and the ends of spans
-    divide words.
+    """Yield begin, end and IOB2 tag of the words of a text. The text is split into words at white
+    space and at the ends of spans.
 
     Raises CorpusError for spans that overlap, are outside of the text or contain no word.
     """

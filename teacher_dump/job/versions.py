@@ -52,9 +52,10 @@ def _hashed_fields(value: Any) -> Any:
 def config_differences(
     then: Mapping[str, Any], now: Mapping[str, Any], other: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences between two config.json, without the fields of HARMLESS.
+    """Yield the differences between two config.json files, except in the fields of HARMLESS.
 
-    With `other` versions of the libraries, fields that only one of the files has are left out.
+    other: whether the versions of the libraries differ; fields that only one file has are then
+        ignored.
     """
     for key, old, new in differences(_hashed_fields(then), _hashed_fields(now), "config"):
         harmless = key.split(".")[1] in HARMLESS

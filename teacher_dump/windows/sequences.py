@@ -153,8 +153,8 @@ class Truncation:
         return span
 
     def _tokens(self, text: str, budget: int, whole: Any) -> tuple[Array, Array, Array]:
-        """Return ids, begins and ends of tokens, starting from the side of the text that is not cut
-        off."""
+        """Return ids, begins and ends of tokens, starting at the side of the text that is not
+        truncated."""
         reach = SEGMENT
         while True:
             stretch = text[-reach:] if self.left else text[:reach]
@@ -271,8 +271,8 @@ def iter_pairs(
     separator: str,
     counters: Counter[str] | None = None,
 ) -> Iterator[Window]:
-    """Yield a window of at most `max_length` tokens for each document, whose two texts `separator`
-    divides.
+    """Yield one window of at most `max_length` tokens for each document. `separator` divides the
+    two texts of a document.
 
     If a pair is too long, its longer text is truncated until both have equally many tokens, then
     both (`longest_first` of tokenizers), each by `Truncation`. `counters` is filled like in
@@ -321,10 +321,10 @@ def iter_parallel(
     prompt: str,
     counters: Counter[str] | None = None,
 ) -> Iterator[Window]:
-    """Yield a window for the second text of each document, with the token ids of the first text as
-    `Window.read`. Each text has at most `max_length` tokens; `prompt` is put before both.
+    """Yield one window for the second text of each document; its `read` has the token ids of the
+    first text. Each text has at most `max_length` tokens, and `prompt` is put before each.
 
-    `counters` is filled like in `iter_windows`, but `no_tokens` counts texts. Raises UserError like
+    `counters` is filled as in `iter_windows`, but `no_tokens` counts texts. Raises UserError like
     `iter_windows`, and for an empty text.
     """
     for batch in document_batches(whole_pairs(documents, SEPARATOR, "one text alone is of no use")):

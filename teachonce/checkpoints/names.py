@@ -95,8 +95,8 @@ def corpus_of(name: str) -> str | None:
 def resolve_model(name: str, weights: bool = True) -> ResolvedModel:
     """Find a checkpoint: an alias, a transformers folder, or a hub id (cached or reachable).
 
-    weights: False if only the tokenizer is read: the checkpoint then needs no weights, and a folder
-    no config.json.
+    weights: False if only the tokenizer is read. The checkpoint then needs no weights, and a folder
+        needs no config.json.
 
     Raises UserError if it cannot be found, with the cause and a remedy.
     """

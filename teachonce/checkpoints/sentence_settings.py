@@ -38,9 +38,9 @@ OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
 class SentenceSettings:
     """The settings of a folder, without its modules; None if a setting is missing.
 
-    max_length: the longest text in tokens. lower_case: whether texts are lower-cased before the
-    tokenizer. similarity: one of SIMILARITIES. truncate_dim: the size to which vectors are cut.
-    activation: the torch class that a CrossEncoder applies to its logits.
+    max_length: the maximum length of a text in tokens. lower_case: whether texts are lower-cased
+    before the tokenizer. similarity: one of SIMILARITIES. truncate_dim: the size to which vectors
+    are cut. activation: the torch class that a CrossEncoder applies to its logits.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -192,10 +192,10 @@ def check_activation(where: str, name: object, file: str) -> None:
 
 
 def fit_tokenizer(tokenizer: Any, settings: SentenceSettings, shorten: bool = False) -> None:
-    """Apply the folder's lower-casing and longest text to a fast tokenizer. As in the library, they
-    override the tokenizer's own files.
+    """Apply the folder's lower-casing and maximum length to a fast tokenizer. As in
+    sentence-transformers, these override the tokenizer's own files.
 
-    shorten: also apply a longest text below the tokenizer's limit, for a CrossEncoder. An
+    shorten: also apply a maximum length below the tokenizer's limit, as a CrossEncoder does. An
         embedder's is only the default of `--max-length`, which may be larger.
     """
     if settings.lower_case:
@@ -235,7 +235,7 @@ def check_similarity(model: str, name: object) -> str | None:
 
 
 def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | None, bool]:
-    """Read the longest text in tokens, and whether texts are lower-cased. `task` is the expected
+    """Read the maximum length in tokens, and whether texts are lower-cased. `task` is the expected
     task of the transformer, a key of OUTPUTS."""
     # In the library's order; the first file that is there has all settings.
     places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]

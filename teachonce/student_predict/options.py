@@ -14,7 +14,7 @@ from teachonce.support.options import at_least, check_values, option
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UserError for a folder that is no model, and for a decoder. Imports no torch."""
+    """Raise UserError for a folder that is not a model, and for a decoder. Imports no torch."""
     if declared_kind(config_of(resolve_vectors(str(folder)))) == DECODER:
         raise decoder_refused(folder)
 

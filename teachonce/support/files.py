@@ -254,8 +254,8 @@ def cause(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the cause of a failed write and a remedy, such as "No space left on device; make
-    room"."""
+    """Return the cause of a failed write and a remedy, such as "No space left on device; free some
+    space"."""
     return f"{cause(error)}; {REMEDIES.get(_number(error), 'fix the cause')}"
 
 

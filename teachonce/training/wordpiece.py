@@ -103,8 +103,8 @@ def _words_of_all(characters: str, tokenizer: Tokenizer) -> list[str]:
 
 
 def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
-    """Make a vocabulary of lower-cased words, divided by white space (Mukherjee & Awadallah 2019,
-    6).
+    """Make a vocabulary of lower-cased words, split at white space (Mukherjee & Awadallah 2019,
+    section 6).
 
     size: number of entries, special tokens included; None: all words. The most frequent words are
         chosen. Raises UserError if `size` leaves no room for a word.

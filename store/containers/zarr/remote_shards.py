@@ -37,7 +37,8 @@ def _first(name: str, layout: ShardLayout) -> ByteRange:
 
 
 class RemoteShard(Shard):
-    """The chunks of a shard over a network. Raises Damage, Unreachable."""
+    """Reads the chunks of a shard over a network. Raises Damage for wrong bytes, and
+    Unreachable."""
 
     def __init__(self, ranges: RemoteRanges, name: str, layout: ShardLayout) -> None:
         self._ranges, self._name = ranges, name
@@ -86,7 +87,7 @@ class RemoteShard(Shard):
 
 
 class RemoteSlices(ShardSlices):
-    """Slices of rows of an array that is one shard, over a network."""
+    """Reads slices of rows, over a network, from an array that consists of one shard."""
 
     def __init__(self, ranges: RemoteRanges, name: str, layout: ShardLayout, where: str) -> None:
         """Fetch the index, or all of a small array. Raises FileNotFoundError if it is missing."""

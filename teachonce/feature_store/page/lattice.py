@@ -31,11 +31,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A stretch of a text whose edges are inside no token.
+    """A span of the text at whose edges no token of either side is divided.
 
-    before: the white space in front of it. atoms: spans of its characters, split wherever a token
-        of any side starts or ends; each is a column. A cluster without atoms holds tokens without
-        text, such as [CLS]. sides: the tokens of each side, by columns.
+    before: the white space in front of it. atoms: its characters, split into spans wherever a
+        token of either side starts or ends; each span is a column of the page. A cluster without
+        atoms holds tokens without text, such as [CLS]. sides: for each side, its tokens as cells.
     """
 
     before: str
