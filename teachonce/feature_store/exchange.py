@@ -48,8 +48,9 @@ say = partial(click.echo, err=True)
 @click.option(
     "--model",
     type=Text(ALIASES, paths=True),
-    help="Compare a sample of captured logits or states with this checkpoint, and refuse them if they"
-    " differ by more than the numerical error of an inference engine.  [default: not compared]",
+    help="Compare a sample of captured logits or states with this checkpoint, and refuse them if"
+    " they differ by more than the numerical error of an inference engine.  [default: not"
+    " compared]",
 )
 @click.option(
     "--codec",

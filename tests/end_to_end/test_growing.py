@@ -376,7 +376,7 @@ def test_forgetting_by_text(
     check_same(path, other)
     assert verify(path).problems == verify(path).unknown == []
     assert not cached.exists() and kept.is_dir()
-    says(refused(feature_store, "forget", path, "--texts", gone), "7 documents to forget not in")
+    says(refused(feature_store, "forget", path, "--texts", gone), "cannot forget 7 documents that")
     grown = tmp_path / "grown.zarr"
     options = dump_options(teacher, both, grown, grow_from=path, **OPTIONS)
     said: list[str] = []

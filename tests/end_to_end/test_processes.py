@@ -169,7 +169,7 @@ def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
     assert not (tmp_path / "two.zarr.mixed-vocab").exists()
     *_, refused = made(2, "three.zarr", accumulate=1)
     assert set(refused.codes) == {1}
-    assert "--accumulate 1 and 2 processes: a step has fewer batches" in refused.said[0]
+    assert "--accumulate 1 and 2 processes: a step needs at least one batch" in refused.said[0]
 
 
 def joins(code: str) -> None:

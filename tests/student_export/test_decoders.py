@@ -280,7 +280,7 @@ def test_k_quants_need_rows_of_their_blocks(student: Path, tmp_path: Path) -> No
     pytest.importorskip("llama_cpp")
     words = ("--to", "gguf", "--quantize", "q4_k", "--out", tmp_path / "no")
     said = refused(student, *words)
-    assert "rows of a multiple of 256" in said and "64, 96; give --quantize q5_0" in said
+    assert "rows with a multiple of 256" in said and "64, 96; give --quantize q5_0" in said
 
 
 @pytest.mark.usefixtures("without_llama_cpp")

@@ -67,7 +67,7 @@ def test_a_stopped_import_goes_on(
     assert import_capture(options("a.zarr"), said.append).finished_before
     assert "was finished before" in said[-1]
     line = refused("import", source, tmp_path / "a.zarr", "--tokenizer", teacher)
-    says(line, "--layers", "name 4 different ones")
+    says(line, "--layers", "name 4 different layers")
 
 
 def test_a_continued_import_counts_the_whole_capture(

@@ -37,7 +37,7 @@ def test_it_has_every_word_the_most_frequent_first(store: FeatureStore, tmp_path
 
 
 def test_a_size_without_a_place_for_a_word_is_refused(store: FeatureStore) -> None:
-    with pytest.raises(UserError, match="words:5: leaves no place .* give 6 or more.*words$"):
+    with pytest.raises(UserError, match="words:5: leaves no room .* give 6 or more.*words$"):
         student_tokenizer("words:5", store)
 
 

@@ -62,7 +62,7 @@ def test_what_cannot_be_pairs(tmp_path: Path) -> None:
     lines.write_text("one\n")
     with pytest.raises(CorpusError, match=r"b\.txt has no columns, so no pairs of texts"):
         Corpus.open([str(path), str(lines)], "one,two")
-    with pytest.raises(CorpusError, match="--label-column two: holds the text"):
+    with pytest.raises(CorpusError, match="--label-column two: is the column of the text"):
         Corpus.open([str(path)], "one,two", "two")
     for suffix in TABLES:
         rows = [*ROWS, {**ROWS[0], "two": f"a{SEPARATOR}b"}]

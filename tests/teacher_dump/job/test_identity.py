@@ -89,7 +89,7 @@ def test_parts_of_other_sequences_are_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr(sequences, "iter_windows", others)
-        with pytest.raises(UserError, match=r"part 0, published before, holds other sequences"):
+        with pytest.raises(UserError, match=r"part 0, published before, has other sequences"):
             dump(options)
     assert StoreWriter.peek(options.out) is not None
     done = dump(options)
@@ -190,7 +190,7 @@ def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher
     with pytest.raises(UserError) as error:
         check_numbers(options.out, None, other, print)
     line = str(error.value)
-    assert "gives other numbers with other versions (torch was 2.0.0 and is" in line
+    assert "output differs with other versions of the libraries (torch was 2.0.0 and is" in line
     assert "view0/hidden/mean: " in line and "(pip install torch==2.0.0)" in line
 
 
