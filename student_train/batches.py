@@ -67,7 +67,8 @@ class BatchSettings(TypedDict, total=False):
 
 class StudentBatches(IterableDataset[StudentBatch]):
     """Iterate over the batches of one epoch of a store: tokenized for a student, masked and aligned
-    as by `student-train`. With a DataLoader, pass `batch_size=None`.
+    as by `student-train`. With a DataLoader, pass `batch_size=None` and
+    `multiprocessing_context="forkserver"`: forked workers may hang in a product of MKL.
 
     store: a FeatureStore, or its path or URL.
     vocab: a value of `--vocab`, such as `5k` or a folder, or a fast tokenizer of transformers,

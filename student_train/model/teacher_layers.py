@@ -148,9 +148,9 @@ def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> Non
         wider = "feed" in what and isinstance(there, int) and own > there
         if own != there and not wider:
             raise UserError(
-                f"--init {how}: the {what} of the teacher in {store.path} is {there}, the student's"
-                f" is {own}, and layers can only be copied whole; give --student teacher:L, with L"
-                " layers of the teacher's sizes"
+                f"--init {how}: the {what} of {store.path} is {there}, but the student's is {own},"
+                " and layers can only be copied whole; give --student teacher:L, with L layers of"
+                " the teacher's sizes"
             )
 
 

@@ -272,7 +272,7 @@ def test_a_sweep_over_a_flag(tmp_path: Path, store: Path, monkeypatch: pytest.Mo
     assert [row["best"] for row in rows] == ["False", "True"]
     assert said.count("finished before") == 1
     line = refused(student_sweep, *words, "--out", tmp_path, "--no-best")
-    assert f"{tmp_path}: its table has 1 student of other settings" in line
+    assert f"{tmp_path}: its table has 1 student with other settings" in line
     assert "give another --out" in line
 
     def full(*_: object) -> None:

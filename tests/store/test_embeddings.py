@@ -154,7 +154,7 @@ def test_vectors_that_cannot_be_kept(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="sequence 1, token 0: sequence/embedding is NaN"):
         put_part(begin(tmp_path / "a.zarr", features), 0, made)
     made.vectors = None
-    with pytest.raises(StoreError, match="not put: sequence/embedding"):
+    with pytest.raises(StoreError, match="not written: sequence/embedding"):
         put_part(begin(tmp_path / "b.zarr", features), 0, made)
     made.vectors = np.ones((3, 5), np.float32)
     with pytest.raises(StoreError, match=r"shape \[\d, 5\], expected \[\d, 33\]"):

@@ -63,7 +63,9 @@ def test_they_are_those_of_student_train(store: FeatureStore, batches: StudentBa
 
 
 def test_workers_give_the_same_batches_and_see_the_epoch(batches: StudentBatches) -> None:
-    loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=True)
+    # Not forked: of the workers that are forked after a product of MKL, some hang in their own.
+    processes: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "forkserver"}
+    loader = DataLoader(batches, batch_size=None, persistent_workers=True, **processes)
     for epoch in (1, 2):
         batches.set_epoch(epoch)
         assert len(loader) == len(batches)

@@ -154,7 +154,7 @@ def test_workers_that_start_after_the_cached_tokens_are_gone_say_so(
     batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
     assert collator.table is not None and collator.table.folder is not None
     shutil.rmtree(folder := collator.table.folder)
-    with closing(batches), pytest.raises(StoreError, match=f"{folder}/.* was removed; documents"):
+    with closing(batches), pytest.raises(StoreError, match=f"{folder}/.* was deleted; documents"):
         next(batches)
     assert "Traceback" not in capfd.readouterr().err
 
