@@ -35,7 +35,7 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
         its own encoding of the teacher's best token.
     kl: KL(teacher || decoder) in nats, over the stored tokens and the rest as one outcome.
 
-    Raises UserError for a store without next-token logits, and StoreError.
+    Raises UserError for a store without next-token logits or with draws from them, and StoreError.
     """
     store = open_store(path)
     logits = store.features.logits
@@ -43,6 +43,11 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
         raise UserError(
             f"--store {path}: has no logits of next tokens; give the store of a causal teacher"
             " that was dumped with --logits topk:64"
+        )
+    if logits.tier == "sample":
+        raise UserError(
+            f"--store {path}: has random draws of next tokens, which show neither the best token"
+            " nor the divergence; give a store that was dumped with --logits topk:64 or head"
         )
     limit = input_limit(network.config, tokenizer)
     batches = StudentBatches(
@@ -95,5 +100,7 @@ def _compared(network: Any, batch: StudentBatch) -> tuple[Tensor, NextTargets]:
     found = network(input_ids=batch.inputs.ids, attention_mask=present.long(), use_cache=False)
     aligned = batch.distillation
     assert aligned is not None and aligned.logit_runs is not None
-    assert isinstance(aligned.logits, NextTargets)
-    return found.logits[present][aligned.logit_runs.member].float(), aligned.logits
+    # With the teacher's vocabulary and its head: all pieces.
+    targets = aligned.head.whole() if aligned.head else aligned.logits
+    assert isinstance(targets, NextTargets)
+    return found.logits[present][aligned.logit_runs.member].float(), targets

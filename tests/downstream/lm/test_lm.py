@@ -172,11 +172,14 @@ def test_bad_inputs_are_refused(
     assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
 
 
-def test_a_teacher_with_a_token_in_front_agrees_with_its_own_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", ["topk:16", "head"])
+def test_a_teacher_with_a_token_in_front_agrees_with_its_own_store(
+    tier: str, tmp_path: Path
+) -> None:
     """Its tokenizer adds no token; the dump let the teacher read one in front of each window."""
     model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
     corpus = write_corpus(tmp_path / "corpus.txt", 6)
-    words = {"attention": "none", "hidden": "none", "logits": "topk:16", "codec": "exact"}
+    words = {"attention": "none", "hidden": "none", "logits": tier, "codec": "exact"}
     given = LmSettings(store=dumped(model, corpus, tmp_path / "s.zarr", **words))
     found = _score(model, corpus, given)
     assert found["agreement"] == 1 and abs(found["kl"]) < 1e-5
@@ -199,8 +202,10 @@ def test_a_teacher_agrees_with_its_own_store(
     assert found["own"]["agreement"] > 0.999
     assert abs(found["own"]["kl"]) < found["other"]["kl"] / 10
     assert found["other"]["agreement"] < 0.1
-    masked = tmp_path / "m.zarr"
+    masked, drawn = tmp_path / "m.zarr", tmp_path / "d.zarr"
     make_store(masked, features_of())
+    dumped(near_sighted, corpus, drawn, attention="none", hidden="none", logits="sample:16")
     given = ("--task", "lm", "--test", corpus, "--model", near_sighted, "--out", tmp_path / "no")
     assert "has no logits of next tokens" in refused(*given, "--store", masked)
+    assert "random draws" in refused(*given, "--store", drawn)
     assert "missing.zarr: no such file" in refused(*given, "--store", tmp_path / "missing.zarr")
