@@ -134,7 +134,7 @@ def test_a_training_says_at_each_validation_that_its_states_are_constant(
 def test_a_validation_that_is_not_finite_ends_the_training(value: float) -> None:
     check_validation({"valid_kl": 0.5, "valid_loss": 1.0}, 7)
     figures = rf"\(valid_logit {value}, valid_loss {value}\)"
-    words = rf"step 7: the held-out loss .* {figures}; .* too large"
+    words = rf"step 7: the held-out loss .* {figures}: .* too large"
     with pytest.raises(UserError, match=words):
         check_validation({"valid_kl": 0.5, "valid_logit": value, "valid_loss": value}, 7)
 
