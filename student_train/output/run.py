@@ -30,7 +30,7 @@ from teachonce.student_train.output.report import (
 )
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan
-from teachonce.student_train.prepared_student import make_collator, prepare_plan
+from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import described
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
@@ -93,11 +93,13 @@ def train_student(
     *,
     resume: bool,
     say: Any,
+    prepared: Prepared | None = None,
     on_validation: Callable[[int, dict[str, float]], object] | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train the student of a resolved and checked plan; see `run`.
 
+    prepared: the result of `prepare` for the plan, if it was called already.
     on_validation: receives the step and figures of each validation, and may raise to stop.
     ranks: the processes of the training; only the first writes files.
     """
@@ -115,8 +117,9 @@ def train_student(
             if before is not None and "result" in before:
                 say(f"finished  {out} was trained to its end; there is nothing to do")
                 return before
-            say("start     makes the vocabulary and the initial weights")
-            student, collator, report["start"] = prepare_plan(plan)
+            if prepared is None:
+                say("start     makes the vocabulary and the initial weights")
+            student, collator, report["start"] = prepared or prepare_plan(plan)
             report["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
             retained = _pieces_after_pruning(plan, collator, say)
             if before is not None:

@@ -21,6 +21,7 @@ from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
     from teachonce.store import FeatureStore
+    from teachonce.student_train.prepared_student import Prepared
     from teachonce.student_train.settings.options import TrainOptions
 
 Say = Callable[[str], object]
@@ -39,7 +40,9 @@ class Work:
     options: TrainOptions
     tasks: tuple[Task, ...]
 
-    def train(self, stores: list[FeatureStore], end_reason: EndReason, say: Say) -> dict[str, Any]:
+    def train(
+        self, stores: list[FeatureStore], prepared: Prepared | None, end_reason: EndReason, say: Say
+    ) -> dict[str, Any]:
         """Train the student, or resume it, unless it is finished; return its result. Raises Pruned
         if a validation ends the run."""
         # Imported here: the settings of a sweep are checked before torch is imported.
@@ -66,6 +69,7 @@ class Work:
                         plan_of(self.options, *stores),
                         resume=report is not None,
                         say=say,
+                        prepared=prepared,
                         on_validation=validated,
                     )
             except Pruned:
@@ -90,6 +94,7 @@ def reason(error: Exception) -> str:
 def finish(
     work: Work,
     stores: list[FeatureStore],
+    prepared: Prepared | None,
     end_reason: EndReason,
     say: Say,
 ) -> tuple[str, Any, str]:
@@ -99,7 +104,7 @@ def finish(
     If scoring fails, the state is still `finished`. Raises Stopped.
     """
     try:
-        result = work.train(stores, end_reason, say)
+        result = work.train(stores, prepared, end_reason, say)
     except Pruned as pruned:
         return "pruned", {}, str(pruned)
     except Exception as error:  # the other students are trained all the same
@@ -147,15 +152,18 @@ class Execution:
     total: str
     say: Say
 
-    def here(self, stores: list[FeatureStore]) -> None:
-        """Execute all runs in this process, with open stores."""
-        while run := self.source.next():
-            self._execute(run, stores)
+    def here(self, stores: list[FeatureStore], starts: dict[Path, Prepared]) -> None:
+        """Execute all runs in this process.
 
-    def _execute(self, run: Run, stores: list[FeatureStore]) -> None:
+        stores: open stores. starts: students that are already prepared, by folder.
+        """
+        while run := self.source.next():
+            self._execute(run, stores, starts.pop(run.folder, None))
+
+    def _execute(self, run: Run, stores: list[FeatureStore], prepared: Prepared | None) -> None:
         self.begin(run)
         work, end_reason = Work(run.options, self.tasks), partial(self.source.validated, run)
-        self.end(run, *finish(work, stores, end_reason, self.say))
+        self.end(run, *finish(work, stores, prepared, end_reason, self.say))
 
     def at_once(self, workers: Workers) -> None:
         """Execute all runs in workers, as many in parallel as `Workers.places` returns."""
@@ -222,7 +230,7 @@ class Execution:
             (task.folder(folder.parent, folder.name) / FILE).exists() for task in self.tasks
         )
         if done:
-            self._execute(run, [])
+            self._execute(run, [], None)
         return done
 
     def begin(self, run: Run) -> None:

@@ -46,6 +46,7 @@ from teachonce.support.signals import stoppable
 
 if TYPE_CHECKING:
     from teachonce.store import FeatureStore
+    from teachonce.student_train.prepared_student import Prepared
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,11 @@ class Sweep:
             return f"{self.folder}: all students are saved; continue with the same command"
 
         with open_stores(checked[0]) as stores:
-            _check(checked, stores)
+            starts = _check(checked, stores)
             if self.ray is None and self.jobs is None:
-                execution.here(stores)
+                execution.here(stores, starts)
+        # Otherwise the prepared students stay in this process's memory while the workers train.
+        starts.clear()
         if self.ray is not None:
             self._on_ray(execution, planned[0].device, DriverNode.here(self.folder, lease), saved)
         elif self.jobs is not None:
@@ -209,9 +212,11 @@ def _sweep_lease(folder: Path) -> Lease:
         ) from None
 
 
-def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> None:
-    """Check every planned student before the first training: one student of each distinct start is
-    prepared. Raises UserError."""
+def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path, Prepared]:
+    """Check every planned student before the first training.
+
+    One student of each distinct start is prepared. Returns the prepared students by folder.
+    """
     from teachonce.student_train.prepared_student import prepare
 
     starts, planned_there = dict[tuple[Any, ...], TrainOptions](), dict[Path, dict[str, Any]]()
@@ -232,10 +237,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> None:
         else:
             start = sorted(scoped(TrainOptions, START))
             starts[tuple(getattr(options, name) for name in start)] = options
-    for options in starts.values():
-        # Not returned: a search over shapes would hold dozens of students in memory. Vocabulary and
-        # weights are made again by the training; the token table is on the disk by then.
-        prepare(options, *stores)
+    return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
 
 
 def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> list[str]:

@@ -84,7 +84,9 @@ def worker(work: Work, home: DriverNode, mailbox: Any, key: Key) -> tuple[str, A
         _wait_until_free(work.options.out_folder())
         work = replace(work, options=work.options.resolved())
         with open_stores(work.options) as stores:
-            return finish(work, stores, end_reason, lambda line: mailbox.say.remote(key, line))
+            return finish(
+                work, stores, None, end_reason, lambda line: mailbox.say.remote(key, line)
+            )
     except Exception as error:  # the other students are trained all the same
         return "failed", {}, f"on {host}: {reason(error)}"
 

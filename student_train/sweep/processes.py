@@ -107,7 +107,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
 
             try:
                 with open_stores(work.options) as stores:
-                    ended = finish(work, stores, end_reason, say)
+                    ended = finish(work, stores, None, end_reason, say)
             except Exception as error:
                 ended = ("failed", {}, reason(error))
             parent.send(("ended", *ended))

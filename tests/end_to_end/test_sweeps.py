@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import gc
 import json
 import os
 import re
 import signal
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +20,6 @@ from teachonce.downstream.cli import main as downstream
 from teachonce.downstream.early_checks import check_tables
 from teachonce.store import open_store
 from teachonce.student_train.plan import train_plan
-from teachonce.student_train.prepared_student import Prepared, prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import job, processes, scores
 from teachonce.student_train.sweep import main as student_sweep
@@ -110,24 +107,6 @@ def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Pa
     says(refused(student_sweep, *words[:-1], "median"), "--prune median", "add --trials N")
 
 
-def test_a_student_that_was_checked_is_released(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = list[weakref.ref[Any]]()
-
-    def watched(*given: Any) -> Prepared:
-        gc.collect()
-        assert not any(student() for student in made)
-        found = prepare(*given)
-        made.append(weakref.ref(found[0]))
-        return found
-
-    monkeypatch.setattr("teachonce.student_train.prepared_student.prepare", watched)
-    shapes = ("--student", "16x2x2", "--student", "32x2x2", "--vocab", "450", "--steps", 1)
-    ok(student_sweep, "--store", store, *STUDENT[2:], *shapes, "--out", tmp_path / "out")
-    assert len(made) == 2 and states(tmp_path / "out") == ["finished", "finished"]
-
-
 def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
     """The hash in its name has only the last component of a path: what it hides is compared."""
     paths = [tmp_path / folder / store.name for folder in ("en", "ru")]
@@ -140,7 +119,7 @@ def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
     init = f"init was {en.init} and is {ru.init}"
 
     def trained(options: TrainOptions) -> dict[str, Any]:
-        return Work(options, ()).train([], lambda *_: "", print)
+        return Work(options, ()).train([], None, lambda *_: "", print)
 
     with open_store(store) as opened:
         with pytest.raises(UserError, match=f"two students of this sweep .*{init}"):
