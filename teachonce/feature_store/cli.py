@@ -88,7 +88,7 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
 @click.option(
     "--model",
     type=MODEL,
-    help=("Compare a sample with the output of this teacher (named as for teacher-dump)."),
+    help="Compare a sample with the output of this teacher (named as for teacher-dump).",
 )
 @click.option(
     "--sample",
@@ -269,7 +269,7 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
 @click.option(
     "--missing-ok",
     is_flag=True,
-    help=("List documents that the store does not have, instead of stopping with an error."),
+    help="List documents that the store does not have, instead of stopping with an error.",
 )
 @printed
 def forget(

@@ -45,9 +45,7 @@ def metadata_options(command: Command) -> Command:
         ),
         click.option(
             "--license",
-            help=(
-                "Write this licence into the card's metadata, such as mit.  [default: unchanged]"
-            ),
+            help="Write this licence into the card's metadata, such as mit.  [default: unchanged]",
         ),
     ):
         command = option(command)
@@ -64,7 +62,7 @@ def push_options(command: Command) -> Command:
         click.option(
             "--revision",
             metavar="BRANCH",
-            help=("Upload to this branch, which is created if it is missing.  [default: main]"),
+            help="Upload to this branch, which is created if it is missing.  [default: main]",
         ),
         click.option("--private", is_flag=True, help="Make a new repository private."),
     ):

@@ -219,7 +219,7 @@ def _of_logits(sample: Sample, ids: Array, teacher: Any) -> Floats:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RowComparison:
     """Compares captured rows with those of a model.
 
     what, unit, reason: for messages.
@@ -239,8 +239,8 @@ class Comparison:
 # noise on its weights by .18. The mean of 64 rows after the prefix of another text is .94, of the
 # rows of another text 7.4.
 SHIFTED = "the rows are shifted"
-LOGITS = Comparison("log-probabilities", "nats", 0.15, 0.4, SHIFTED, _of_logits)
+LOGITS = RowComparison("log-probabilities", "nats", 0.15, 0.4, SHIFTED, _of_logits)
 # Of its layers 2, 15, 27 and 30 by .013 (median) and .14 at most; with 3 % of noise by .1. The
 # median after the prefix of another text is .3, of the states of the token before .9.
 LAYERS = f"the states are those of other layers (--layers), or {SHIFTED}"
-STATES = Comparison("states", "of their length", 0.05, 0.2, LAYERS, _of_states)
+STATES = RowComparison("states", "of their length", 0.05, 0.2, LAYERS, _of_states)
