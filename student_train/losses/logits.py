@@ -7,9 +7,11 @@ except `logit` are in nats. Each is zero, with a gradient, if there is nothing t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -63,7 +65,7 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     # the paper applies it, are not stored.
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student, teacher = sides(logits, targets)
+    student, teacher, _ = sides(logits, targets)
     return divergence(teacher, student, temperature)
 
 
@@ -91,29 +93,54 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     return terms.sum(dim=1).mean() * temperature**2
 
 
-def sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities [G,K+1] of the student and of the teacher: of the stored pieces and
-    of all other pieces."""
-    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]: all of V is stored
+def sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities [G,K+1] of the student and of the teacher, of the stored pieces and
+    of all other pieces, and the student's log-partition [G].
+
+    The last column is -inf where all of V is stored: there are no other pieces.
+    """
+    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]
     left = targets.rest.masked_fill(whole, -torch.inf)
     teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
-    return outcomes(logits.float(), targets, whole), teacher
+    student, log_partition = _Outcomes.apply(logits.float(), targets.ids, targets.valid, whole)
+    return student, teacher, log_partition
 
 
-def outcomes(logits: Tensor, targets: LogitTargets, whole: Tensor) -> Tensor:
-    """Return student log-probabilities [G,K+1] of the stored pieces and of all other pieces.
+class _Outcomes(torch.autograd.Function):
+    """Computes the student's side of `sides`.
 
-    The last column is -inf in rows where `whole` (bool [G]) is true: there are no other pieces.
+    Autograd would keep several tensors [G,V] and take three times as long. Here the probabilities
+    of the pieces in the rest, up to a factor, are all that the derivative needs.
     """
-    log_partition = logits.logsumexp(dim=1, keepdim=True)
-    stored = logits.gather(1, targets.ids) - log_partition
-    stored = stored.masked_fill(~targets.valid, -torch.inf)
-    # Not log(1 - sum of the stored): where the rest is small, that difference has no digits left.
-    others = logits.scatter(1, targets.ids, -torch.inf)
-    # The gradient of logsumexp is NaN if all its inputs are -inf.
-    others = others.masked_fill(whole[:, None], 0.0)
-    rest = others.logsumexp(dim=1, keepdim=True) - log_partition
-    return torch.cat([stored, rest.masked_fill(whole[:, None], -torch.inf)], dim=1)
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, ids: Tensor, valid: Tensor, whole: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # Not log(1 - sum of the stored): where the rest is small, that difference has no digits
+        # left.
+        others = logits.scatter(1, ids, -torch.inf)
+        most = others.amax(dim=1, keepdim=True).clamp(min=torch.finfo(others.dtype).min)
+        others = others.sub_(most).exp_()
+        mass = others.sum(dim=1, keepdim=True)
+        rest = (mass.log() + most).masked_fill_(whole[:, None], -torch.inf)
+        stored = logits.gather(1, ids).masked_fill_(~valid, -torch.inf)
+        found = torch.cat([stored, rest], dim=1)
+        log_partition = found.logsumexp(dim=1, keepdim=True)
+        found -= log_partition
+        ctx.save_for_backward(others, mass, ids, valid, whole, found)
+        return found, log_partition[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, of_partition: Tensor) -> tuple[Tensor, None, None, None]:
+        others, mass, ids, valid, whole, found = ctx.saved_tensors
+        present = torch.cat([valid, ~whole[:, None]], dim=1)
+        grad = grad.masked_fill(~present, 0.0)
+        # All log-probabilities have -log_partition, whose derivative is the softmax.
+        grad = grad - (grad.sum(dim=1) - of_partition)[:, None] * found.exp()
+        of_logits = others * (grad[:, -1:] / mass.clamp(min=torch.finfo(mass.dtype).tiny))
+        return of_logits.scatter_add_(1, ids, grad[:, :-1]), None, None, None
 
 
 def logit(logits: Tensor, targets: LogitTargets) -> Tensor:

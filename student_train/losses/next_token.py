@@ -102,8 +102,10 @@ def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student, teacher = sides(logits, targets)
-    return divergence(teacher, student, temperature) + _tail(logits, targets, student)
+    student, teacher, log_partition = sides(logits, targets)
+    return divergence(teacher, student, temperature) + _tail(
+        logits, log_partition, targets, student
+    )
 
 
 def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
@@ -114,11 +116,11 @@ def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tens
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student, teacher = sides(logits, targets)
+    student, teacher, log_partition = sides(logits, targets)
     log_p = functional.log_softmax(teacher / temperature, dim=1).clamp(min=LEAST)
     present, log_q = _of_present(student, temperature)
     terms = torch.where(present, log_q.exp() * (log_q - log_p), 0.0)
-    return terms.sum(dim=1).mean() * temperature**2 + _tail(logits, targets, student)
+    return terms.sum(dim=1).mean() * temperature**2 + _tail(logits, log_partition, targets, student)
 
 
 def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 0.5) -> Tensor:
@@ -131,7 +133,7 @@ def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 
     """
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student, teacher = sides(logits, targets)
+    student, teacher, log_partition = sides(logits, targets)
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     present, log_q = _of_present(student, temperature)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
@@ -139,7 +141,7 @@ def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 
     to_teacher = torch.where(p > 0, p * (log_p - log_m), 0.0)
     to_student = torch.where(present, q * (log_q - log_m), 0.0)
     both = beta * to_teacher.sum(dim=1) + (1 - beta) * to_student.sum(dim=1)
-    return both.mean() * temperature**2 + _tail(logits, targets, student)
+    return both.mean() * temperature**2 + _tail(logits, log_partition, targets, student)
 
 
 def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
@@ -171,12 +173,11 @@ def _of_present(student: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     return present, functional.log_softmax(student / temperature, dim=1)
 
 
-def _tail(logits: Tensor, targets: NextTargets, student: Tensor) -> Tensor:
+def _tail(logits: Tensor, log_partition: Tensor, targets: NextTargets, student: Tensor) -> Tensor:
     """Return the mean over G of -log(q(piece) / q(rest)) for the next piece. It is zero in rows
     where that piece is stored or the teacher has no rest."""
     stored = ((targets.ids == targets.following[:, None]) & targets.valid).any(dim=1)
     # Random draws have no rest: their mean is the whole cross-entropy, which would count twice.
     stored |= torch.isneginf(targets.rest)
-    own = functional.log_softmax(logits.float(), dim=1)
-    own = own.gather(1, targets.following[:, None])[:, 0]
+    own = logits.gather(1, targets.following[:, None])[:, 0].float() - log_partition
     return torch.where(stored, 0.0, student[:, -1] - own).mean()

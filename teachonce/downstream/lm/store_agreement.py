@@ -67,7 +67,7 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
             equal += int((own.argmax(dim=1) == best).sum())
             # The mean over no position would be NaN.
             if len(own):
-                student, teacher = sides(own, targets)
+                student, teacher, _ = sides(own, targets)
                 nats += float(divergence(teacher, student, 1.0)) * len(own)
             places += len(own)
             bar.update(len(own))

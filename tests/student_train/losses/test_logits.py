@@ -10,15 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from teachonce.student_train.data.targets import fold
 from teachonce.student_train.losses.logits import (
+    LogitTargets,
     SharedTargets,
     hard,
     kl,
     kl_shared,
     logit,
     mlm,
+    sides,
 )
 from tests.student_train.kept_logits import (
     V_STUDENT,
@@ -53,6 +56,48 @@ def test_slots_that_are_not_valid_change_nothing(seed: int, slots: int) -> None:
     assert filled == pytest.approx(plain, rel=1e-5, abs=1e-9)
     assert torch.equal(logit(logits, wider), logit(logits, targets))
     assert torch.equal(hard(logits, wider), hard(logits, targets))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    pieces=st.integers(2, 12),
+    scale=st.sampled_from([0.1, 3.0, 200.0]),
+)
+def test_gradients_of_kept_pieces_and_of_their_rest_are_those_of_the_definition(
+    seed: int, pieces: int, scale: float
+) -> None:
+    vocabulary = np.random.default_rng(seed).integers(-1, pieces, V_TEACHER)
+    targets, some = fold(*kept_logits(seed, 6), vocabulary)
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (int(some.sum()), pieces), (len(targets.ids), targets.ids.shape[1] + 1)
+    logits, weights = (torch.randn(shape, generator=generator) for shape in shapes)
+    logits = (logits * scale).requires_grad_()
+    exact = logits.detach().double().requires_grad_()
+    student, _, log_partition = sides(logits, targets)
+    values = [
+        (each * weights)[each.isfinite()].sum() + (each.isfinite().sum(1) * each_partition).sum()
+        for each, each_partition in [
+            (student, log_partition),
+            (_by_definition(exact, targets), exact.logsumexp(1)),
+        ]
+    ]
+    torch.testing.assert_close(values[0].double(), values[1], rtol=1e-4, atol=1e-4)
+    for value in values:
+        value.backward()
+    assert logits.grad is not None and exact.grad is not None
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+
+
+def _by_definition(logits: Tensor, targets: LogitTargets) -> Tensor:
+    """Log-probabilities [G,K+1] by plain operations; -inf for slots and rests without a piece."""
+    rows = []
+    for row, ids, valid in zip(logits.log_softmax(1), targets.ids, targets.valid, strict=True):
+        kept = torch.zeros(len(row), dtype=torch.bool)
+        kept[ids[valid]] = True
+        left = row[~kept].logsumexp(0) if not kept.all() else row.new_tensor(-torch.inf)
+        rows.append(torch.cat([row[ids].masked_fill(~valid, -torch.inf), left[None]]))
+    return torch.stack(rows) if rows else logits.new_zeros(0, targets.ids.shape[1] + 1)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
