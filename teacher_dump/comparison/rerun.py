@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 
 from teachonce.checkpoints.names import resolve_teacher
 from teachonce.checkpoints.text_vectors import POOLINGS
-from teachonce.checkpoints.unreadable import OwnCodeError
 from teachonce.store import Features, FeatureStore, Record, TaskSpec, UserError
 from teachonce.store.errors import StoreError
 from teachonce.store.extras.word_counts import WordCounts
@@ -104,11 +103,14 @@ class LiveReport:
             )
 
 
-def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) -> LiveReport:
+def check(
+    store: FeatureStore, model: str, sample: int, seed: int, device: str, trusted: bool = False
+) -> LiveReport:
     """Compare `sample` sequences, chosen by `seed`, in all views with the output of `model`.
 
-    The teacher runs in the precision of the dump. Raises UserError if the model cannot be the
-    teacher of the store, or if the store's arguments are invalid.
+    The teacher runs in the precision of the dump. trusted: whether Python code of the model may
+    run, which the store does not decide. Raises UserError if the model cannot be the teacher of the
+    store, or if the store's arguments are invalid.
     """
     if not len(store) or sample < 1:
         raise UserError(
@@ -118,21 +120,15 @@ def check(store: FeatureStore, model: str, sample: int, seed: int, device: str) 
     precision = arguments["precision"]
     chosen = device if device == "cpu" else resolved_device(device)
     check_device(chosen, torch.cuda.device_count())
-    try:
-        teacher = load_teacher(
-            resolve_teacher(model, arguments["gguf"]),
-            head=_head(store.features),
-            hidden=states_option(store.features.hidden),
-            attention=states_option(store.features.attention),
-            device=chosen,
-            precision=precision,
-            vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
-        )
-    except OwnCodeError as error:
-        raise UserError(
-            f"--model {model}: needs Python code of its own, which only teacher-dump runs"
-            " (--trust-remote-code); verify the store without --model"
-        ) from error
+    teacher = load_teacher(
+        replace(resolve_teacher(model, arguments["gguf"]), trusted=trusted),
+        head=_head(store.features),
+        hidden=states_option(store.features.hidden),
+        attention=states_option(store.features.attention),
+        device=chosen,
+        precision=precision,
+        vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
+    )
     teacher.start_with("none" if arguments["bos"] is None else str(arguments["bos"]))
     return compare(store, teacher, sample, seed)
 
@@ -323,10 +319,11 @@ class _Sample:
             )
         if versions := other_versions(self.store.meta["software"]):
             notes.append(f"the store was made with other versions: {version_words(versions)}")
-        if self.arguments["remote_code"]:
+        if self.arguments["remote_code"] and not self.teacher.trusted:
             notes.append(
-                "the dump may have run Python code of the model (--trust-remote-code), and this"
-                " command runs the class of transformers, which may compute other numbers"
+                "the dump may have run Python code of the model, and this command ran the class of"
+                " transformers, which may compute other numbers; read the code, then give"
+                " --trust-remote-code to run it"
             )
         if self.left_out:
             notes.append(

@@ -72,11 +72,12 @@ class Activations:
 class Teacher:
     """A model in evaluation mode, with hooks that average states and maps.
 
-    `name` is what the user typed, `revision` the commit on the hub (None for a folder). `head`,
-    `decoder`, `task` and `text_vectors` are the fields of `Head`. `notes` are lines about fields of
-    the checkpoint's files that nothing reads. `one_length` is True if padding changes the output
-    for a text: each batch then has texts of one length. `first_token` is the id that `start_with`
-    lets the tokenizer put in front of each text, or None.
+    `name` is what the user typed, `revision` the commit on the hub (None for a folder). `trusted`
+    is True if Python code of the checkpoint may run. `head`, `decoder`, `task` and `text_vectors`
+    are the fields of `Head`. `notes` are lines about fields of the checkpoint's files that nothing
+    reads. `one_length` is True if padding changes the output for a text: each batch then has texts
+    of one length. `first_token` is the id that `start_with` lets the tokenizer put in front of each
+    text, or None.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Teacher:
         self.head, self.decoder = head.kind, head.decoder
         self.task, self.text_vectors = head.task, head.text_vectors
         self.name, self.revision = resolved.name, resolved.revision
+        self.trusted = resolved.trusted
         self.model, self.tokenizer = model, tokenizer
         self.base = cast(Any, model.base_model)
         self.config = cast(Any, self.base.config)

@@ -24,7 +24,6 @@ from teachonce.checkpoints.fields import (
     Fields,
 )
 from teachonce.checkpoints.names import ResolvedModel, adapter_error, finder
-from teachonce.checkpoints.unreadable import OwnCodeError
 from teachonce.support.errors import UserError
 
 
@@ -104,10 +103,11 @@ def check_checkpoint(model: ResolvedModel, config: Any) -> None:
         # If transformers has a class of this name, too, the checkpoint is not refused: `unread`
         # reports that the two classes may compute different numbers.
         if not of_transformers(name):
-            raise OwnCodeError(
+            raise UserError(
                 f"{model.name}: its class {name} is Python code of its own (auto_map of"
                 f" {CONFIG}), and transformers would read it as {type(config).__name__} instead;"
-                " read the code, then give --trust-remote-code to teacher-dump"
+                " read the code, then give --trust-remote-code to teacher-dump or feature-store"
+                " verify"
             )
 
 

@@ -41,7 +41,7 @@ from teachonce.checkpoints.sentence_settings import (
     read_classifier,
 )
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
-from teachonce.checkpoints.unreadable import OwnCodeError, damaged_file
+from teachonce.checkpoints.unreadable import damaged_file
 from teachonce.checkpoints.weights import check_all_read, check_no_whole_numbers
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError, first_line, out_of_memory
@@ -83,9 +83,9 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
         if out_of_memory(error):
             raise
         if not (flag or model.trusted) and "trust_remote_code" in str(error):
-            raise OwnCodeError(
+            raise UserError(
                 f"model {model.name}: comes with Python code, which is not run; read that code,"
-                " then give --trust-remote-code to teacher-dump"
+                " then give --trust-remote-code to teacher-dump or feature-store verify"
             ) from error
         where = f"{flag}: {model.name}" if flag else f"model {model.name}"
         if damage := damaged_file(Path(model.path_or_id)):

@@ -19,10 +19,6 @@ SETTINGS = (
 SCORES = "scores.json"  # of `downstream`, which writes it into every --out folder
 
 
-class OwnCodeError(UserError):
-    """Raised for a checkpoint that only Python code of its own can load, which is not run."""
-
-
 @contextmanager
 def folder_errors(problem: str) -> Iterator[None]:
     """Raise UserError, which begins with `problem`, for every error except a lack of memory."""

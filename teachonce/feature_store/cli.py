@@ -108,9 +108,16 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
     default="auto",
     help="Run --model on auto | cpu | cuda | cuda:N.",
 )
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with --model.")
 @printed
 def verify(
-    path: str, allow_partial: bool, model: str | None, sample: int, seed: int, device: str
+    path: str,
+    allow_partial: bool,
+    model: str | None,
+    sample: int,
+    seed: int,
+    device: str,
+    trust_remote_code: bool,
 ) -> Iterator[Output]:
     """Read a whole store and compare it with its checksums.
 
@@ -127,7 +134,8 @@ def verify(
         from teachonce.store.read.store import open_store
         from teachonce.teacher_dump.comparison.rerun import check
 
-        found = check(open_store(path, allow_partial=allow_partial), model, sample, seed, device)
+        store = open_store(path, allow_partial=allow_partial)
+        found = check(store, model, sample, seed, device, trust_remote_code)
         yield Output({"teacher": {"model": model, **asdict(found)}}, found.lines(path, model))
         found.check(path, model)
 

@@ -313,4 +313,5 @@ def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corp
     assert rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").problems == []
     store.identity["arguments"] = {"remote_code": True}
     (note,) = rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu").notes
-    assert "may have run Python code of the model (--trust-remote-code)" in note
+    assert "may have run Python code of the model" in note and "--trust-remote-code" in note
+    assert rerun.check(store, str(tiny_teacher("bert")), 3, 0, "cpu", trusted=True).notes == []
