@@ -71,7 +71,8 @@ def main(**given: Any) -> None:
         return
     options = DumpOptions(**read_words(DumpOptions, given))
     if options.plan:
-        _plan(options)
+        if is_main_process():
+            _plan(options)
         return
     if options.ray is not None:
         _share_on_ray(options)

@@ -108,3 +108,15 @@ def test_a_disk_that_is_too_small_is_told_before_anything_runs(
     line = refused(teacher_dump, *words, "--logits", "topk:8")
     says(line, "1 kB free", "free some space, give an --out")
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_only_the_first_process_of_torchrun_plans(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, out = write_corpus(tmp_path / "corpus.txt", 4), tmp_path / "store.zarr"
+    words = ("--model", model, "--corpus", corpus, "--out", out, "--device", "cpu", "--plan")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert ok(teacher_dump, *words) == ""
+    monkeypatch.setenv("RANK", "0")
+    says(ok(teacher_dump, *words), "time  ")
