@@ -17,7 +17,7 @@ from teachonce.student_train.settings.contradictions import NEXT
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.card_metadata import check_metadata
-from teachonce.support.click_types import Text
+from teachonce.support.click_types import LocalPath, Text
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
@@ -212,7 +212,7 @@ def main(
         "student-train push student me/my-student --license mit --language en",
     )
 )
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=LocalPath())
 @click.argument("repository", metavar="USER/NAME")
 @push_options
 @command_errors

@@ -13,7 +13,7 @@ from teachonce.student_train.cli import GROUPS, parameters
 from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.space import over, read_space, varied
-from teachonce.support.click_types import Names
+from teachonce.support.click_types import LocalPath, Names
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
@@ -30,11 +30,10 @@ EXAMPLES = examples(
     "student-sweep --store store.zarr --vocab 5k --vocab 10k --loss mlm=1 --loss mlm=1,hidden=30",
     "student-sweep --store store.zarr --student 128x2x2 --lr 1e-3 --lr 3e-3 --jobs 2",
 )
-FILE = click.Path(path_type=Path)
 OF_SWEEP = (
     click.Option(
         ["--grid"],
-        type=FILE,
+        type=LocalPath(),
         help="Read a list of settings for each option from FILE.toml; options on the command line"
         " override it.",
     ),
@@ -76,13 +75,13 @@ OF_SWEEP = (
     ),
     click.Option(
         ["--downstream"],
-        type=FILE,
+        type=LocalPath(),
         help="Score each student, and each model of [models], on the tasks of FILE.toml: tables"
         " [tasks.NAME] with options of downstream.",
     ),
     click.Option(
         ["--page"],
-        type=FILE,
+        type=LocalPath(),
         help="Only write index.html of a sweep's folder; the sweep may still run.",
     ),
     click.Option(

@@ -262,7 +262,7 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
 @click.argument("path", type=PATH)
 @click.option(
     "--documents",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=LocalPath(exists=True, dir_okay=False),
     help="Read documents from this file: in each line the number of a document, or the SHA-256 of"
     " its text.",
 )

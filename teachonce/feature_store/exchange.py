@@ -18,7 +18,7 @@ from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Names, T
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE = LocalPath(exists=True, dir_okay=False)
 # On stderr: with --json, stdout is one JSON object.
 say = partial(click.echo, err=True)
 
@@ -30,7 +30,7 @@ say = partial(click.echo, err=True)
         "feature-store import run store.zarr --tokenizer my-teacher --tokens tokens.npy",
     ),
 )
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=LocalPath())
 @click.argument("target", type=LocalPath())
 @click.option(
     "--format",

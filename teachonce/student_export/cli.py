@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ from teachonce.student_export.options import (
     check_llama_cpp,
 )
 from teachonce.support import files
+from teachonce.support.click_types import LocalPath
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError, suggest_path
 from teachonce.support.extras import check_library
@@ -52,7 +52,7 @@ EXAMPLES = examples(
 
 
 def _parameters() -> list[click.Parameter]:
-    folder = click.Argument(["folder"], type=click.Path(path_type=Path))
+    folder = click.Argument(["folder"], type=LocalPath())
     return [folder, *click_options(ExportOptions)]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from teachonce.checkpoints.names import EXPORTED
 from teachonce.student_predict.options import PredictOptions, check_folder
+from teachonce.support.click_types import LocalPath
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options
@@ -38,7 +38,7 @@ EXAMPLES = examples(
 
 
 def _parameters() -> list[click.Parameter]:
-    folder = click.Argument(["folder"], type=click.Path(path_type=Path))
+    folder = click.Argument(["folder"], type=LocalPath())
     texts = click.Argument(["texts"], metavar="[TEXT]...", nargs=-1)
     return [folder, texts, *click_options(PredictOptions)]
 

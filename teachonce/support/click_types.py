@@ -46,10 +46,10 @@ PATH = Text()
 
 class LocalPath(click.Path):
     """A click type for a path on this machine, as a Path; `Path("s3://a")` would be a folder `s3:`
-    here."""
+    here. `checks` are those of `click.Path`, such as `exists`."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
+    def __init__(self, **checks: bool) -> None:
+        super().__init__(path_type=Path, **checks)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if "://" in str(value):

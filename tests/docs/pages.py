@@ -55,6 +55,14 @@ def blocks_of(page: str) -> list[Block]:
     return [Block(language, code, not kept) for kept, language, code in BLOCK.findall(text)]
 
 
+def every(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and those below it, with their names."""
+    yield name, command
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            yield from every(f"{name} {below.name}", below)
+
+
 def ours(words: list[str]) -> tuple[click.Command, list[str]] | None:
     """Find the command of ours in a line, perhaps behind a launcher, and its words."""
     for place, word in enumerate(words):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,17 +10,9 @@ import pytest
 
 from teachonce.support.console import CONTEXT
 from teachonce.support.grouped_help import GroupedCommand
-from tests.docs.pages import COMMANDS, leaf, ours
+from tests.docs.pages import COMMANDS, every, leaf, ours
 
 MANY = 12
-
-
-def every(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """Yield a command and those below it, with their names."""
-    yield name, command
-    if isinstance(command, click.Group):
-        for below in command.commands.values():
-            yield from every(f"{name} {below.name}", below)
 
 
 LONG = {

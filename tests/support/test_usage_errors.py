@@ -13,6 +13,7 @@ from teachonce.student_predict.cli import main as student_predict
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.teacher_dump.cli import main as teacher_dump
+from tests.docs.pages import COMMANDS, every
 
 LINES: list[tuple[click.Command, str, str, str]] = [
     (
@@ -58,3 +59,13 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
     words = "Error: inof: no such command; did you mean info? expected one of convert, export, "
     assert found.stderr.startswith(words)
     assert found.stderr.endswith("verify; `feature-store --help` lists all options\n")
+
+
+@pytest.mark.parametrize("top", COMMANDS)
+def test_every_path_on_this_machine_refuses_a_url(top: str) -> None:
+    for name, command in every(top, COMMANDS[top]):
+        for each in (param for param in command.params if isinstance(param.type, click.Path)):
+            with pytest.raises(click.BadParameter) as refused:
+                each.type.convert("s3://me:secret@bucket/a", each, None)
+            expected = "s3://bucket/a: is a URL, expected a path on this machine"
+            assert expected in refused.value.message, (name, each.name)
