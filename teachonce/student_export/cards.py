@@ -36,6 +36,9 @@ LOADING = re.compile(
 )
 # A sentence on a file that an export does not have.
 RECORD = re.compile(r"^`training\.json` has .*\n", re.MULTILINE)
+# The table of exports, and a row of it with a file that an export does not have.
+SECTION = re.compile(f"{BEGIN}.*?(?:{END}|\\Z)", re.DOTALL)
+ROW = re.compile(r"^\| `.*\n", re.MULTILINE)
 FRONT = re.compile(r"\A---\n.*?^---\n", re.MULTILINE | re.DOTALL)
 
 
@@ -82,6 +85,7 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     # The library of that name would load weights, and an export has none.
     head = re.sub(r"^library_name: .*\n", "", head, flags=re.MULTILINE)
     body = RECORD.sub("", LOADING.sub("", body))
+    body = SECTION.sub(lambda section: ROW.sub("", section[0]), body)
     # Before the first section; without one find() returns -1, and -1 + 1 is falsy.
     place = body.find("\n## ") + 1 or len(body)
     sections = [_how_to_run(student, each) for each in made]
@@ -140,22 +144,18 @@ print(model.encode(["A text.", "Another text."]))
 ```"""
 
 
-def write_card(
-    card: str, own: Exported, made: Sequence[Exported], path: Path, *, add: bool = True
-) -> None:
+def write_card(card: str, own: Exported, made: Sequence[Exported], path: Path) -> None:
     """Write a model card with a table that compares the exports with the student in float32.
 
     own: the student itself, as the row STUDENT.
 
-    If `card` already has such a table, its rows for other files remain if `add` is set, and the
-    student's score if `own` has none.
+    If `card` already has such a table, its rows for other files remain, and the student's score if
+    `own` has none.
     """
     before, _, rest = card.partition(BEGIN)
     old, _, after = rest.partition(END)
     rows = _table_rows(old)
     scored = rows.get(STUDENT, [""])[:2] if own.score is None else [""]
-    if not add:
-        rows.clear()
     rows[STUDENT] = _cells(own)
     if scored[0]:
         rows[STUDENT][:2] = scored

@@ -168,8 +168,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         card = options.folder / CARD
         before = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
         text = without_credentials(before)
-        # Files that the student's card lists already are in other folders.
-        write_card(export_card(text, student, made), own, made, scratch / CARD, add=False)
+        write_card(export_card(text, student, made), own, made, scratch / CARD)
         scratch.chmod(0o755)  # mkdtemp gives 0700
         files.rename(scratch, options.out)
         # Last, so that the student's card lists no export that was not published.
