@@ -213,13 +213,19 @@ class SpanKind:
     """Describes spans of the texts: masked words, or the messages of chats.
 
     group: the group of their arrays. what: their name in messages, in the plural. number: the array
-    with a number for each span. numbers: the numbers that it may have.
+    with a number for each span. numbers: the numbers that it may have. empty: whether a span may
+    have no character.
     """
 
     group: str
     what: str
     number: str
     numbers: tuple[int, ...]
+    empty: bool = False
+
+    def too_short(self, begin: Array, end: Array) -> Array:
+        """Return which spans have too few characters: bool [M]."""
+        return np.asarray(begin > end if self.empty else begin >= end)
 
 
 def span_kind(view: int) -> SpanKind:
@@ -227,7 +233,7 @@ def span_kind(view: int) -> SpanKind:
     which has none, the messages of chats."""
     if view:
         return SpanKind(f"view{view}/mask", "masked words", "action", tuple(range(ACTIONS)))
-    return SpanKind(MESSAGES, "messages", "role", (*range(len(ROLES)), UNLISTED_ROLE))
+    return SpanKind(MESSAGES, "messages", "role", (*range(len(ROLES)), UNLISTED_ROLE), empty=True)
 
 
 def _spans(kind: SpanKind, counts: Counts, view: int) -> dict[str, ArraySpec]:

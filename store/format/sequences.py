@@ -195,13 +195,14 @@ def encode_spans(
     for number, (given, text) in enumerate(zip(spans, texts, strict=True)):
         each = np.asarray(given, np.int64).reshape(-1, 3)
         begin, end, numbers = each.T
-        ordered = (begin < end).all() and (begin[1:] >= end[:-1]).all()
+        ordered = not kind.too_short(begin, end).any() and (begin[1:] >= end[:-1]).all()
         # Of ascending spans, the first and the last bound all others.
         inside = not len(each) or (begin[0] >= 0 and end[-1] <= len(text))
         if not ordered or not inside or not np.isin(numbers, kind.numbers).all():
             raise StoreError(
-                f"{where}, sequence {number}: {kind.what} must be ascending spans begin < end of"
-                f" its {len(text)} characters with the {kind.number}"
+                f"{where}, sequence {number}: {kind.what} must be ascending spans begin"
+                f" {'<=' if kind.empty else '<'} end of its {len(text)} characters with the"
+                f" {kind.number}"
                 f" {', '.join(map(str, kind.numbers))}"
             )
         rows.append(each)

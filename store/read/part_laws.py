@@ -78,7 +78,8 @@ def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
     # A sequence without words at the end of the part begins behind the last word.
     after[heads[heads < len(spans)]] = 0
     limit = np.repeat(lengths, np.diff(start))
-    bad = (begin < after) | (begin >= end) | (end > limit) | ~np.isin(number, kind.numbers)
+    bad = (begin < after) | kind.too_short(begin, end) | (end > limit)
+    bad |= ~np.isin(number, kind.numbers)
     return [f"{kind.group} is not ascending {kind.what} of the text"] if bad.any() else []
 
 

@@ -251,10 +251,8 @@ class _Places:
         for (begin, end), limit, (low, high), last in zip(
             contents, limits, own.contents, own.ends, strict=True
         ):
-            # The student is trained on the end of a message if the teacher's is learnt. The first
-            # marks alone: after others the end of an empty message may be learnt.
-            (behind,) = np.nonzero((offsets[:, 0] >= end) & (offsets[:, 1] <= limit))
-            closes = behind[np.cumprod(learnt[behind]) > 0]
+            # The student is trained on the end of a message if the teacher's is learnt.
+            closes = learnt & (offsets[:, 0] >= end) & (offsets[:, 1] <= limit)
             reach = int(offsets[closes, 1].max(initial=end))
             theirs += [_before_blanks(chat.text, theirs[-1], begin), end, reach]
             ahead += [_before_blanks(own.text, student[-1], low), high]

@@ -140,8 +140,11 @@ def messages_of(contents: Sequence[tuple[int, int, int]], begin: int, text: str)
     `text`, starts.
     """
     found = np.array(contents, np.int32).reshape(-1, 3)
-    found[:, :2] = np.clip(found[:, :2] - begin, 0, len(text))
-    return found[found[:, 0] < found[:, 1]]
+    spans = found[:, :2] - begin
+    found[:, :2] = np.clip(spans, 0, len(text))
+    # A content is where it has characters; an empty one, wherever its place is in the window.
+    whole = (found[:, :2] == spans).all(axis=1)
+    return np.asarray(found[whole | (found[:, 0] < found[:, 1])])
 
 
 def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text: str) -> Array:

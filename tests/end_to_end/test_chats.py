@@ -243,6 +243,36 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
     assert np.array_equal(chunks.logprobs, np.array(taught, np.float32))
 
 
+@pytest.mark.parametrize("length", [128, 24])
+def test_an_empty_message_has_its_marks(tmp_path: Path, model: Path, length: int) -> None:
+    """Without them a template may write a system message of its own, or refuse the chat."""
+    turns = [("system", ""), ("user", "a"), ("assistant", ""), ("user", "the story")]
+    chat = [{"role": role, "content": content} for role, content in [*turns, ("assistant", "b")]]
+    path, corpus = tmp_path / "a.zarr", write_chats(tmp_path / "chats.jsonl", [chat] * 30)
+    ok(teacher_dump, *words_for(model, corpus, path), "--max-length", length)
+    ok(feature_store, "verify", path)
+    assert learnt_texts(open_store(path), 0) == ["<end>", "b<end>"]
+    strict = (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% for m in messages[1:] %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    )
+    own = with_own_marks(tmp_path / "own", model, strict + OWN if length == 128 else OWN)
+    batches = StudentBatches(path, str(own), student="llama:32x2x4", loss={"next": 1.0, "alm": 1.0})
+    (raw,) = open_store(path).gather([np.arange(len(open_store(path)))])
+    collator, tokenizer = batches.collator, batches.tokenizer
+    assert collator.own_template is not None
+    read, _ = collator.own_template.of_batch(raw)
+    expected = tokenizer.apply_chat_template(chat, tokenize=False) * 30
+    found = "".join(read.texts)
+    assert found == expected or length == 24
+    assert found.replace("<|im_end|>\n", "") == expected.replace("<|im_end|>\n", "")
+    batch = collator.for_validation(raw, 0, (0,))
+    chunks = batch.aligned["bytes"].chunks
+    assert tokenizer.decode(batch.labels) == "<|im_end|>b<|im_end|>" * 30
+    assert chunks is not None and np.array_equal(chunks.following, batch.labels)
+
+
 @pytest.mark.parametrize("side", ["teacher", "student"])
 def test_the_first_token_of_an_answer_may_begin_with_a_blank_of_the_template(
     tmp_path: Path, model: Path, side: str

@@ -123,6 +123,7 @@ def test_bad_sequences_are_refused(change: dict[str, Any], message: str) -> None
         ({"context": [-1]}, "context must be 1 numbers"),
         ({"learn": [True]}, r"learn has shape \[1\], expected \[3\]"),
         ({"messages": [[[0, 2, 7]]]}, "messages must be ascending .* the role 0, 1, .*, 6, 255"),
+        ({"messages": [[[2, 1, 0]]]}, "messages must be ascending spans begin <= end"),
         ({"messages": [[], []]}, "messages of 2 sequences, expected 1"),
     ],
 )
@@ -215,7 +216,13 @@ def test_bad_counts_masks_and_features() -> None:
     writer = PartWriter(features, {}, [3])
     offsets = [(0, 1), (1, 2), (2, 4)]
     writer.set_sequences(Sequences(["abcd"], [0], [0], [0], [1, 2, 3], offsets, [0, 0, 0]))
-    for spans in ([(2, 3, 0), (0, 1, 0)], [(0, 2, 0), (1, 3, 0)], [(0, 9, 0)], [(0, 1, 3)]):
+    for spans in (
+        [(2, 3, 0), (0, 1, 0)],
+        [(0, 2, 0), (1, 3, 0)],
+        [(0, 9, 0)],
+        [(0, 1, 3)],
+        [(1, 1, 0)],
+    ):
         with pytest.raises(StoreError, match="sequence 0: masked words must be ascending"):
             writer.set_masks(1, [spans])
     with pytest.raises(StoreError, match="masks of view 1"):

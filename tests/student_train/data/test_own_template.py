@@ -61,7 +61,7 @@ def own_template(template: str) -> OwnTemplate:
 def test_contents_and_their_tokens_stay(data: st.DataObject) -> None:
     theirs, ours = (data.draw(st.sampled_from(sorted(TEMPLATES))) for _ in range(2))
     roles = ["user", *data.draw(st.lists(st.sampled_from(ROLES), max_size=4))]
-    each = st.text(LETTERS, min_size=1, max_size=8)
+    each = st.text(LETTERS, max_size=8)
     contents = data.draw(st.lists(each, min_size=len(roles), max_size=len(roles)))
     around = texts_around(lambda messages: render(theirs, messages), roles)
     assert around is not None
