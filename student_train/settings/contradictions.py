@@ -27,8 +27,8 @@ def check_together(options: TrainOptions) -> None:
     _check_start(options)
     _check_bilstm(options)
     _check_data(options)
-    _check_losses(options)
     _check_predictions(options)
+    _check_losses(options)
     _check_cache(options)
 
 

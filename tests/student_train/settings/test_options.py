@@ -81,6 +81,11 @@ from teachonce.support.options import options_of, scoped
         ({"lr_end": 1e-4, "schedule": "plateau"}, "--lr-end 0.0001 and --schedule plateau"),
         ({"lr_end": 1e-4, "schedule": "constant"}, "--lr-end 0.0001 and --schedule constant"),
         ({"mask_prob": 0.0}, "--mask-prob 0: --loss mlm needs masked tokens"),
+        # Before its alignment, for no alignment lets a decoder train on it.
+        (
+            {"loss": {"kl-shared": 1.0}, "student": "llama:8x1x1"},
+            "--loss kl-shared: --student llama:8x1x1 is a decoder",
+        ),
         ({"cache": "ram", "workers": 2}, "--cache ram and --workers 2: each worker"),
     ],
 )
