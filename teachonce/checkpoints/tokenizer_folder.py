@@ -21,13 +21,15 @@ IN_5, IN_4 = "TokenizersBackend", "PreTrainedTokenizerFast"  # names of one clas
 OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 saves how the tokenizer was loaded
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save a fast tokenizer of transformers 5 so that transformers 4 and 5 load it."""
+def save_tokenizer(tokenizer: Any, folder: Path, **more: Any) -> None:
+    """Save a fast tokenizer of transformers 5 so that transformers 4 and 5 load it, with `more`
+    settings."""
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
     settings = common_settings(json.loads(path.read_text("utf-8")))
     # Without it, 4 would add token_type_ids.
     settings["model_input_names"] = list(tokenizer.model_input_names)
+    settings |= more
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 

@@ -45,9 +45,9 @@ def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
     """
     if student.kind == DECODER:
         tokenizer = load_tokenizer(resolve_model(str(student.folder)))
-        if prepended_token(tokenizer.backend_tokenizer) is not None:
-            tokenizer.init_kwargs["add_bos_token"] = True  # transformers.js looks for it here
-        save_tokenizer(tokenizer, folder)
+        # transformers.js reads it, and would leave the token out; transformers does not save it.
+        begins = prepended_token(tokenizer.backend_tokenizer) is not None
+        save_tokenizer(tokenizer, folder, **({"add_bos_token": True} if begins else {}))
         return
     save_tokenizer(student.tokenizer, folder)
     path = folder / "tokenizer.json"
