@@ -102,7 +102,8 @@ def sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor, Tensor
     whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]
     left = targets.rest.masked_fill(whole, -torch.inf)
     teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
-    student, log_partition = _Outcomes.apply(logits.float(), targets.ids, targets.valid, whole)
+    outcomes: Any = _Outcomes.apply  # untyped in torch
+    student, log_partition = outcomes(logits.float(), targets.ids, targets.valid, whole)
     return student, teacher, log_partition
 
 
