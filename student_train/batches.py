@@ -111,7 +111,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         (self._plan,), (source,) = plan.stages[0].batches, plan.sources
         self._blocks, self._held_out = source.blocks(self._plan), source.held_out
         word = self.options.vocab if vocab is None else vocab
-        self.tokenizer = _tokenizer(word, self.store, plan.shape.pattern)
+        self.tokenizer = _tokenizer(word, self.store, plan.shape.family)
         fit_tokenizer(self.tokenizer, plan)
         self.collator = make_collator(plan, self.store, self.tokenizer)
         if plan.shape.causal:
@@ -228,13 +228,13 @@ def _options(
     return options
 
 
-def _tokenizer(vocab: Any, store: FeatureStore, pattern: str) -> Any:
+def _tokenizer(vocab: Any, store: FeatureStore, family: str) -> Any:
     if isinstance(vocab, str):
-        return student_tokenizer(vocab, store, pattern=pattern)
+        return student_tokenizer(vocab, store, family=family)
     if not hasattr(vocab, "is_fast"):
         raise UserError(
             f"vocab: expected a word such as 5k, a folder, or a tokenizer of transformers, got"
             f" {type(vocab).__name__}"
         )
     # A copy: `fit_tokenizer` sets the student's max length and truncation side in it.
-    return check_student_tokenizer(copy.deepcopy(vocab), type(vocab).__name__, bool(pattern))
+    return check_student_tokenizer(copy.deepcopy(vocab), type(vocab).__name__, bool(family))

@@ -69,8 +69,8 @@ def prepare_plan(plan: TrainPlan) -> Prepared:
 
 def _prepared(plan: TrainPlan) -> Prepared:
     options, store = plan.options, plan.store
-    pattern, others = plan.shape.pattern, plan.stores[1:]
-    tokenizer = student_tokenizer(options.vocab, store, others=others, pattern=pattern)
+    family, others = plan.shape.family, plan.stores[1:]
+    tokenizer = student_tokenizer(options.vocab, store, others=others, family=family)
     template = fit_tokenizer(tokenizer, plan)
     how = resolved_start(options.init, plan.shape, store)
     # So that each process of a training draws the same initial weights.

@@ -90,8 +90,17 @@ LLAMA = DecoderParts(
     "mlp.down_proj",
     "intermediate_size",
 )
+QWEN2_LAYER = {
+    **LLAMA_LAYER,
+    **{f"self_attn.{name}_proj.bias": axis for name, axis in (("q", "Q"), ("k", "K"), ("v", "K"))},
+}
 QWEN3_LAYER = {**LLAMA_LAYER, "self_attn.q_norm.weight": "H", "self_attn.k_norm.weight": "H"}
-PARTS = {"gpt2": GPT2, "llama": LLAMA, "qwen3": replace(LLAMA, layer=QWEN3_LAYER)}
+PARTS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "qwen2": replace(LLAMA, layer=QWEN2_LAYER),
+    "qwen3": replace(LLAMA, layer=QWEN3_LAYER),
+}
 """By kind of student."""
 
 

@@ -13,7 +13,10 @@ from teachonce.support.errors import UserError
 
 SCALED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 """The settings that rotary positions of the type llama3 have in addition to their base."""
-EPSILONS = {"gpt2": "layer_norm_epsilon", "llama": "rms_norm_eps", "qwen3": "rms_norm_eps"}
+EPSILONS = {
+    "gpt2": "layer_norm_epsilon",
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), "rms_norm_eps"),
+}
 """The name of the norms' epsilon, by the kinds of students whose layers can be copied."""
 
 OF_LAYERS = {

@@ -26,6 +26,8 @@ from transformers import (
     ModernBertForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -291,6 +293,7 @@ KINDS: dict[str, Kind] = {
     ),
     "gpt2": _decoder(_gpt2, GPT2LMHeadModel),  # Radford et al. 2019
     "llama": _decoder(_gated(LlamaConfig), LlamaForCausalLM),  # Touvron et al. 2023
+    "qwen2": _decoder(_gated(Qwen2Config), Qwen2ForCausalLM),
     "qwen3": _decoder(_gated(Qwen3Config), Qwen3ForCausalLM),
     "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
         _bilstm,

@@ -31,30 +31,30 @@ def student_tokenizer(
     store: FeatureStore,
     blocks: Array | None = None,
     others: Sequence[FeatureStore] = (),
-    pattern: str = "",
+    family: str = "",
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer of `--vocab`.
 
     blocks: rows of `store.blocks()`; only their text is read.
     others: further stores, whose whole text is read as well. A corpus that several stores have is
         read once.
-    pattern: for a decoder, the pattern of its byte-level vocabulary (`training/byte_level.py`).
+    family: for a decoder, the family of its byte-level vocabulary (`training/byte_level.py`).
 
     The tokenizer has fewer pieces than requested if the text has no more. Raises UserError for an
     invalid value, a size that is too small for the characters of the text, and a folder without a
     fast tokenizer.
     """
     size = vocabulary_size(word)
-    if size is not None and pattern:
-        return _train_byte_level(store, blocks, others, size, pattern)
+    if size is not None and family:
+        return _train_byte_level(store, blocks, others, size, family)
     if size is not None:
         return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
     if word == "teacher":
         config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(store.tokenizer(), config, word, bool(pattern))
+        return _from_files(store.tokenizer(), config, word, bool(family))
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
-    if pattern and kind in ("words", "mixed-vocab"):
+    if family and kind in ("words", "mixed-vocab"):
         raise UserError(
             f"--vocab {word}: a decoder needs a vocabulary that spells every byte; give a size such"
             " as 8k, teacher, or a folder"
@@ -63,7 +63,7 @@ def student_tokenizer(
         return _with_special_tokens(wordpiece.words_of(_texts(store, blocks, others), size))
     if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(pruned_tokenizer(store, size, blocks), config, word, bool(pattern))
+        return _from_files(pruned_tokenizer(store, size, blocks), config, word, bool(family))
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
@@ -82,7 +82,7 @@ def student_tokenizer(
             f"--vocab {word}: its tokenizer has only special tokens, because tokenizer.json or the"
             " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
         )
-    return check_student_tokenizer(tokenizer, word, bool(pattern))
+    return check_student_tokenizer(tokenizer, word, bool(family))
 
 
 def check_student_tokenizer(tokenizer: Any, word: str, causal: bool) -> PreTrainedTokenizerFast:
@@ -167,13 +167,14 @@ def _train_byte_level(
     blocks: Array | None,
     others: Sequence[FeatureStore],
     size: int,
-    pattern: str,
+    family: str,
 ) -> PreTrainedTokenizerFast:
     """Train a decoder's vocabulary, with the special tokens of the teacher that chats contain."""
     texts = partial(_texts, store, blocks, others)
-    marks, roles = chat_marks((store, *others), texts()), byte_level.SPECIALS
+    roles = byte_level.FAMILIES[family].specials
+    marks = chat_marks((store, *others), texts())
     specials = [*dict.fromkeys([*roles.values(), *marks])]
-    trained = byte_level.train_byte_level(between(marks, texts()), size, pattern, specials)
+    trained = byte_level.train_byte_level(between(marks, texts()), size, family, specials)
     further = [mark for mark in marks if mark not in roles.values()]
     return PreTrainedTokenizerFast(tokenizer_object=trained, extra_special_tokens=further, **roles)
 

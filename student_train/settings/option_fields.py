@@ -98,11 +98,11 @@ class OptionFields:
         " heads and feed-forward size F (default 2 H); tiny is 264x3x12. bert:HxLxA[xF]: a BERT"
         " (F: default 4 H; bert:tiny is 264x3x12x792). teacher:L: the teacher's hidden size and"
         " heads with L layers, of the teacher's architecture if students can have it, else a BERT."
-        " llama:, qwen3: or gpt2:HxLxA[xF[xKV[xD]]]: a decoder (KV: key-value heads; D: size of a"
-        " head, default H/A; gpt2 has neither). DIR: continue the training of the decoder in this"
-        " folder, with its vocabulary. bilstm:E,H: a BiLSTM with embedding size E and LSTM size H"
-        " in each direction. static:D: one vector of D numbers per piece and no layers, for text"
-        " vectors only.",
+        " llama:, qwen2:, qwen3: or gpt2:HxLxA[xF[xKV[xD]]]: a decoder (KV: key-value heads; D:"
+        " size of a head, default H/A; gpt2 has neither). DIR: continue the training of the decoder"
+        " in this folder, with its vocabulary. bilstm:E,H: a BiLSTM with embedding size E and LSTM"
+        " size H in each direction. static:D: one vector of D numbers per piece and no layers, for"
+        " text vectors only.",
         default_text="tiny; for a causal teacher a decoder of its kind, hidden size 256, 4 layers",
         scope={START},
         words=values.STUDENTS,

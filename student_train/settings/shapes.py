@@ -67,9 +67,9 @@ class Shape:
         return SHAPES[self.kind].causal
 
     @property
-    def pattern(self) -> str:
-        """Return the pattern of a decoder's byte-level vocabulary, or "" for another student."""
-        return SHAPES[self.kind].pattern
+    def family(self) -> str:
+        """Return the family of a decoder's byte-level vocabulary, or "" for another student."""
+        return SHAPES[self.kind].family
 
     @property
     def positions(self) -> Positions:
@@ -103,7 +103,7 @@ class ShapeKind:
     rate: returns the default peak learning rate of a shape.
     token_types: whether there are embeddings of token types (first and second text).
     causal: whether it is a decoder, trained on next tokens.
-    pattern: for a decoder, the pattern of its byte-level vocabulary (`training/byte_level.py`).
+    family: for a decoder, the family of its byte-level vocabulary (`training/byte_level.py`).
     models: for a kind of another package, `module:attribute` of its `Kind`; see `model/kinds.py`.
     """
 
@@ -112,7 +112,7 @@ class ShapeKind:
     rate: Callable[[Shape], float]
     token_types: bool = False
     causal: bool = False
-    pattern: str = ""
+    family: str = ""
     models: str = ""
 
 
@@ -121,9 +121,9 @@ def _transformer(kind: str, size: str, inner: int, head_size: int = 0) -> Shape:
     if not found:
         raise ValueError(
             "expected tiny, HxLxA or bert:HxLxA (hidden size x layers x heads, such as"
-            " 264x3x12; HxLxAxF: feed-forward size as well), llama:HxLxA, qwen3:HxLxA or gpt2:HxLxA"
-            " (decoders), teacher:L (L of its layers), bilstm:E,H (embeddings, LSTM), static:D"
-            " (vectors of word pieces), or the folder of a model"
+            " 264x3x12; HxLxAxF: feed-forward size as well), llama:HxLxA, qwen2:HxLxA, qwen3:HxLxA"
+            " or gpt2:HxLxA (decoders), teacher:L (L of its layers), bilstm:E,H (embeddings, LSTM),"
+            " static:D (vectors of word pieces), or the folder of a model"
         )
     width, layers, heads = map(int, found.groups()[:3])
     feed_forward = inner * width if found[4] is None else int(found[4])
@@ -228,9 +228,10 @@ def _by_width(shape: Shape) -> float:
 SHAPES = {
     "bert": ShapeKind(_bert, "learnt", _by_width, token_types=True),
     "modernbert": ShapeKind(_modernbert, "rotary", _by_width),
-    "gpt2": ShapeKind(_gpt2, "learnt", _by_width, causal=True, pattern="gpt-2"),
-    "llama": ShapeKind(_llama, "rotary", _by_width, causal=True, pattern="llama-bpe"),
-    "qwen3": ShapeKind(_llama, "rotary", _by_width, causal=True, pattern="qwen2"),
+    "gpt2": ShapeKind(_gpt2, "learnt", _by_width, causal=True, family="gpt-2"),
+    "llama": ShapeKind(_llama, "rotary", _by_width, causal=True, family="llama-bpe"),
+    "qwen2": ShapeKind(_llama, "rotary", _by_width, causal=True, family="qwen2"),
+    "qwen3": ShapeKind(_llama, "rotary", _by_width, causal=True, family="qwen3"),
     "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
     "static": ShapeKind(_static, "none", lambda shape: STATIC_RATE),
 }

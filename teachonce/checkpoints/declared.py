@@ -194,7 +194,7 @@ def suggested_decoder(config: Mapping[str, Any]) -> str:
     known = isinstance(width, int) and isinstance(heads, int) and heads > 0
     size = config.get("head_dim") or (width // heads if known else None)
     kind = config.get("model_type")
-    if kind not in ("llama", "qwen3", "gpt2"):
+    if kind not in ("llama", "qwen2", "qwen3", "gpt2"):
         return "llama:256x4x4"
     if size in (32, 64, 128):  # 256 is a multiple of each
         return f"{kind}:256x4x{256 // size}"

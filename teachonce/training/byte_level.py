@@ -3,9 +3,19 @@ a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from teachonce.support.errors import UserError
 
@@ -30,20 +40,46 @@ PATTERNS = {
 BYTES = 256
 
 
+@dataclass(frozen=True)
+class Family:
+    """Describes the vocabularies of a family of decoders.
+
+    pattern: a key of `PATTERNS`. specials: the special tokens by role. composed: whether a text is
+        brought into Unicode's composed form (NFC) first.
+    """
+
+    pattern: str
+    specials: Mapping[str, str] = field(default_factory=lambda: SPECIALS)
+    composed: bool = False
+
+
+END = "<|endoftext|>"
+FAMILIES = {
+    **{name: Family(name) for name in ("gpt-2", "llama-bpe")},
+    # transformers loads the tokenizer of every Qwen2 with a class that composes the text, and adds
+    # this end token where a vocabulary lacks it.
+    "qwen2": Family("qwen2", {**SPECIALS, "eos_token": END, "unk_token": END}, composed=True),
+    "qwen3": Family("qwen2"),
+}
+
+
 def train_byte_level(
     texts: Iterable[str],
     size: int,
-    pattern: str,
-    specials: Sequence[str] = tuple(SPECIALS.values()),
+    family: str,
+    specials: Sequence[str] = (),
 ) -> Tokenizer:
     """Train a vocabulary of at most `size` byte-level pieces. Its tokenizer puts a start token in
     front of each text, so that the first piece is predicted, too.
 
-    pattern: a key of `PATTERNS`. specials: the special tokens, the start token first.
+    family: a key of `FAMILIES`. specials: the special tokens, the start token first; those of the
+        family by default.
 
     The vocabulary is smaller if the text has too few pieces. Raises UserError if `size` is too
     small for every byte and the special tokens.
     """
+    of = FAMILIES[family]
+    specials = specials or tuple(dict.fromkeys(of.specials.values()))
     needed = BYTES + len(specials)
     if size < needed:
         raise UserError(
@@ -51,7 +87,9 @@ def train_byte_level(
             f" {len(specials)} special tokens; give {needed} pieces or more"
         )
     tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
+    if of.composed:
+        tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(PATTERNS[of.pattern]), "isolated")
     # Without ByteLevel's own regex, which would split again by GPT-2's pattern.
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])

@@ -24,7 +24,9 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.report import read_report
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.student_train.train.training_log import TrainingLog
+from teachonce.training.byte_level import FAMILIES
 from tests.end_to_end.support import invoke, ok, refused, says
 
 WEIGHTS = "model.safetensors"
@@ -34,6 +36,7 @@ SHORT = ("--steps", "2", "--batch-tokens", "512", "--device", "cpu", "--precisio
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "own": ("llama:32x2x4x48x2", {}),
     "untied": ("llama:32x2x4x48x2", {"tie_word_embeddings": False}),
+    "biased": ("qwen2:32x2x4x48x2", {}),
     "wide": ("qwen3:32x2x4x48x2x16", {"head_dim": 16}),
     "uneven": (
         "qwen3:32x2x3x48x1x10",
@@ -48,7 +51,7 @@ def models(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Decoders with 300 pieces, four rows of padding behind them, and another rotary base."""
     folder = tmp_path_factory.mktemp("models")
     with open_store(causal) as store:
-        tokenizer = student_tokenizer("300", store, pattern="llama-bpe")
+        made_for = {name: student_tokenizer("300", store, family=name) for name in FAMILIES}
     for name, (shape, changes) in MODELS.items():
         torch.manual_seed(2)
         sizes = {
@@ -62,13 +65,13 @@ def models(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
             "tie_word_embeddings": True,
         }
-        family = "Qwen3" if shape.startswith("qwen3:") else "Llama"
-        config = getattr(transformers, f"{family}Config")(**sizes | changes)
-        made = getattr(transformers, f"{family}ForCausalLM")(config)
+        kind = shape.partition(":")[0]
+        config = getattr(transformers, f"{kind.title()}Config")(**sizes | changes)
+        made = getattr(transformers, f"{kind.title()}ForCausalLM")(config)
         for weight in made.parameters():
             weight.data += 0.1 * torch.randn_like(weight)
         made.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        made_for[SHAPES[kind].family].save_pretrained(folder / name)
     return folder
 
 
@@ -96,7 +99,7 @@ def test_it_starts_with_all_of_its_weights(causal: Path, models: Path, name: str
         torch.testing.assert_close(own, theirs(input_ids=ids).logits[..., :300], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["own", "untied", "wide"])
+@pytest.mark.parametrize("name", ["own", "untied", "biased", "wide"])
 def test_it_is_trained_as_a_folder_of_the_same_kind(
     causal: Path, models: Path, tmp_path: Path, name: str
 ) -> None:
@@ -165,9 +168,9 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
     [
         ({}, ("--vocab", "400"), ("--vocab 400", "for its own vocabulary", "--init vocab")),
         ({}, ("--max-length", "65"), ("--max-length 65", "64 positions", "give --max-length 64")),
-        ({"model_type": "bert"}, (), ("is a bert", "llama, qwen3")),
+        ({"model_type": "bert"}, (), ("is a bert", "llama, qwen2, qwen3")),
         ({"model_type": "t5", "is_encoder_decoder": True}, (), ("is a t5", "only for decoders")),
-        ({"model_type": "qwen2"}, (), ("is a qwen2", "or --student llama:256x4x4")),
+        ({"model_type": "gemma2"}, (), ("is a gemma2", "or --student llama:256x4x4")),
         (
             {"tie_word_embeddings": False},
             (),

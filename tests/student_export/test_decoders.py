@@ -38,14 +38,20 @@ from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from teachonce.training.byte_level import SPECIALS, train_byte_level
+from teachonce.training.byte_level import FAMILIES, train_byte_level
 from tests.student_export.test_browser import TRANSFORMERS_JS
 from tests.student_export.test_export import UNMEASURED, refused, run
 from tests.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
 UNTIED = "llama:64x2x4x96x2x24"
-KINDS = ("llama:64x2x4x96x2", UNTIED, "qwen3:64x2x4x96x2x32", "gpt2:64x2x4x96")
+KINDS = (
+    "llama:64x2x4x96x2",
+    UNTIED,
+    "qwen2:64x2x4x96x2",
+    "qwen3:64x2x4x96x2x32",
+    "gpt2:64x2x4x96",
+)
 TEXTS = [*ENGLISH[:2], "Don't 1234,5 \n\n  été 😀", RUSSIAN[0]]
 
 
@@ -53,8 +59,8 @@ def decoder(kind: str, folder: Path) -> Path:
     """A random student of a kind, with a vocabulary of the pattern of that kind; UNTIED has output
     embeddings of its own."""
     shape = SHAPES[kind.partition(":")[0]]
-    backend = train_byte_level(ENGLISH + RUSSIAN, 500, shape.pattern)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
+    backend = train_byte_level(ENGLISH + RUSSIAN, 500, shape.family)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **FAMILIES[shape.family].specials)
     tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)

@@ -39,7 +39,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str
 @pytest.fixture(scope="module")
 def trained(causal: Path) -> Any:
     with open_store(causal) as store:
-        return student_tokenizer("400", store, pattern="llama-bpe")
+        return student_tokenizer("400", store, family="llama-bpe")
 
 
 def collator_of(store: FeatureStore, trained: Any, normalizer: Any) -> Collator:

@@ -28,11 +28,12 @@ from tests.making.models import trained_tokenizer
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e5},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False},
+    "qwen2": {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e5},
     "gpt2": {"layer_norm_epsilon": 1e-4},
 }
-GROUPS = {"llama": "x2", "qwen3": "x2x16", "gpt2": ""}
+GROUPS = {"llama": "x2", "qwen2": "x2", "qwen3": "x2x16", "gpt2": ""}
 """The end of a shape: key-value heads, and the size of heads that do not fill the hidden size."""
-CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "gpt2": "GPT2"}
+CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gpt2": "GPT2"}
 LIVE = torch.arange(1, 32, 2)
 HEADS, UNITS, LAYER = (0, 3), tuple(range(5, 37)), 1
 """The channels in which anything is of the teachers; heads, units and a layer that do nothing."""
@@ -118,7 +119,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "qwen3"])
 def test_a_student_of_the_same_sizes_is_its_teacher(
     stores: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
@@ -131,11 +132,11 @@ def test_a_student_of_the_same_sizes_is_its_teacher(
     assert lines[1] == "layers 1, 2, 3, 4 of 4; 32 of 32 channels, 4 of 4 heads, 48 of 48" + (
         " feed-forward units"
     )
-    if kind == "llama":
+    if kind in ("llama", "qwen2"):
         assert json.loads(student.config.to_json_string())["rope_theta"] == 1e5
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "qwen3"])
 def test_what_contributes_nothing_is_cut_first(
     stores: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
