@@ -7,7 +7,7 @@ except `logit` are in nats. Each is zero, with a gradient, if there is nothing t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ class LogitTargets:
     valid: Tensor  # bool [G,K]
     rest: Tensor  # float32 [G] log of the probability of everything else
     log_partition: Tensor  # float32 [G] of the teacher's logits
+
+    def whole(self) -> Self:
+        """Return itself, where `next_token.HeadTargets` computes its distributions."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     # the paper applies it, are not stored.
     if len(logits) == 0:
         return logits.sum() * 0.0
-    student, teacher, _ = sides(logits, targets)
-    return divergence(teacher, student, temperature)
+    student, _ = outcomes(logits, targets)
+    return divergence(teacher_outcomes(targets, student), student, temperature)
 
 
 def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Tensor:
@@ -93,22 +97,30 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     return terms.sum(dim=1).mean() * temperature**2
 
 
-def sides(logits: Tensor, targets: LogitTargets) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities [G,K+1] of the student and of the teacher, of the stored pieces and
-    of all other pieces, and the student's log-partition [G].
+def outcomes(
+    logits: Tensor, targets: LogitTargets, following: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the student's log-probabilities from logits [G,V]: [G,K+1] of the stored pieces and
+    of all other pieces, and [G] of the pieces `following`, by default 0.
 
     The last column is -inf where all of V is stored: there are no other pieces.
     """
-    whole = targets.valid.sum(dim=1) == logits.shape[1]  # bool [G]
-    left = targets.rest.masked_fill(whole, -torch.inf)
-    teacher = torch.cat([targets.logprobs, left[:, None]], dim=1)
-    outcomes: Any = _Outcomes.apply  # untyped in torch
-    student, log_partition = outcomes(logits.float(), targets.ids, targets.valid, whole)
-    return student, teacher, log_partition
+    if following is None:
+        following = targets.ids.new_zeros(len(logits))
+    found: tuple[Tensor, Tensor] = _Outcomes.apply(  # type: ignore[no-untyped-call]
+        logits, targets.ids, targets.valid, following
+    )
+    return found
+
+
+def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
+    """Return the teacher's log-probabilities [G,K+1] of the outcomes that the student's are of."""
+    left = targets.rest.masked_fill(student[:, -1].isneginf(), -torch.inf)
+    return torch.cat([targets.logprobs, left[:, None]], dim=1)
 
 
 class _Outcomes(torch.autograd.Function):
-    """Computes the student's side of `sides`.
+    """Computes `outcomes`.
 
     Autograd would keep several tensors [G,V] and take three times as long. Here the probabilities
     of the pieces in the rest, up to a factor, are all that the derivative needs.
@@ -116,32 +128,40 @@ class _Outcomes(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, ids: Tensor, valid: Tensor, whole: Tensor
+        ctx: Any, logits: Tensor, ids: Tensor, valid: Tensor, following: Tensor
     ) -> tuple[Tensor, Tensor]:
+        whole = valid.sum(dim=1) == logits.shape[1]
         # Not log(1 - sum of the stored): where the rest is small, that difference has no digits
         # left.
-        others = logits.scatter(1, ids, -torch.inf)
+        others = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        others.scatter_(1, ids, -torch.inf)
         most = others.amax(dim=1, keepdim=True).clamp(min=torch.finfo(others.dtype).min)
         others = others.sub_(most).exp_()
         mass = others.sum(dim=1, keepdim=True)
         rest = (mass.log() + most).masked_fill_(whole[:, None], -torch.inf)
-        stored = logits.gather(1, ids).masked_fill_(~valid, -torch.inf)
+        stored = logits.gather(1, ids).to(others.dtype).masked_fill_(~valid, -torch.inf)
         found = torch.cat([stored, rest], dim=1)
         log_partition = found.logsumexp(dim=1, keepdim=True)
         found -= log_partition
-        ctx.save_for_backward(others, mass, ids, valid, whole, found)
-        return found, log_partition[:, 0]
+        ctx.save_for_backward(others, mass, ids, valid, whole, found, following)
+        return found, (logits.gather(1, following[:, None]) - log_partition)[:, 0]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, of_partition: Tensor) -> tuple[Tensor, None, None, None]:
-        others, mass, ids, valid, whole, found = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, of_following: Tensor) -> tuple[Tensor, None, None, None]:
+        others, mass, ids, valid, whole, found, following = ctx.saved_tensors
         present = torch.cat([valid, ~whole[:, None]], dim=1)
         grad = grad.masked_fill(~present, 0.0)
         # All log-probabilities have -log_partition, whose derivative is the softmax.
-        grad = grad - (grad.sum(dim=1) - of_partition)[:, None] * found.exp()
+        grad = grad - (grad.sum(dim=1) + of_following)[:, None] * found.exp()
         of_logits = others * (grad[:, -1:] / mass.clamp(min=torch.finfo(mass.dtype).tiny))
-        return of_logits.scatter_add_(1, ids, grad[:, :-1]), None, None, None
+        of_logits.scatter_add_(1, ids, grad[:, :-1])
+        return (
+            of_logits.scatter_add_(1, following[:, None], of_following[:, None]),
+            None,
+            None,
+            None,
+        )
 
 
 def logit(logits: Tensor, targets: LogitTargets) -> Tensor:

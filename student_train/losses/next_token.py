@@ -15,7 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from teachonce.store import LogitsSpec
-from teachonce.student_train.losses.logits import LogitTargets, divergence, mlm, sides
+from teachonce.student_train.losses.logits import (
+    LogitTargets,
+    divergence,
+    outcomes,
+    teacher_outcomes,
+)
 
 SURE = 1e-9  # distance of a log-probability from 0 at which a run counts as certain
 LEAST = -20.0  # log-probability of an outcome the teacher excludes: the divergence stays finite
@@ -86,12 +91,35 @@ class ChunkTargets:
     logprobs: Tensor  # float32 [G] of the runs, by the teacher
 
 
-def next_token(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute the cross-entropy of logits [M,V] against the next tokens int64 [M], mean over M."""
-    return mlm(logits, labels)  # the same formula over other tokens
+@dataclass(frozen=True)
+class Predictions:
+    """Holds the student's log-probabilities at G positions at which the teacher has a distribution.
+
+    outcomes: float32 [G,K+1] of the stored pieces, and of all other pieces; -inf if there are none.
+    following: float32 [G] of the next piece.
+    """
+
+    outcomes: Tensor
+    following: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, targets: NextTargets) -> Predictions:
+        """Compute them from logits [G,V]."""
+        return cls(*outcomes(logits, targets, targets.following))
 
 
-def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
+def next_logprobs(logits: Tensor, following: Tensor) -> Tensor:
+    """Compute the log-probabilities [M] of the pieces int64 [M] from logits [M,V]."""
+    return -functional.cross_entropy(logits.float(), following, reduction="none")
+
+
+def next_token(student: Tensor) -> Tensor:
+    """Compute the cross-entropy from the student's log-probabilities of the next tokens [M], mean
+    over M."""
+    return -student.mean() if len(student) else student.sum()
+
+
+def kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) over the stored pieces and the rest, as `logits.kl` does;
     mean over G. If the next piece is not stored, add the cross-entropy inside the rest.
 
@@ -100,30 +128,30 @@ def kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
     teacher's cross-entropy inside the rest, provided that the text is drawn from the teacher.
     Without this term, the student would learn nothing about which rare piece comes next.
     """
-    if len(logits) == 0:
-        return logits.sum() * 0.0
-    student, teacher, log_partition = sides(logits, targets)
-    return divergence(teacher, student, temperature) + _tail(
-        logits, log_partition, targets, student
-    )
+    if len(student.following) == 0:
+        return student.following.sum()
+    teacher = teacher_outcomes(targets, student.outcomes)
+    return divergence(teacher, student.outcomes, temperature) + _tail(student, targets)
 
 
-def reverse_kl(logits: Tensor, targets: NextTargets, temperature: float) -> Tensor:
+def reverse_kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor:
     """Compute T^2 KL(student || teacher) over the same outcomes as `kl`, with the same term for the
     rest; mean over G.
 
     Gu et al. 2024, https://arxiv.org/abs/2306.08543, equation 1, on the teacher's text.
     """
-    if len(logits) == 0:
-        return logits.sum() * 0.0
-    student, teacher, log_partition = sides(logits, targets)
+    if len(student.following) == 0:
+        return student.following.sum()
+    teacher = teacher_outcomes(targets, student.outcomes)
     log_p = functional.log_softmax(teacher / temperature, dim=1).clamp(min=LEAST)
-    present, log_q = _of_present(student, temperature)
+    present, log_q = _of_present(student.outcomes, temperature)
     terms = torch.where(present, log_q.exp() * (log_q - log_p), 0.0)
-    return terms.sum(dim=1).mean() * temperature**2 + _tail(logits, log_partition, targets, student)
+    return terms.sum(dim=1).mean() * temperature**2 + _tail(student, targets)
 
 
-def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 0.5) -> Tensor:
+def jsd(
+    student: Predictions, targets: NextTargets, temperature: float, beta: float = 0.5
+) -> Tensor:
     """Compute the generalised Jensen-Shannon divergence T^2 (B KL(P || M) + (1 - B) KL(Q || M)),
     mean over G.
 
@@ -131,17 +159,17 @@ def jsd(logits: Tensor, targets: NextTargets, temperature: float, beta: float = 
     of `kl`, with the same term for the rest. Agarwal et al. 2024 (GKD),
     https://arxiv.org/abs/2306.13649, section 2.
     """
-    if len(logits) == 0:
-        return logits.sum() * 0.0
-    student, teacher, log_partition = sides(logits, targets)
+    if len(student.following) == 0:
+        return student.following.sum()
+    teacher = teacher_outcomes(targets, student.outcomes)
     log_p = functional.log_softmax(teacher / temperature, dim=1)
-    present, log_q = _of_present(student, temperature)
+    present, log_q = _of_present(student.outcomes, temperature)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
     p, q = log_p.exp(), log_q.exp()
     to_teacher = torch.where(p > 0, p * (log_p - log_m), 0.0)
     to_student = torch.where(present, q * (log_q - log_m), 0.0)
     both = beta * to_teacher.sum(dim=1) + (1 - beta) * to_student.sum(dim=1)
-    return both.mean() * temperature**2 + _tail(logits, log_partition, targets, student)
+    return both.mean() * temperature**2 + _tail(student, targets)
 
 
 def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
@@ -173,11 +201,10 @@ def _of_present(student: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     return present, functional.log_softmax(student / temperature, dim=1)
 
 
-def _tail(logits: Tensor, log_partition: Tensor, targets: NextTargets, student: Tensor) -> Tensor:
+def _tail(student: Predictions, targets: NextTargets) -> Tensor:
     """Return the mean over G of -log(q(piece) / q(rest)) for the next piece. It is zero in rows
     where that piece is stored or the teacher has no rest."""
     stored = ((targets.ids == targets.following[:, None]) & targets.valid).any(dim=1)
     # Random draws have no rest: their mean is the whole cross-entropy, which would count twice.
     stored |= torch.isneginf(targets.rest)
-    own = logits.gather(1, targets.following[:, None])[:, 0].float() - log_partition
-    return torch.where(stored, 0.0, student[:, -1] - own).mean()
+    return torch.where(stored, 0.0, student.outcomes[:, -1] - student.following).mean()

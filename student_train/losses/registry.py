@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from teachonce.support.errors import UserError
 from teachonce.support.plugins import load_outside
@@ -40,8 +40,9 @@ Teacher = Literal[
 
 Student = Literal[
     "masked",  # vocabulary logits of the masked tokens
-    "next",  # vocabulary logits before each token, of a decoder
     "pieces",  # vocabulary logits of aligned runs
+    "next",  # log-probabilities of the next tokens, of a decoder
+    "predictions",  # log-probabilities of the teacher's pieces before aligned runs, of a decoder
     "chunks",  # log-probabilities of aligned runs, of a decoder
     "classes",  # logits of the classes of a task
     "scores",  # the output for the teacher's logits or log-odds: see --outputs
@@ -99,8 +100,8 @@ class Loss:
 
     name: the name in `--loss`. A loss of a task and a loss of a vocabulary may share a name.
     formula: a function, or `module.function` of this package. Its arguments are the student's
-        side, the teacher's side, for maps also which pairs of runs are present, and the temperature
-        if `tempered`. It returns a scalar that is already averaged.
+        side, the teacher's side (but for `next`), for maps also which pairs of runs are present,
+        and the temperature if `tempered`. It returns a scalar that is already averaged.
     teacher, student: the teacher's and the student's side that it compares.
     unit: the unit of its value, for the model card.
     projection: whether the student's states pass through a linear map to the teacher's hidden
@@ -162,7 +163,7 @@ class Loss:
     @property
     def head(self) -> Literal["vocabulary", "task"] | None:
         """Return the head that a student needs for the loss, or None if any student will do."""
-        if self.student in ("masked", "next", "pieces", "chunks"):
+        if self.student in ("masked", "pieces", "next", "predictions", "chunks"):
             return "vocabulary"
         return "task" if self.student in ("classes", "scores") else None
 
@@ -222,6 +223,11 @@ class Term:
         """Return the formula, imported once."""
         return self.loss.measure
 
+    def value(self, *sides: Any) -> Tensor:
+        """Compute the loss from the student's side and the teacher's."""
+        more = () if self.temperature is None else (self.temperature,)
+        return self.measure(*sides, *more)
+
 
 HALVES = "half squared distances"
 DEVIATIONS = "squared deviations of a channel"
@@ -256,12 +262,20 @@ LOSSES = (
     Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),
     Loss("logit", "logits.logit", "logits", "pieces", "squared logits"),
     Loss("hard", "logits.hard", "distribution", "pieces", "nats"),
-    Loss("kl-next", "next_token.kl", "distribution", "pieces", "nats", tempered=True, of_next=True),
+    Loss(
+        "kl-next",
+        "next_token.kl",
+        "distribution",
+        "predictions",
+        "nats",
+        tempered=True,
+        of_next=True,
+    ),
     Loss(
         "reverse-kl",
         "next_token.reverse_kl",
         "distribution",
-        "pieces",
+        "predictions",
         "nats",
         tempered=True,
         of_next=True,
@@ -272,7 +286,7 @@ LOSSES = (
         "jsd",
         "next_token.jsd",
         "distribution",
-        "pieces",
+        "predictions",
         "nats",
         tempered=True,
         of_next=True,

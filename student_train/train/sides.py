@@ -8,10 +8,8 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn import functional
 
-from teachonce.student_train.data.batch import Distillation, StudentBatch, pool_members
-from teachonce.student_train.losses.next_token import ChunkTargets
+from teachonce.student_train.data.batch import Distillation, StudentBatch
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.model.any_student import (
     Outputs,
@@ -20,7 +18,7 @@ from teachonce.student_train.model.any_student import (
     sentence_states,
     tag_logits,
 )
-from teachonce.student_train.train.slices import exceeds, mean_in_slices, rows_in_slices, whole
+from teachonce.student_train.train.next_tokens import NextTokens
 
 if TYPE_CHECKING:
     from teachonce.student_train.train.distiller import Distiller
@@ -44,22 +42,26 @@ class Sides:
         self.terms = tuple(terms)
         maps = any(term.loss.student == "maps" for term in terms)
         own = any(term.loss.of_text_alone for term in terms)
-        causal = any(term.loss.of_next for term in terms)
+        causal = any(term.loss.student in NextTokens.SIDES for term in terms)
         vectors = batch.vectors is not None
         # Left out if nothing reads it: under `reduce` alone the student reads only its second
         # input.
         if (
             own
+            or causal
             or any(wanted.inputs is None for wanted in batch.aligned.values())
             or (vectors and batch.unmasked is None)
         ):
             native = distiller.encode(batch.inputs, maps)
         # The order of the computations below decides the last bits of gradients.
-        self._native = native.last if own else None
+        self._next = None
+        if causal:
+            head, pieces = distiller.logits, distiller.vocabulary
+            self._next = NextTokens(head, pieces, native.last, batch, self.terms)
         self._masked = None
         # Only of the tokens with a label: with 120,000 pieces the head costs as much as the
         # encoder.
-        if own and not (causal and exceeds(len(batch.masked), distiller.vocabulary)):
+        if own and not causal:
             self._masked = distiller.logits(native.last[batch.masked])
         self._aligned = {
             name: _AlignedSides(
@@ -88,38 +90,27 @@ class Sides:
             if term not in named:
                 raise ValueError(f"no loss {term!r} is trained; there are {', '.join(named)}")
             term = named[term]
-        if term.loss.of_text_alone:
+        if term.loss.student == "masked":
             return [(self._masked, self._batch.labels)]
         if term.loss.of_text:
             if self._vectors is None:
                 return []
             parts = [self._vectors, *(self._vectors[:, :n] for n in term.widths)]
             return [(part, self._batch.vectors) for part in parts]
-        pairs = self._aligned[term.alignment].of(term)
+        if self._next is not None and term.loss.student in NextTokens.SIDES:
+            pairs = self._next.of(term)
+        else:
+            pairs = self._aligned[term.alignment].of(term)
         return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
 
     def measured(self, term: Term) -> Tensor | None:
         """Compute a term's loss, the mean over the teacher's features; None if the batch has no
-        targets for it.
-
-        Losses of next tokens with too many logits are computed in slices of positions; the backward
-        pass computes their logits again.
-        """
-        size = self._distiller.vocabulary
-        if term.loss.of_next and (rows := self._rows(term)) and exceeds(len(rows[0]), size):
-            more = () if term.temperature is None else (term.temperature,)
-            logits = self._distiller.logits
-            return mean_in_slices(lambda s, t: term.measure(logits(s), t, *more), *rows, size)
+        targets for it."""
+        if self._next is not None and term.name in self._next.losses:
+            return self._next.losses[term.name]
         if not (pairs := self.of(term)):
             return None
         return reduce(add, (term.measure(*pair) / len(pairs) for pair in pairs))
-
-    def _rows(self, term: Term) -> tuple[Tensor, Any] | None:
-        """Return the states [G,D] from which a term's logits are computed, and its targets."""
-        if term.loss.student == "next":
-            assert self._native is not None
-            return self._native[self._batch.masked], self._batch.labels
-        return self._aligned[term.alignment].rows(term)
 
     def task_logits(self) -> Tensor | None:
         """Return the student's logits [G,C] for the task, or None without a task."""
@@ -145,11 +136,10 @@ class _AlignedSides:
                 return self._of_maps()
             case "pieces" if self._wanted.logit_runs is not None:
                 wanted = self._wanted
-                targets = wanted.shared if loss.teacher == "shared" else wanted.predicted
-                return [(self._logits(term), whole(targets))]
-            case "chunks" if self._wanted.chunks is not None:
-                chunks = self._wanted.chunks
-                return [(self._likelihoods(chunks), chunks.logprobs)]
+                if loss.teacher == "shared":
+                    return [(self._logits(term), wanted.shared)]
+                assert wanted.predicted is not None
+                return [(self._logits(term), wanted.predicted.whole())]
             case "classes" | "scores" if self._wanted.task is not None:
                 task = self._wanted.task
                 target = task.gold if loss.teacher == "gold" else task.logits
@@ -162,14 +152,6 @@ class _AlignedSides:
         that trains only the separate output layer, that layer's."""
         read = {term.loss.student for term in terms}
         return self.scores if "scores" in read and "classes" not in read else self.classes
-
-    def rows(self, term: Term) -> tuple[Tensor, Any] | None:
-        """Return the states [G,D] from which a term's logits are computed, and its targets; None if
-        the term does not compare logits."""
-        runs = self._wanted.logit_runs
-        if term.loss.student != "pieces" or runs is None:
-            return None
-        return runs.pool(self._read.last, term.pool), self._wanted.predicted
 
     def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
         loss, wanted, distiller, found = term.loss, self._wanted, self._distiller, []
@@ -214,18 +196,6 @@ class _AlignedSides:
             else:
                 self._pieces = distiller.logits(runs.pool(last, term.pool))
         return self._pieces
-
-    def _likelihoods(self, chunks: ChunkTargets) -> Tensor:
-        """Compute the log-probabilities [G] of the tokens of each run, given the tokens before
-        it."""
-
-        def logprobs(states: Tensor, labels: Tensor) -> Tensor:
-            logits = self._distiller.logits(states).float()
-            return -functional.cross_entropy(logits, labels, reduction="none")
-
-        states, size = self._read.last[chunks.before], self._distiller.vocabulary
-        own = rows_in_slices(logprobs, states, chunks.following, size)
-        return pool_members(own[:, None], chunks.begin, "sum")[:, 0]
 
     @cached_property
     def classes(self) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from teachonce.store import Logits
 from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
-from teachonce.student_train.losses.next_token import NextTargets
+from teachonce.student_train.losses.next_token import NextTargets, Predictions, next_logprobs
 from teachonce.student_train.losses.next_token import kl as kl_next
 from teachonce.student_train.losses.registry import LOSSES, Loss
 from teachonce.support.arrays import Array
@@ -34,9 +36,7 @@ def targets_of(rng: np.random.Generator, runs: int, vocabulary: int, kept: int) 
     return fold(ids, best, rest, np.zeros(runs, np.float32), np.arange(vocabulary))[0]
 
 
-def sides(
-    loss: Loss, rng: np.random.Generator, runs: int, width: int
-) -> tuple[Tensor, list[object]]:
+def sides(loss: Loss, rng: np.random.Generator, runs: int, width: int) -> tuple[Tensor, list[Any]]:
     """A student's side and what else the formula takes: [runs,width], of maps [1,runs,runs]."""
     scale = float(rng.choice(SCALES))
 
@@ -46,12 +46,12 @@ def sides(
     if loss.student == "maps":
         pairs = torch.from_numpy(rng.random((1, runs, runs)) < 0.5)
         return normal(1, runs, runs), [normal(1, runs, runs), pairs]
-    other: object = normal(runs, width)
+    other: Any = normal(runs, width)
     if loss.student in ("masked", "next"):
         other = torch.from_numpy(rng.integers(0, width, runs))
     elif loss.teacher == "gold":  # where no label is known it is -1
         other = torch.from_numpy(rng.integers(-1, width, runs))
-    elif loss.student == "pieces":
+    elif loss.student in ("pieces", "predictions"):
         kept = targets_of(rng, runs, width, int(rng.integers(1, width + 1)))
         runs = len(kept.ids)
         of_shared = SharedTargets(kept.ids, kept.logprobs, kept.valid)
@@ -73,7 +73,12 @@ def test_every_loss_and_its_gradient_are_finite(
 ) -> None:
     student, others = sides(loss, np.random.default_rng(seed), runs, width)
     student.requires_grad_()
-    value = loss.measure(student, *others)
+    own: object = student
+    if isinstance(others[0], NextTargets):
+        own = Predictions.of(student, others[0])
+    elif loss.student == "next":
+        own, others = next_logprobs(student, others[0]), []
+    value = loss.measure(own, *others)
     value.backward()
     assert value.isfinite() and student.grad is not None and student.grad.isfinite().all()
 
@@ -82,12 +87,14 @@ def test_the_piece_that_follows_counts_only_where_the_teacher_has_a_rest() -> No
     logits, ids = torch.zeros(2, 4), torch.zeros(2, 1, dtype=torch.int64)
     half = torch.full((2,), 0.5).log()
     of_text = [torch.ones(2, 1, dtype=torch.bool), half, torch.zeros(2), torch.tensor([0, 3])]
-    topk = kl_next(logits, NextTargets(ids, half[:, None], *of_text), 1.0)
+    targets = NextTargets(ids, half[:, None], *of_text)
+    topk = kl_next(Predictions.of(logits, targets), targets, 1.0)
     # KL((1/2, 1/2) || (1/4, 3/4)), and once in two rows one of three other pieces.
     expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3) + 0.5 * np.log(3)
     assert float(topk) == pytest.approx(expected, rel=1e-5)
     of_text[1] = torch.full((2,), -torch.inf)  # as of random draws
-    drawn = kl_next(logits, NextTargets(ids, torch.zeros(2, 1), *of_text), 1.0)
+    targets = NextTargets(ids, torch.zeros(2, 1), *of_text)
+    drawn = kl_next(Predictions.of(logits, targets), targets, 1.0)
     assert float(drawn) == pytest.approx(np.log(4), rel=1e-5)
 
 

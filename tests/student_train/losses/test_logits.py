@@ -21,7 +21,7 @@ from teachonce.student_train.losses.logits import (
     kl_shared,
     logit,
     mlm,
-    sides,
+    outcomes,
 )
 from tests.student_train.kept_logits import (
     V_STUDENT,
@@ -74,12 +74,14 @@ def test_gradients_of_kept_pieces_and_of_their_rest_are_those_of_the_definition(
     logits, weights = (torch.randn(shape, generator=generator) for shape in shapes)
     logits = (logits * scale).requires_grad_()
     exact = logits.detach().double().requires_grad_()
-    student, _, log_partition = sides(logits, targets)
+    following = torch.randint(pieces, shapes[0][:1], generator=generator)
+    student, of_following = outcomes(logits, targets, following)
+    of_definition = exact.log_softmax(1).gather(1, following[:, None])[:, 0]
     values = [
-        (each * weights)[each.isfinite()].sum() + (each.isfinite().sum(1) * each_partition).sum()
-        for each, each_partition in [
-            (student, log_partition),
-            (_by_definition(exact, targets), exact.logsumexp(1)),
+        (each * weights)[each.isfinite()].sum() + (each.isfinite().sum(1) * each_following).sum()
+        for each, each_following in [
+            (student, of_following),
+            (_by_definition(exact, targets), of_definition),
         ]
     ]
     torch.testing.assert_close(values[0].double(), values[1], rtol=1e-4, atol=1e-4)

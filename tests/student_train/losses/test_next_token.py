@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from teachonce.student_train.losses.next_token import NextTargets, alm, jsd, kl, reverse_kl
+from teachonce.student_train.losses.next_token import (
+    NextTargets,
+    Predictions,
+    alm,
+    jsd,
+    kl,
+    reverse_kl,
+)
 from teachonce.support.arrays import Array
 
 V, G = 7, 5
@@ -42,7 +49,8 @@ def test_jsd_over_a_whole_vocabulary_is_the_dense_one(beta: float, temperature: 
     m = beta * p + (1 - beta) * q
     rows = beta * p * np.log(p / m) + (1 - beta) * q * np.log(q / m)
     own = torch.from_numpy(student.astype(np.float32)).requires_grad_()
-    found = jsd(own, targets_of(teacher, V), temperature, beta=beta)
+    targets = targets_of(teacher, V)
+    found = jsd(Predictions.of(own, targets), targets, temperature, beta=beta)
     expected = rows.sum(axis=1).mean() * temperature**2
     assert float(found.detach()) == pytest.approx(float(expected), abs=1e-6)
     found.backward()
@@ -52,13 +60,14 @@ def test_jsd_over_a_whole_vocabulary_is_the_dense_one(beta: float, temperature: 
 def test_jsd_lies_between_the_two_divergences() -> None:
     """Divided by B it becomes KL for small B, by 1 - B reverse KL for large B (GKD, section 2)."""
     teacher, student = (log_softmax(chance.normal(0, 1, (G, V))) for _ in range(2))
-    own = torch.from_numpy(student.astype(np.float32))
-    targets = targets_of(teacher, 4)
+    logits = torch.from_numpy(student.astype(np.float32))
+    targets, same = targets_of(teacher, 4), targets_of(student, 4)
+    own = Predictions.of(logits, targets)
     # Without the term for the rest, which none of the pieces that follow is in.
     low, high = (float(jsd(own, targets, 1.0, beta=beta)) for beta in (1e-3, 1 - 1e-3))
     assert low / 1e-3 == pytest.approx(float(kl(own, targets, 1.0)), rel=0.01)
     assert high / 1e-3 == pytest.approx(float(reverse_kl(own, targets, 1.0)), rel=0.01)
-    assert float(jsd(own, targets_of(student, 4), 1.0)) == pytest.approx(0, abs=1e-6)
+    assert float(jsd(Predictions.of(logits, same), same, 1.0)) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_piece_of_the_rest_is_learnt_from_the_text_by_jsd() -> None:
@@ -66,8 +75,8 @@ def test_a_piece_of_the_rest_is_learnt_from_the_text_by_jsd() -> None:
     targets = targets_of(teacher, 3)
     rare = torch.from_numpy(np.argsort(-teacher, axis=1)[:, -1].astype(np.int64))
     own = torch.zeros(G, V, requires_grad=True)
-    columns = {**vars(targets), "following": rare}
-    jsd(own, NextTargets(**columns), 1.0).backward()
+    targets = NextTargets(**{**vars(targets), "following": rare})
+    jsd(Predictions.of(own, targets), targets, 1.0).backward()
     assert own.grad is not None
     others = [v for v in range(V) if v not in {*targets.ids[0].tolist(), int(rare[0])}]
     assert float(own.grad[0, rare[0]]) < min(float(own.grad[0, v]) for v in others)
