@@ -196,9 +196,20 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     return found
 
 
+def _as_read(tokenizer: Tokenizer, text: str) -> str:
+    """Return a text inside a longer one as the tokenizer's normalizer changes it, such as lower
+    case."""
+    if tokenizer.normalizer is None:
+        return text
+    # Behind a letter, because some normalizers put a mark in front of the whole text.
+    before, found = map(tokenizer.normalizer.normalize_str, ("x", f"x{text}"))
+    return found.removeprefix(before) or text
+
+
 def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
     try:
-        text = raw.decode()
+        text = _as_read(tokenizer, raw.decode())
+        raw = text.encode()
     except UnicodeDecodeError:  # a part of a character
         text = ""
     if marks.byte_level:

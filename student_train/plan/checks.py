@@ -298,7 +298,8 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
         if loss.teacher == "observed" and spec and not spec.has_text:
             raise UserError(
                 f"--loss {loss.name}: {where} lacks the log-probabilities of the next tokens"
-                " (logits.observed), as older dumps do; dump again, or use kl-next"
+                " (logits.observed), as imports and older dumps may; use kl-next, or make the store"
+                " with teacher-dump"
             )
         if spec and spec.tier == "sample" and not loss.of_draws:
             raise UserError(

@@ -180,6 +180,8 @@ def _check_decoder(options: TrainOptions) -> None:
         "--targets masked": options.targets == "masked",
         "--mask-words rare": options.mask_words == "rare",
         f"--max-masks {options.max_masks}": options.max_masks is not None,
+        f"--mask-prob {options.mask_prob:g}": options.mask_prob
+        != default_of(OptionFields, "mask_prob"),
         f"--view {options.view}": bool(options.view),
     }
     if refused := [option for option, is_set in masks.items() if is_set]:

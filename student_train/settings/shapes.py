@@ -286,7 +286,13 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
         problem, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with
         hint = "".join(f": {before}{size}?" for size in meant)
-        near = suggest_path(student) if os.sep in student else suggest(student, ("tiny",))
+        if os.sep in student and not colon:
+            lacks = "has no config.json" if os.path.isdir(student) else "no such folder"
+            raise UserError(
+                f"{option}{student}: {lacks}; {suggest_path(student)}give the folder of a decoder,"
+                " or a shape such as 128x2x2 or llama:256x4x4"
+            ) from None
+        near = suggest(student, ("tiny",))
         if not colon and not near and (kinds := get_close_matches(student, SHAPES, n=1)):
             near = f"did you mean {kinds[0]}:SIZE? "
         raise UserError(f"{option}{student}: {near}{problem}{hint}") from None

@@ -232,9 +232,12 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
     Raises CorpusError if words are not texts, or if the number of tags differs.
     """
     if not all(isinstance(word, str) for word in words):
+        chat = isinstance(words[0], dict)
+        remedy = (
+            f"give chats as --messages {columns[0]}" if chat else "is it the right --text-column?"
+        )
         raise CorpusError(
-            f"{where}: expected words in column {columns[0]!r}, got {words!r:.60}; is it the right"
-            " --text-column?"
+            f"{where}: expected words in column {columns[0]!r}, got {words!r:.60}; {remedy}"
         )
     if tags is None:
         return None

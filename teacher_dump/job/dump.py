@@ -21,7 +21,7 @@ from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, command, without_remedy
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.support.background import BackgroundCalls, prefetched
-from teachonce.support.console import counted
+from teachonce.support.console import counted, takes_option
 from teachonce.support.differences import differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.installed import software
@@ -321,10 +321,11 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
-        way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)" if grows else ""
+        way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)"
+        grows &= takes_option("grow_from") is not False  # an import does not
         raise UserError(
             f"{out}: exists already and was finished with other arguments:"
-            f" {first_few(differ)}{way}; {ANOTHER}"
+            f" {first_few(differ)}{way if grows else ''}; {ANOTHER}"
         )
 
 

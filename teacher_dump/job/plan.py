@@ -245,6 +245,7 @@ def planned(
         if read_corpus:
             corpus.check()
             _check_labels(options, model, corpus)
+            _check_chats(options, model, corpus)
         if stage_one and stage_one.corpus not in (None, corpus.identity()):
             raise UserError(
                 f"{', '.join(resolved.corpus)}: was changed after the training on both"
@@ -328,6 +329,18 @@ def _check_labels(options: DumpOptions, model: ResolvedModel, corpus: Corpus) ->
     stored = kind in TASKS and options.head in ("auto", kind) and options.logits != "none"
     if stored and (task := declared_task(model, FACTORIES[str(kind)])):
         Labels.of_corpus(task, model.name, corpus)
+
+
+def _check_chats(options: DumpOptions, model: ResolvedModel, corpus: Corpus) -> None:
+    """Raise UserError for chats that the teacher's template cannot write, judged by the first chat,
+    before its weights are loaded."""
+    if options.messages is None:
+        return
+    from teachonce.checkpoints.loading import load_tokenizer  # loads torch
+
+    renderer = ChatRenderer(load_tokenizer(model), model.name, options.learn or "assistant")
+    for _ in renderer.rendered(islice(corpus, 1)):
+        pass
 
 
 def open_corpus(options: DumpOptions) -> Corpus:

@@ -94,6 +94,8 @@ def check_declared(
     check_no_encoder_decoder(model, config)
     classes = config.get("architectures")
     if isinstance(classes, list) and (other := another_head([*map(str, classes)], head)):
+        if head == "mlm" and declared_kind(config) == "causal":
+            remedy = remedy or "give --head causal (or auto): it is a decoder"
         raise no_head(model.name, head, [other], remedy)
 
 
@@ -125,6 +127,15 @@ def no_head(model: str, head: str, missing: Sequence[str], remedy: str = "") -> 
     return UserError(
         f"{model}: the checkpoint has no {about.name} head (missing: {shown});"
         f" {remedy or about.remedy}"
+    )
+
+
+def attends_to_window(config: Any) -> bool:
+    """Return whether a decoder's attention is limited to a window in some layers, by its loaded
+    config."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return bool(
+        kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None))
     )
 
 

@@ -57,9 +57,11 @@ def prepend_token(tokenizer: Any, word: str, name: str) -> int | None:
         )
     piece = backend.id_to_token(number)
     if piece is None:
+        known = tokenizer.bos_token_id is not None
+        own_bos = f" (its bos is {tokenizer.bos_token_id})" if known else ""
         raise UserError(
-            f"--bos {word}: the tokenizer of {name} has no such token; give the id of one (its bos"
-            f" is {tokenizer.bos_token_id}), or leave --bos out"
+            f"--bos {word}: the tokenizer of {name} has no such token; give the id of one"
+            f"{own_bos}, or leave --bos out"
         )
     settings = json.loads(backend.to_str())
     settings["post_processor"] = _with_first(settings["post_processor"], piece, number)

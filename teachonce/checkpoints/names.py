@@ -272,9 +272,10 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
                 f"model {path}: is an export, which only student-predict runs, and whose README has"
                 " its scores; give the student that was exported"
             )
+        held = sorted(path.glob("*.gguf"))
         raise UserError(
             f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
-            "copy the whole checkpoint"
+            + (f"give --gguf {held[0].name}" if held else "copy the whole checkpoint")
         )
     return path
 

@@ -132,7 +132,11 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
     model = save_decoder(tmp_path / "model", "Llama", bos_token_id=3)
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--out", tmp_path / "a.h5")
     says(refused(teacher_dump, *words, "--bos", "first"), "--bos first", "auto, none or the id")
-    says(refused(teacher_dump, *words, "--bos", "99999"), "--bos 99999", "has no such token")
+    says(
+        refused(teacher_dump, *words, "--bos", "99999"),
+        "no such token; give the id of one, or leave",
+    )
+    says(refused(teacher_dump, *words, "--head", "mlm"), "no masked-LM head", "give --head causal")
     says(refused(teacher_dump, *words, "--bos", "9" * 11), "--bos 99999999999", "auto, none or")
     says(refused(teacher_dump, *words, "--bos", "3", "--head", "none"), "--bos 3", "causal head")
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -387,6 +387,8 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     words = words_for(model, corpus, out)
     plain = save_decoder(tmp_path / "plain", "Llama")
     says(refused(teacher_dump, *words_for(plain, corpus, out)), "--messages", "no chat template")
+    given = ("--model", plain, "--corpus", corpus, "--out", out, "--text-column", "messages")
+    says(refused(teacher_dump, *given), "expected words", "give chats as --messages messages")
     changing = with_template(save_decoder(tmp_path / "changing", "Llama"), TEMPLATE)
     template = TEMPLATE.replace("m['content']", "m['content'] | upper")
     line = refused(teacher_dump, *words_for(with_template(changing, template), corpus, out))

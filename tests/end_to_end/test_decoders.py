@@ -180,10 +180,12 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--align", "kl-next=span"), ("--align kl-next=span", "white space", "kl-next=bytes")),
         (("--align", "reduce"), ("--align reduce", "white space", "give bytes")),
         (("--align", "span"), ("--align span", "white space", "give bytes")),
+        (("--mask-prob", "0.3"), ("--mask-prob 0.3", "a decoder", "leave it out")),
         (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave it out")),
         (("--vocab", "words"), ("--vocab words", "every byte")),
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
         (("--student", "32x2x4", "--loss", "next"), ("--loss next", "not a decoder", "mlm")),
+        (("--student", "./nowhere"), ("--student ./nowhere: no such folder", "llama:256x4x4")),
         (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L with a number",)),
         (("--student", "llama:32x2x4x64x3"), ("4 heads are not a multiple of 3",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),
@@ -282,7 +284,9 @@ def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
     spec = replace(old.features.logits, observed=False)
     old.features = replace(old.features, logits=spec)
     options = TrainOptions(str(store), student="llama:32x1x4", loss={"alm": 1.0})
-    with pytest.raises(UserError, match=r"--loss alm: .*logits.observed.* dump again, or use kl-"):
+    with pytest.raises(
+        UserError, match=r"--loss alm: .*logits.observed.* use kl-next, or make the store"
+    ):
         checked_plan(options, old)
     assert "`valid_jsd:0.3` is in nats" in (out / "README.md").read_text()
 

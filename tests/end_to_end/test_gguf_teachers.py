@@ -107,6 +107,11 @@ def test_files_that_are_no_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         refused(teacher_dump, *words, tmp_path, "--gguf", "a.gguf"),
         "has no config.json; give as --model",
     )
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in ("config.json", "text.gguf"):
+        (alone / name).write_bytes((model / name).read_bytes())
+    says(refused(teacher_dump, *words, alone), "has no weights", "give --gguf text.gguf")
     (model / FILE).write_bytes(b"GGUF\x03\0\0\0 and then nothing")
     says(refused(teacher_dump, *words, model, "--gguf", FILE), "cannot be loaded")
     monkeypatch.setattr("teachonce.checkpoints.names.find_spec", lambda name: None)

@@ -20,6 +20,7 @@ from onnxruntime import InferenceSession
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Gemma2Config,
     LlamaConfig,
     MambaConfig,
     PreTrainedTokenizerFast,
@@ -361,7 +362,9 @@ def test_only_patterns_that_llama_cpp_knows(change: dict[str, Any], name: str | 
 def test_what_llama_cpp_would_compute_otherwise_is_refused(
     config: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(UserError, match=f"student: {told} .* use convert_hf_to_gguf.py"):
+    with pytest.raises(UserError, match=f"student: {told} .* use convert_hf_to_gguf.py .*onnx"):
         architecture_of(LlamaConfig(**config), "student")
+    with pytest.raises(UserError, match="is a gemma2, .* use convert_hf_to_gguf.py of llama.cpp$"):
+        architecture_of(Gemma2Config(), "student")
     with pytest.raises(UserError, match="is a mamba, and --to gguf writes llama, qwen2"):
         architecture_of(MambaConfig(), "student")

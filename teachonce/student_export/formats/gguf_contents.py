@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from teachonce.checkpoints.declared import attends_to_window
 from teachonce.student_train.model.decoder_sizes import Sizes
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -72,7 +73,7 @@ def architecture_of(config: Any, where: str) -> Architecture:
     if kind not in ARCHITECTURES:
         raise UserError(
             f"{where}: is a {kind}, and --to gguf writes {', '.join(ARCHITECTURES)}; use"
-            " convert_hf_to_gguf.py of llama.cpp, or --to onnx"
+            f" convert_hf_to_gguf.py of llama.cpp{_or_onnx(config)}"
         )
     found = ARCHITECTURES[kind]
     scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -92,9 +93,13 @@ def architecture_of(config: Any, where: str) -> Architecture:
         if wrong:
             raise UserError(
                 f"{where}: {what} {value} of its config.json is not written by --to gguf; use"
-                " convert_hf_to_gguf.py of llama.cpp"
+                f" convert_hf_to_gguf.py of llama.cpp{_or_onnx(config)}"
             )
     return found
+
+
+def _or_onnx(config: Any) -> str:
+    return "" if attends_to_window(config) else ", or --to onnx"
 
 
 def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from teachonce.checkpoints.declared import attends_to_window
 from teachonce.student_train.model.decoder_sizes import Sizes
 from teachonce.support.errors import UserError
 
@@ -69,8 +70,7 @@ def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of torch.onnx.export for a decoder: the module, inputs and further
     options."""
     config = network.config
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
+    if attends_to_window(config):
         raise UserError(
             "--to onnx: the decoder's attention is limited to a window (sliding_window of its"
             " config.json), which the exported mask does not have; use"

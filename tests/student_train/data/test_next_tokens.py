@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
 
 from teachonce.align import Alignment, Tokenizations, Tokens
 from teachonce.store import LogitsSpec
 from teachonce.store.read.record import Logits
 from teachonce.student_train.data.distributions import Aligned, Distributions
-from teachonce.student_train.data.next_tokens import following, learnt_of_student, learnt_runs
+from teachonce.student_train.data.next_tokens import (
+    following,
+    learnt_of_student,
+    learnt_runs,
+    next_pieces,
+)
 from teachonce.student_train.data.student_tokens import IGNORED
 from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.settings.alignments import ALIGNMENTS
@@ -66,6 +72,19 @@ def test_the_learnt_tokens_of_a_student(texts: list[list[int]], seed: int, share
     runs = np.array([(i, i + 2) for i in range(0, len(student.ids) - 1, 2)], np.int32)
     chosen = learnt_runs(Alignment(runs, runs), found)
     assert chosen.student.tolist() == [run for run in runs.tolist() if found[slice(*run)].all()]
+
+
+def test_a_piece_of_the_teacher_is_read_as_the_student_normalises_it() -> None:
+    maps = vocabulary_map("bpe", "bpe")
+    lower = Tokenizer.from_str(tokenizer("bpe").to_str())
+    lower.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Prepend(" ")])
+    pieces = maps.teacher_bytes.written()
+    plain = next_pieces(maps, tokenizer("bpe"))
+    by_bytes = {raw: plain[number] for number, raw in enumerate(pieces) if raw}
+    capital = [raw for raw in by_bytes if raw.isascii() and raw.lower() != raw]
+    known = [raw for raw in capital if raw.lower() in by_bytes]
+    found = dict(zip(pieces, next_pieces(maps, lower), strict=True))
+    assert len(known) > 20 and all(found[raw] == by_bytes[raw.lower()] for raw in known)
 
 
 @pytest.mark.parametrize("teacher", ["bpe", "unigram", "wordpiece", "bpe-ends"])
