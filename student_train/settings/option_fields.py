@@ -288,8 +288,8 @@ class OptionFields:
         None,
         "Train at this peak learning rate.",
         within=POSITIVE,
-        default_text="0.5 / hidden size, at most 0.004 (best with adamw); 0.003 for a BiLSTM; 1 for"
-        " adadelta",
+        default_text="0.5 / hidden size, at most 0.004 (best with adamw); 0.003 for a BiLSTM;"
+        " 0.01 for a static student; 1 for adadelta",
         scope={STAGE},
     )
     lr_end: float = option(
