@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from teachonce.support.errors import UserError
+from teachonce.support.option_types import PathOrUrl
 from teachonce.support.options import (
     INNER_SHARE,
     SHARE,
@@ -41,6 +42,9 @@ class StageOneDump(DumpOptions):
     for an option in ONLY_DUMP.
     """
 
+    out: PathOrUrl = same_option(
+        DumpOptions, "out", MISSING, help="Write the store to NAME.zarr or NAME.h5."
+    )
     seed: int = same_option(
         DumpOptions,
         "seed",
