@@ -237,4 +237,4 @@ def _tokenizer(vocab: Any, store: FeatureStore, family: str) -> Any:
             f" {type(vocab).__name__}"
         )
     # A copy: `fit_tokenizer` sets the student's max length and truncation side in it.
-    return check_student_tokenizer(copy.deepcopy(vocab), type(vocab).__name__, bool(family))
+    return check_student_tokenizer(copy.deepcopy(vocab), type(vocab).__name__, family)

@@ -201,8 +201,9 @@ def _as_read(tokenizer: Tokenizer, text: str) -> str:
     case."""
     if tokenizer.normalizer is None:
         return text
-    # Behind a letter, because some normalizers put a mark in front of the whole text.
-    before, found = map(tokenizer.normalizer.normalize_str, ("x", f"x{text}"))
+    # Behind a sign, because some normalizers put a mark in front of the whole text. A letter could
+    # be composed with an accent.
+    before, found = map(tokenizer.normalizer.normalize_str, ("_", f"_{text}"))
     return found.removeprefix(before) or text
 
 

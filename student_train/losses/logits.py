@@ -7,7 +7,7 @@ except `logit` are in nats. Each is zero, with a gradient, if there is nothing t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,6 @@ class LogitTargets:
     valid: Tensor  # bool [G,K]
     rest: Tensor  # float32 [G] log of the probability of everything else
     log_partition: Tensor  # float32 [G] of the teacher's logits
-
-    def whole(self) -> Self:
-        """Return itself, where `next_token.HeadTargets` computes its distributions."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ class NextTargets(LogitTargets):
 
     following: Tensor  # int64 [G]
 
+    def whole(self) -> NextTargets:
+        """Return the targets themselves, where `HeadTargets` computes them."""
+        return self
+
 
 class TeacherHead:
     """Holds weight [V,D] and bias [V] of a teacher's head, and copies them to a device once.

@@ -42,7 +42,7 @@ Student = Literal[
     "masked",  # vocabulary logits of the masked tokens
     "pieces",  # vocabulary logits of aligned runs
     "next",  # log-probabilities of the next tokens, of a decoder
-    "predictions",  # log-probabilities of the teacher's pieces before aligned runs, of a decoder
+    "predictions",  # `Predictions` before aligned runs, of a decoder
     "chunks",  # log-probabilities of aligned runs, of a decoder
     "classes",  # logits of the classes of a task
     "scores",  # the output for the teacher's logits or log-odds: see --outputs
@@ -100,7 +100,7 @@ class Loss:
 
     name: the name in `--loss`. A loss of a task and a loss of a vocabulary may share a name.
     formula: a function, or `module.function` of this package. Its arguments are the student's
-        side, the teacher's side (but for `next`), for maps also which pairs of runs are present,
+        side, the teacher's side (except for `next`), for maps also which pairs of runs are present,
         and the temperature if `tempered`. It returns a scalar that is already averaged.
     teacher, student: the teacher's and the student's side that it compares.
     unit: the unit of its value, for the model card.
@@ -108,7 +108,6 @@ class Loss:
         size: never, always, or only if the sizes differ. A projection of text vectors remains a
         part of the student.
     output_kind: the kind of task outputs that the formula requires; None for any.
-    of_next: whether it compares predictions of the next token, which only decoders make.
     of_draws: whether it can be computed from random draws of the teacher, the tier `sample`.
     parameter: the number that its name may give, such as 0.3 in `jsd:0.3`.
     value: this number; None for the parameter's default.
@@ -122,7 +121,6 @@ class Loss:
     projection: Literal["none", "always", "widths differ"] = "none"
     tempered: bool = False
     output_kind: OutputKind | None = None
-    of_next: bool = False
     of_draws: bool = True
     parameter: Parameter | None = None
     value: float | None = None
@@ -136,6 +134,12 @@ class Loss:
     def feature(self) -> str | None:
         """Return the feature group of the store that the loss reads, one of `FEATURES`, or None."""
         return _FEATURE_OF.get(self.teacher)
+
+    @property
+    def of_next(self) -> bool:
+        """Return whether the loss compares predictions of the next token, which only decoders
+        make."""
+        return self.student in ("next", "predictions", "chunks")
 
     @property
     def of_text_alone(self) -> bool:
@@ -238,7 +242,7 @@ SEVERAL: OutputKind = "several labels"
 
 LOSSES = (
     Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
-    Loss("next", "next_token.next_token", "nothing", "next", "nats a token", of_next=True),
+    Loss("next", "next_token.next_token", "nothing", "next", "nats a token"),
     Loss("hidden", "states.hidden", "normalised", "runs", DEVIATIONS, "always"),
     Loss("hidden-sum", "states.hidden_sum", "normalised", "runs", "squared deviations", "always"),
     Loss(
@@ -262,15 +266,7 @@ LOSSES = (
     Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),
     Loss("logit", "logits.logit", "logits", "pieces", "squared logits"),
     Loss("hard", "logits.hard", "distribution", "pieces", "nats"),
-    Loss(
-        "kl-next",
-        "next_token.kl",
-        "distribution",
-        "predictions",
-        "nats",
-        tempered=True,
-        of_next=True,
-    ),
+    Loss("kl-next", "next_token.kl", "distribution", "predictions", "nats", tempered=True),
     Loss(
         "reverse-kl",
         "next_token.reverse_kl",
@@ -278,7 +274,6 @@ LOSSES = (
         "predictions",
         "nats",
         tempered=True,
-        of_next=True,
         # Draws give most pieces that a student predicts a probability of zero.
         of_draws=False,
     ),
@@ -289,7 +284,6 @@ LOSSES = (
         "predictions",
         "nats",
         tempered=True,
-        of_next=True,
         of_draws=False,
         # At 0 and 1 the formula would need the logarithm of 0.
         parameter=Parameter("B", "beta", 0.5, 0.0, 1.0),
@@ -300,7 +294,6 @@ LOSSES = (
         "observed",
         "chunks",
         "nats a run",
-        of_next=True,
         parameter=Parameter("T", "flatness", 100.0, 0.0, math.inf),
     ),
     Loss("ce", "task.ce", "gold", "classes", "nats a gold label", output_kind=ONE),

@@ -176,6 +176,8 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
 def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
     """Raise UserError for a model whose layers compute what a student's layers cannot."""
     for name, own in OF_LAYERS.items():
+        if name == "attention_bias" and config.get("model_type") == "qwen2":
+            continue  # all of them have it
         if config.get(name) not in (None, own):
             raise UserError(
                 f"{option}: {name} in the config.json of {where} is {config[name]!r:.40}, and"
@@ -217,7 +219,7 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     read = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **scaling}
     kind = read.get("rope_type", read.get("type", "default"))
     names = {"default": (), "llama3": SCALED}.get(kind)
-    # The base of Llama's and Qwen3's configs where none is given.
+    # The base of Llama's and Qwen's configs where none is given.
     base = read.get("rope_theta") or 10000.0
     numbers = {name: read.get(name) for name in names or ()} | {"rope_theta": base}
     if names is None or not all(isinstance(n, (int, float)) for n in numbers.values()):

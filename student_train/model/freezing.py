@@ -23,7 +23,7 @@ SCALE = 2
 def group_of(name: str) -> str:
     """Return the part that a parameter belongs to: words, positions, types, embeddings (other
     parameters of the embeddings), layers.N (from 1), head or projection."""
-    # `wpe`, `wte` and `h` are names of GPT-2, `embed_tokens` of Llama and Qwen3, `tok_embeddings`
+    # `wpe`, `wte` and `h` are names of GPT-2, `embed_tokens` of Llama and Qwen, `tok_embeddings`
     # of ModernBERT.
     if re.search(r"(^|\.)projections?\.", name):
         return "projection"

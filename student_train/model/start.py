@@ -31,7 +31,7 @@ from teachonce.support.errors import UserError
 # The output bias of a masked-LM head: stores and `ModelFolder` give it this name in all families.
 BIAS = "decoder.bias"
 RANDOM = "random weights"
-# The names of BERT and its relatives, ModernBERT, GPT-2, and Llama and Qwen3, in this order.
+# The names of BERT and its relatives, ModernBERT, GPT-2, and Llama and Qwen, in this order.
 WORDS = tuple(
     f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
 )

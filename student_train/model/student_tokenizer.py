@@ -3,6 +3,8 @@ folder, the teacher's (all or pruned), or the tokenizer of a mixed-vocabulary tr
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,10 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 from teachonce.training import byte_level, wordpiece
 from teachonce.training.wordpiece import SPECIALS, vocabulary_size
+
+QWEN2 = "qwen2"
+PROBES = ["HELLO e\u0301 12345", " don't\n\n  x"]
+"""Texts that other rules split into other tokens: composed letters, digits, white space."""
 
 
 def student_tokenizer(
@@ -51,7 +57,7 @@ def student_tokenizer(
         return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
     if word == "teacher":
         config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(store.tokenizer(), config, word, bool(family))
+        return _from_files(store.tokenizer(), config, word, family)
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
     if family and kind in ("words", "mixed-vocab"):
@@ -63,7 +69,7 @@ def student_tokenizer(
         return _with_special_tokens(wordpiece.words_of(_texts(store, blocks, others), size))
     if kind == "pruned" and size:
         config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(pruned_tokenizer(store, size, blocks), config, word, bool(family))
+        return _from_files(pruned_tokenizer(store, size, blocks), config, word, family)
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
@@ -82,17 +88,17 @@ def student_tokenizer(
             f"--vocab {word}: its tokenizer has only special tokens, because tokenizer.json or the"
             " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
         )
-    return check_student_tokenizer(tokenizer, word, bool(family))
+    return check_student_tokenizer(tokenizer, word, family)
 
 
-def check_student_tokenizer(tokenizer: Any, word: str, causal: bool) -> PreTrainedTokenizerFast:
+def check_student_tokenizer(tokenizer: Any, word: str, family: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer if a student can use it. `word` is the value of `--vocab`, for messages.
 
-    causal: check for a decoder, which needs no mask token but must encode every byte. A decoder's
-        tokenizer without a padding token gets its end-of-text token as padding. Raises UserError
-        for a tokenizer that a student cannot use.
+    family: for a decoder, a key of `FAMILIES`. A decoder needs no mask token but must encode every
+        byte, and a tokenizer without a padding token gets its end-of-text token as padding. Raises
+        UserError for a tokenizer that a student cannot use.
     """
-    if not causal:
+    if not family:
         wordpiece.check_student_tokenizer(tokenizer, word)
     elif not tokenizer.is_fast or not _spells_bytes(tokenizer.backend_tokenizer):
         raise UserError(
@@ -102,8 +108,26 @@ def check_student_tokenizer(tokenizer: Any, word: str, causal: bool) -> PreTrain
     elif tokenizer.pad_token_id is None:
         # Any token serves: padding is neither read nor predicted.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    if family == QWEN2:
+        _check_reloaded(tokenizer, word)
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
+
+
+def _check_reloaded(tokenizer: Any, word: str) -> None:
+    """Raise UserError if the tokenizer of a Qwen2 gives other tokens once it is saved and loaded:
+    transformers loads it with a class of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        Path(folder, "config.json").write_text(json.dumps({"model_type": QWEN2}))
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    own, read = (each(PROBES)["input_ids"] for each in (tokenizer, loaded))
+    if len(loaded) != len(tokenizer) or read != own:
+        raise UserError(
+            f"--vocab {word}: transformers splits the text of a Qwen2 by Qwen2's own rules, which"
+            " are not those of this vocabulary; give a size such as 8k, or --student qwen3: or"
+            " llama: in place of qwen2:"
+        )
 
 
 def _spells_bytes(tokenizer: Tokenizer) -> bool:
@@ -145,7 +169,7 @@ def default_max_length(longest: int) -> int:
 
 
 def _from_files(
-    backend: Tokenizer, settings: dict[str, Any], word: str, causal: bool = False
+    backend: Tokenizer, settings: dict[str, Any], word: str, family: str = ""
 ) -> PreTrainedTokenizerFast:
     names = [name for name in (*SPECIALS, "bos_token", "eos_token") if name in settings]
     try:
@@ -159,7 +183,7 @@ def _from_files(
             f"--vocab {word}: tokenizer_config.json in the store is invalid"
             f" ({type(error).__name__}: {first_line(error)}); give a size such as 5k"
         ) from error
-    return check_student_tokenizer(tokenizer, word, causal)
+    return check_student_tokenizer(tokenizer, word, family)
 
 
 def _train_byte_level(

@@ -289,8 +289,8 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
         if os.sep in student and not colon:
             lacks = "has no config.json" if os.path.isdir(student) else "no such folder"
             raise UserError(
-                f"{option}{student}: {lacks}; {suggest_path(student)}give the folder of a decoder,"
-                " or a shape such as 128x2x2 or llama:256x4x4"
+                f"{option}{student}: {lacks}; {suggest_path(student)}give the folder of a model, or"
+                " a shape such as 128x2x2"
             ) from None
         near = suggest(student, ("tiny",))
         if not colon and not near and (kinds := get_close_matches(student, SHAPES, n=1)):

@@ -1,5 +1,6 @@
-"""What the losses of next tokens read of a decoder. The logits of a position are computed once for
-all losses, and in slices of positions, so that no tensor has a logit for every token and piece."""
+"""Computes a decoder's predictions for all losses of next tokens. The logits of a position are
+computed once, and in slices of positions, so that no tensor has a logit for every token and
+piece."""
 
 from __future__ import annotations
 
@@ -22,17 +23,14 @@ from teachonce.student_train.losses.registry import Term
 
 MOST_LOGITS = {"cpu": 2**22, "cuda": 2**25}
 """At once, by type of device: 128 MB in float32 on a GPU, 16 MB on a CPU. The memory of a larger
-tensor is mapped anew each time, so a CPU would take up to twice the time."""
+tensor is mapped again each time, so a CPU would take up to twice the time."""
 
 
 class NextTokens:
-    """Holds a decoder's predictions of next tokens for one batch, and gives the losses of `SIDES`
-    their arguments.
+    """Holds a decoder's predictions of next tokens for one batch, and gives losses their arguments.
 
-    losses: the values of the terms that compare distributions, by name.
+    losses: the values of the terms that compare distributions.
     """
-
-    SIDES = ("next", "predictions", "chunks")
 
     def __init__(
         self,
@@ -48,35 +46,37 @@ class NextTokens:
         """
         self._head, self._states, self._batch = head, states, batch
         # Losses of next tokens share one alignment.
-        of_teacher = [term for term in terms if term.loss.of_next and term.alignment]
-        self._taught = batch.aligned[of_teacher[0].alignment] if of_teacher else None
-        self.losses = dict[str, Tensor]()
+        aligned = [term.alignment for term in terms if term.loss.of_next and term.alignment]
+        self._targets = batch.aligned[aligned[0]] if aligned else None
+        self.losses = dict[Term, Tensor]()
+        sides = {term.loss.student for term in terms}
         following = batch.labels.new_zeros(len(states))
-        following[batch.masked] = batch.labels
-        asked = torch.zeros_like(following, dtype=torch.bool)
-        asked[batch.masked] = True
-        if chunks := self._taught and self._taught.chunks:
+        needed = torch.zeros_like(following, dtype=torch.bool)
+        if "next" in sides:
+            following[batch.masked] = batch.labels
+            needed[batch.masked] = True
+        if "chunks" in sides and self._targets and (chunks := self._targets.chunks):
             following[chunks.before] = chunks.following
-            asked[chunks.before] = True
+            needed[chunks.before] = True
         places, found = list[Tensor](), list[Tensor]()
         compared = [term for term in terms if term.loss.student == "predictions"]
         if compared and (distribution := self._distribution()):
             at, targets = distribution
             values, losses = _compared(head, pieces, states[at], targets, compared)
-            self.losses = dict(zip((term.name for term in compared), losses, strict=True))
+            self.losses = dict(zip(compared, losses, strict=True))
             places, found = [at], [values]
-            asked[at] = False
+            needed[at] = False
 
         def of_text(states: Tensor, following: Tensor) -> Tensor:
             return next_logprobs(head(states), following)
 
-        at = asked.nonzero()[:, 0]
-        found += _in_slices(of_text, pieces, states[at], following[at])
-        values = torch.cat(found)
+        if sides & {"next", "chunks"}:
+            places.append(needed.nonzero()[:, 0])
+            found += _in_slices(of_text, pieces, states[places[-1]], following[places[-1]])
         # [N], in row t the log-probability of the token after flat token t, if a loss reads it.
-        self._logprobs = values.new_zeros(len(states)).index_copy(
-            0, torch.cat([*places, at]), values
-        )
+        self._logprobs = states.new_zeros(len(states), dtype=torch.float32)
+        if found:
+            self._logprobs = self._logprobs.index_copy(0, torch.cat(places), torch.cat(found))
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
         """Return the student's side and the teacher's of a term; [] if the batch has no such
@@ -84,7 +84,7 @@ class NextTokens:
         match term.loss.student:
             case "next":
                 return [(self._logprobs[self._batch.masked],)]
-            case "chunks" if self._taught and (chunks := self._taught.chunks):
+            case "chunks" if self._targets and (chunks := self._targets.chunks):
                 own = self._logprobs[chunks.before]
                 return [(pool_members(own[:, None], chunks.begin, "sum")[:, 0], chunks.logprobs)]
             case "predictions" if distribution := self._distribution():
@@ -95,11 +95,11 @@ class NextTokens:
 
     def _distribution(self) -> tuple[Tensor, NextTargets | HeadTargets] | None:
         """Return the positions [G] at which the teacher has a distribution, and the targets."""
-        if self._taught is None or self._taught.logit_runs is None:
+        if self._targets is None or self._targets.logit_runs is None:
             return None
-        targets = self._taught.predicted
+        targets = self._targets.predicted
         assert isinstance(targets, NextTargets | HeadTargets)
-        return self._taught.logit_runs.member, targets  # each run is the token before another one
+        return self._targets.logit_runs.member, targets  # each run is the token before another one
 
 
 def _compared(
@@ -112,21 +112,21 @@ def _compared(
     """Compute from states [G,D] the log-probabilities [G] of the next pieces, and the values [T] of
     terms."""
 
-    def measured(states: Tensor, targets: Any) -> Tensor:
-        whole = targets.whole()
-        own, share = Predictions.of(head(states), whole), len(states) / max(1, count)
-        values = [term.value(own, whole) * share for term in terms]
-        return torch.cat([own.following, torch.stack(values)])
+    count = max(1, len(states))
 
-    count, size = len(states), len(terms)
-    found = _in_slices(measured, pieces, states, targets)
-    values = torch.stack([each[-size:] for each in found]).sum(dim=0)
-    return torch.cat([each[:-size] for each in found]), values
+    def measured(states: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
+        whole = targets.whole()
+        own = Predictions.of(head(states), whole)
+        values = torch.stack([term.value(own, whole) for term in terms])
+        return own.following, values * (len(states) / count)
+
+    logprobs, values = zip(*_in_slices(measured, pieces, states, targets), strict=True)
+    return torch.cat(logprobs), torch.stack(values).sum(dim=0)
 
 
 def _in_slices(
-    measure: Callable[[Tensor, Any], Tensor], pieces: int, states: Tensor, targets: Any
-) -> list[Tensor]:
+    measure: Callable[[Tensor, Any], Any], pieces: int, states: Tensor, targets: Any
+) -> list[Any]:
     """Call a function of states [G,D] and of targets, a tensor [G] or a dataclass of tensors
     [G,...], for slices of the positions. The backward pass computes the logits again, so they are
     not stored."""

@@ -42,7 +42,7 @@ class Sides:
         self.terms = tuple(terms)
         maps = any(term.loss.student == "maps" for term in terms)
         own = any(term.loss.of_text_alone for term in terms)
-        causal = any(term.loss.student in NextTokens.SIDES for term in terms)
+        causal = any(term.loss.of_next for term in terms)
         vectors = batch.vectors is not None
         # Left out if nothing reads it: under `reduce` alone the student reads only its second
         # input.
@@ -82,8 +82,9 @@ class Sides:
         """Return the arguments of a term's formula, a tuple for each teacher feature that it reads.
 
         A tuple has the student's side and the teacher's; for maps also a mask of the pairs of runs
-        that are present; for a loss with temperature also the temperature. The list is empty if the
-        batch has no such targets. Raises ValueError for the name of a loss without a weight.
+        that are present; for a loss with temperature also the temperature; for `next` the student's
+        side alone. The list is empty if the batch has no such targets. Raises ValueError for the
+        name of a loss without a weight.
         """
         if isinstance(term, str):
             named = {each.name: each for each in self.terms}
@@ -97,7 +98,7 @@ class Sides:
                 return []
             parts = [self._vectors, *(self._vectors[:, :n] for n in term.widths)]
             return [(part, self._batch.vectors) for part in parts]
-        if self._next is not None and term.loss.student in NextTokens.SIDES:
+        if term.loss.of_next and self._next is not None:
             pairs = self._next.of(term)
         else:
             pairs = self._aligned[term.alignment].of(term)
@@ -106,8 +107,8 @@ class Sides:
     def measured(self, term: Term) -> Tensor | None:
         """Compute a term's loss, the mean over the teacher's features; None if the batch has no
         targets for it."""
-        if self._next is not None and term.name in self._next.losses:
-            return self._next.losses[term.name]
+        if self._next is not None and term in self._next.losses:
+            return self._next.losses[term]
         if not (pairs := self.of(term)):
             return None
         return reduce(add, (term.measure(*pair) / len(pairs) for pair in pairs))
@@ -136,10 +137,8 @@ class _AlignedSides:
                 return self._of_maps()
             case "pieces" if self._wanted.logit_runs is not None:
                 wanted = self._wanted
-                if loss.teacher == "shared":
-                    return [(self._logits(term), wanted.shared)]
-                assert wanted.predicted is not None
-                return [(self._logits(term), wanted.predicted.whole())]
+                targets = wanted.shared if loss.teacher == "shared" else wanted.logits
+                return [(self._logits(term), targets)]
             case "classes" | "scores" if self._wanted.task is not None:
                 task = self._wanted.task
                 target = task.gold if loss.teacher == "gold" else task.logits

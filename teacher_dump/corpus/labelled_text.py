@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teachonce.store.format.pairs import SEPARATOR
+from teachonce.support.console import takes_option
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.annotations import (
     annotation_of,
@@ -232,10 +233,10 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
     Raises CorpusError if words are not texts, or if the number of tags differs.
     """
     if not all(isinstance(word, str) for word in words):
-        chat = isinstance(words[0], dict)
-        remedy = (
-            f"give chats as --messages {columns[0]}" if chat else "is it the right --text-column?"
-        )
+        chat = isinstance(words[0], dict) and "role" in words[0]
+        chat &= takes_option("messages") is not False
+        remedy = f"give chats as --messages {columns[0]}, without --text-column"
+        remedy = remedy if chat else "is it the right --text-column?"
         raise CorpusError(
             f"{where}: expected words in column {columns[0]!r}, got {words!r:.60}; {remedy}"
         )

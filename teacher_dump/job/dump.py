@@ -321,11 +321,11 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
+        able = takes_option("grow_from") is not False  # imports do not
         way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)"
-        grows &= takes_option("grow_from") is not False  # an import does not
         raise UserError(
             f"{out}: exists already and was finished with other arguments:"
-            f" {first_few(differ)}{way if grows else ''}; {ANOTHER}"
+            f" {first_few(differ)}{way if grows and able else ''}; {ANOTHER}"
         )
 
 

@@ -130,13 +130,10 @@ def no_head(model: str, head: str, missing: Sequence[str], remedy: str = "") -> 
     )
 
 
-def attends_to_window(config: Any) -> bool:
-    """Return whether a decoder's attention is limited to a window in some layers, by its loaded
-    config."""
+def has_full_attention(config: Any) -> bool:
+    """Return whether all layers of a decoder attend to all earlier tokens, by its loaded config."""
     kinds = set(getattr(config, "layer_types", None) or ())
-    return bool(
-        kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None))
-    )
+    return kinds == {"full_attention"} or not (kinds or getattr(config, "sliding_window", None))
 
 
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer")  # in BERT, DistilBERT, GPT-2

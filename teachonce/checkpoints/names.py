@@ -272,7 +272,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
                 f"model {path}: is an export, which only student-predict runs, and whose README has"
                 " its scores; give the student that was exported"
             )
-        held = sorted(path.glob("*.gguf"))
+        held = sorted(path.glob("*.gguf")) if takes_option("gguf") is not False else []
         raise UserError(
             f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
             + (f"give --gguf {held[0].name}" if held else "copy the whole checkpoint")

@@ -198,7 +198,7 @@ def _exported(
     file = format.names[kind]
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    say(f"{file}: is written")
+    say(f"{file}: is being written")
     in_float: tuple[str, ...] = ()
     if kind:
         with tempfile.TemporaryDirectory(prefix="float-", dir=folder) as plain:

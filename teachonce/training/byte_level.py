@@ -55,7 +55,8 @@ class Family:
 
 END = "<|endoftext|>"
 FAMILIES = {
-    **{name: Family(name) for name in ("gpt-2", "llama-bpe")},
+    "gpt-2": Family("gpt-2"),
+    "llama-bpe": Family("llama-bpe"),
     # transformers loads the tokenizer of every Qwen2 with a class that composes the text, and adds
     # this end token where a vocabulary lacks it.
     "qwen2": Family("qwen2", {**SPECIALS, "eos_token": END, "unk_token": END}, composed=True),
@@ -78,8 +79,8 @@ def train_byte_level(
     The vocabulary is smaller if the text has too few pieces. Raises UserError if `size` is too
     small for every byte and the special tokens.
     """
-    of = FAMILIES[family]
-    specials = specials or tuple(dict.fromkeys(of.specials.values()))
+    chosen = FAMILIES[family]
+    specials = specials or tuple(dict.fromkeys(chosen.specials.values()))
     needed = BYTES + len(specials)
     if size < needed:
         raise UserError(
@@ -87,9 +88,9 @@ def train_byte_level(
             f" {len(specials)} special tokens; give {needed} pieces or more"
         )
     tokenizer = Tokenizer(models.BPE())
-    if of.composed:
+    if chosen.composed:
         tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(PATTERNS[of.pattern]), "isolated")
+    split = pre_tokenizers.Split(Regex(PATTERNS[chosen.pattern]), "isolated")
     # Without ByteLevel's own regex, which would split again by GPT-2's pattern.
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])

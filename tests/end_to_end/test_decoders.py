@@ -20,10 +20,11 @@ from teachonce.student_train.arguments import checked_from, default_losses
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.decoder_sizes import check_cut
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.report import read_report
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import parse_student
+from teachonce.student_train.settings.shapes import SHAPES, parse_student
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
@@ -106,8 +107,12 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     assert start in " ".join(report["start"]), report["start"]
     model: Any = AutoModelForCausalLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    # A class of transformers may add special tokens of its own.
+    # A class of transformers may add special tokens, and split texts by rules of its own.
     assert len(tokenizer) == model.config.vocab_size
+    with open_store(store) as opened:
+        trained = student_tokenizer("400", opened, family=SHAPES[model.config.model_type].family)
+        texts = [*opened.texts(), "e\u0301 12345"]
+    assert student == "teacher:1" or trained(texts)["input_ids"] == tokenizer(texts)["input_ids"]
     read = tokenizer("The old sea", return_tensors="pt")
     made = model.generate(**read, max_new_tokens=5, do_sample=False)
     assert len(made[0]) == read["input_ids"].shape[1] + 5
@@ -184,8 +189,12 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave it out")),
         (("--vocab", "words"), ("--vocab words", "every byte")),
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
+        (
+            ("--student", "qwen2:32x2x4", "--vocab", "teacher"),
+            ("--vocab teacher", "Qwen2's own rules", "such as 8k, or --student qwen3:"),
+        ),
         (("--student", "32x2x4", "--loss", "next"), ("--loss next", "not a decoder", "mlm")),
-        (("--student", "./nowhere"), ("--student ./nowhere: no such folder", "llama:256x4x4")),
+        (("--student", "./nowhere"), ("--student ./nowhere: no such folder", "128x2x2")),
         (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L with a number",)),
         (("--student", "llama:32x2x4x64x3"), ("4 heads are not a multiple of 3",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),

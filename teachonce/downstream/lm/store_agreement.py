@@ -16,7 +16,7 @@ from teachonce.downstream.lm.windows import start_token
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import StudentBatch
-from teachonce.student_train.losses.logits import divergence, outcomes, teacher_outcomes
+from teachonce.student_train.losses.logits import kl
 from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.support.errors import UserError
 
@@ -65,12 +65,7 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
             own, targets = _compared(network, batch)
             best = targets.ids.gather(1, targets.logprobs.argmax(dim=1, keepdim=True))[:, 0]
             equal += int((own.argmax(dim=1) == best).sum())
-            # The mean over no position would be NaN.
-            if len(own):
-                student, _ = outcomes(own, targets)
-                nats += float(divergence(teacher_outcomes(targets, student), student, 1.0)) * len(
-                    own
-                )
+            nats += float(kl(own, targets, 1.0)) * len(own)
             places += len(own)
             bar.update(len(own))
             if places >= PLACES:

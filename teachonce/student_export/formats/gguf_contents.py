@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.checkpoints.declared import attends_to_window
+from teachonce.checkpoints.declared import has_full_attention
 from teachonce.student_train.model.decoder_sizes import Sizes
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -99,7 +99,7 @@ def architecture_of(config: Any, where: str) -> Architecture:
 
 
 def _or_onnx(config: Any) -> str:
-    return "" if attends_to_window(config) else ", or --to onnx"
+    return ", or --to onnx" if has_full_attention(config) else ""
 
 
 def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teachonce.checkpoints.declared import attends_to_window
+from teachonce.checkpoints.declared import has_full_attention
 from teachonce.student_train.model.decoder_sizes import Sizes
 from teachonce.support.errors import UserError
 
@@ -70,10 +70,10 @@ def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of torch.onnx.export for a decoder: the module, inputs and further
     options."""
     config = network.config
-    if attends_to_window(config):
+    if not has_full_attention(config):
         raise UserError(
-            "--to onnx: the decoder's attention is limited to a window (sliding_window of its"
-            " config.json), which the exported mask does not have; use"
+            "--to onnx: not every layer of the decoder attends to all earlier tokens (see"
+            " layer_types or sliding_window in its config.json), as the exported layers do; use"
             " convert_hf_to_gguf.py of llama.cpp, or run it in transformers"
         )
     return (

@@ -16,6 +16,7 @@ from teachonce.store import LogitsSpec
 from teachonce.store.read.record import Logits
 from teachonce.student_train.data.distributions import Aligned, Distributions
 from teachonce.student_train.data.next_tokens import (
+    _as_read,
     following,
     learnt_of_student,
     learnt_runs,
@@ -77,7 +78,11 @@ def test_the_learnt_tokens_of_a_student(texts: list[list[int]], seed: int, share
 def test_a_piece_of_the_teacher_is_read_as_the_student_normalises_it() -> None:
     maps = vocabulary_map("bpe", "bpe")
     lower = Tokenizer.from_str(tokenizer("bpe").to_str())
-    lower.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Prepend(" ")])
+    lower.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Lowercase(), normalizers.Prepend(" ")]
+    )
+    for accent in ("\u0307a", "\u0308"):  # composed with no letter before it
+        assert _as_read(lower, accent) == accent
     pieces = maps.teacher_bytes.written()
     plain = next_pieces(maps, tokenizer("bpe"))
     by_bytes = {raw: plain[number] for number, raw in enumerate(pieces) if raw}
