@@ -76,32 +76,39 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
 
 def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
     """Judge a claim by each measure that it is about, or by the mean over them if the paper speaks
-    of the average. Return nothing where no such arm or task is here."""
+    of the average. Return nothing where no such arm or task is here.
+
+    An average with an arm that is not trained by one of its measures is not judged."""
     if not {claim.better, claim.worse} <= scores.keys():
         return []
     names = [name for name in scores[claim.better] if name in (claim.measures or (name,))]
     every = {
         name: [list(scores[arm][name]) for arm in (claim.better, claim.worse)] for name in names
     }
-    floors = {name: chances.get(name, 0.0) for name in names}
+    lost = {name: _untrained(claim, every[name], chances.get(name, 0.0)) for name in names}
     if claim.average and len(names) > 1:
         sides = [
             [statistics.mean(values) for values in zip(*of_arm, strict=True)]
             for of_arm in zip(*every.values(), strict=True)
         ]
-        every = {f"mean of {len(names)}": sides}
-        floors = {name: statistics.mean(floors.values()) for name in every}
-    return [_judged(claim, name, one, two, floors[name]) for name, (one, two) in every.items()]
+        name = f"mean of {len(names)}"
+        who = [f"{', '.join(arms)} ({measure})" for measure, arms in lost.items() if arms]
+        every, lost = {name: sides}, {name: who}
+    return [_judged(claim, name, *sides, lost[name]) for name, sides in every.items()]
+
+
+def _untrained(claim: Claim, sides: Sequence[Sequence[float]], floor: float) -> list[str]:
+    """List the arms of a claim whose seeds are not above chance by a measure."""
+    arms = zip((claim.better, claim.worse), sides, strict=True)
+    return [name for name, values in arms if not is_trained(values, floor)]
 
 
 def _judged(
-    claim: Claim, measure: str, ours: list[float], theirs: list[float], floor: float
+    claim: Claim, measure: str, ours: list[float], theirs: list[float], lost: Sequence[str]
 ) -> Judged:
     figures = (
         f"{claim.better} {statistics.mean(ours):.3f}, {claim.worse} {statistics.mean(theirs):.3f}"
     )
-    arms = {claim.better: ours, claim.worse: theirs}
-    lost = [name for name, values in arms.items() if not is_trained(values, floor)]
     if lost:
         return Judged(measure, f"{UNTRAINED}: {', '.join(lost)}", figures)
     found, won = verdict(claim, ours, theirs)

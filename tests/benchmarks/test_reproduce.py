@@ -261,7 +261,10 @@ def test_an_average_is_judged_by_the_mean_of_its_measures() -> None:
     assert judged(average, scores) == "holds"
     ((_, figures),) = [verdicts._cells(verdicts.judge(average, scores, {}))]
     assert figures == "mean of 2: a 0.700, b 0.550, 2 of 2"
-    assert judged(average, scores, F1=0.6, EM=0.5) == "not trained: b"  # a mean of .55
+    # By the mean, .7 and .55 of .3, both are above chance.
+    assert judged(average, scores, EM=0.5, F1=0.1) == "not trained: b (EM)"
+    assert judged(average, scores, F1=0.55, EM=0.5) == "not trained: a (F1), b (EM)"
+    assert judged(average, scores, F1=0.6) == "not trained: a, b (F1)"
 
 
 def test_claims_have_one_row_with_the_published_figures() -> None:
