@@ -12,7 +12,7 @@ from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import OURS, TEACHER, Claim, Published, Scores, Source
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not", "not decided"
-UNTRAINED, NO_DATA = "not trained", "no data here"
+UNTRAINED, NO_DATA, NO_ARM = "not trained", "no data here", "no such arm"
 CHANCE = "chance"
 SPREAD = "deviation"
 """A published column that is no figure to compare."""
@@ -62,11 +62,21 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
 
 
 def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
-    """Judge each claim, in one row; where it does not hold, judge it again after its probe."""
-    main, rows = of_tasks(source, scores), []
+    """Judge each claim, in one row; where it does not hold, judge it again after its probe.
+
+    Claims of the same words that nothing here can judge have one row.
+    """
+    main, rows = of_tasks(source, scores), list[list[str]]()
     for claim in source.claims:
         judged = judge(claim, main, chances)
-        rows.append([claim.says, claim.where, *_cells(judged), _beside(claim, source.published)])
+        found, figures = _cells(judged)
+        if not {claim.better, claim.worse} <= main.keys():
+            found = NO_ARM
+        published = _beside(claim, source.published)
+        if not judged and rows and rows[-1][:3] == [claim.says, claim.where, found]:
+            rows[-1][-1] = "; ".join(filter(None, (rows[-1][-1], published)))
+        else:
+            rows.append([claim.says, claim.where, found, figures, published])
         if claim.probe and any(each.found == FAILS for each in judged):
             again = main | of_tasks(source, probed(claim))  # a teacher is not trained again
             about = f"the same, {claim.probe.about}"

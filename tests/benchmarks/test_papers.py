@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.reproduce.mukherjee import SETS
 from benchmarks.reproduce.papers import NAMES, sources
 from benchmarks.reproduce.reproduction import key_of
 from benchmarks.reproduce.source import FULL, OURS, SMALL, TEACHER, Source
+from benchmarks.reproduce.verdicts import SPREAD
 from teachonce.downstream.cli import main as score
 from teachonce.downstream.options import AS_IS, DownstreamOptions
 from teachonce.downstream.tasks.classify import Classify
@@ -84,10 +86,28 @@ HEADERS = {
     },
 }  # fmt: skip
 """The figure of each task as the heading of its source's table has it, copied from the sources."""
+PUBLISHED_HEADERS = HEADERS | {
+    "Kolesnikova et al. 2022": {  # Tables 1 and 2
+        "ParaPhraser": "F1", "RuSentiment": "F1 (weighted)", "Collection-3": "Entity F1",
+        "SberQuAD": "F1, EM", "Russian SuperGLUE": "Score",
+    },
+}  # fmt: skip
+"""The same for the data sets of the published figures."""
 NAMED = {
     "F1": "F1", "F1 (weighted)": "weighted F1", "Entity F1": "entity F1", "accuracy": "accuracy",
     "Accuracy": "accuracy", "Macro-F1": "macro F1", "Spearman": "Spearman", "EM": "exact match",
+    "Score": "score",
 }  # fmt: skip
+NO_FIGURE = {SPREAD, "latency"}
+
+
+def of_headers(headers: dict[str, dict[str, str]], name: str) -> set[str]:
+    """The columns of a source: each data set with the figure that its table's header names."""
+    return {
+        f"{data} {NAMED[figure]}".strip()
+        for data, figures in headers[name].items()
+        for figure in figures.split(", ")
+    }
 
 
 def test_a_column_shows_the_figure_that_the_papers_table_names(data: Path) -> None:
@@ -107,6 +127,37 @@ def test_a_column_shows_the_figure_that_the_papers_table_names(data: Path) -> No
     }
     with pytest.raises(UserError, match=r"'F2': the task's figures are accuracy, macro F1"):
         key_of("F2", MEASURES["classify"])
+
+
+def test_a_published_column_names_the_figure_of_its_table(data: Path) -> None:
+    seen = set()
+    for _, source in every(data):
+        (name,) = (each for each in HEADERS if source.title.startswith(each))
+        whole = source.published.columns
+        columns = {each.partition(", ")[0] for each in whole} - NO_FIGURE
+        assert columns and columns <= of_headers(PUBLISHED_HEADERS, name), source.title
+        seen.add(name)
+        if name.startswith("Kolesnikova"):
+            assert columns == of_headers(PUBLISHED_HEADERS, name)
+        elif name.startswith("Zhao"):  # no figure as such is in our copy
+            assert all(re.search(", (difference to mixed|relative)$", each) for each in whole)
+        elif name.startswith("Mukherjee") and len(columns) > 1:  # few labels: rows of BERT Large
+            few = source.published.rows["stagewise"]
+            assert few in ((90.45, 89.08, 91.00, 98.94), ("", 87.84, 90.14, ""))  # Tables 10, 11
+            assert source.published.rows["stagewise, all labels"] == (92.33, 91.22, 93.55, 99.10)
+    assert seen == HEADERS.keys()
+
+
+def test_the_best_is_compared_with_every_row_of_its_table(data: Path) -> None:
+    """Kolesnikova et al. 2022, Table 1: distil-tiny30 has twelve rows."""
+    for source in (full(data)["kolesnikova"], *sources("kolesnikova", SMALL, data).values()):
+        rivals = [claim.worse for claim in source.claims if "is the best" in claim.says]
+        assert len(rivals) == len(set(rivals)) == 11 and source.best not in rivals
+        assert all(
+            claim.worse in claim.says for claim in source.claims if "is the best" in claim.says
+        )
+        says = [claim.says for claim in source.claims]
+        assert len(says) == len(set(says))
 
 
 def test_tasks_of_russian_superglue_are_those_of_the_folder(tmp_path: Path) -> None:
@@ -131,7 +182,7 @@ def test_claims_are_of_arms_and_measures_that_are_there(data: Path) -> None:
         measures = {task.measure for task in source.tasks}
         optional = {task.measure for task in SUPERGLUE}  # in the user's folder, or not judged
         for claim in source.claims:
-            elsewhere = {HEADLINE.better} if size == SMALL else set()  # "no data here"
+            elsewhere = {HEADLINE.better} if size == SMALL else set()  # "no such arm"
             assert {claim.better, claim.worse} <= rows | elsewhere and claim.where
             assert set(claim.columns) <= set(source.published.columns)
             assert size == SMALL or set(claim.measures) <= measures | optional

@@ -288,7 +288,11 @@ def test_claims_have_one_row_with_the_published_figures() -> None:
     assert "| first | Table 1 | no data here |  | F1 2.5 / 1.5 |" in said
     other = replace(source, claims=[replace(claim, better="larger")])
     said = verdicts.claims_table(other, SCORES, {}, lambda claim: again)
-    assert "| first | Table 1 | no data here |  |  |" in said
+    assert "| first | Table 1 | no such arm |  |  |" in said
+    rivals = [replace(claim, measures=("EM",), rows=rows) for rows in (("b", "a"), ("a", "b"))]
+    said = verdicts.claims_table(replace(source, claims=rivals), SCORES, {}, lambda claim: again)
+    row = "| first | Table 1 | no data here |  | b / a: F1 2.5 / 1.5; a / b: F1 1.5 / 2.5 |"
+    assert said.splitlines()[2:] == [row]
     one = replace(source, claims=[replace(claim, columns=("EM",))])
     assert "0 of 3 |  |" in verdicts.claims_table(one, SCORES, {}, lambda claim: again)
     said = verdicts.arms_table(source, SCORES, {"F1": 0.25})
