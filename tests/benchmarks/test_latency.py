@@ -25,3 +25,17 @@ def test_latency_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     fewer = [float(cells[3]) for cells in rows]
     assert fewer[0] == 1 < fewer[2] < fewer[1]
     assert all(len(cells) == len(latency.HEAD) for cells in rows)
+
+
+def test_sizes_on_disk_are_in_the_papers_unit() -> None:
+    """Kolesnikova et al. 2022, Table 3: "Mem, MB" of 177.9M numbers of 4 bytes is 679, so MiB."""
+    shape = latency.TEACHER
+    parameters, published, *_ = latency.PUBLISHED[shape]
+    found = {
+        "parameters": parameters * 1e6, "disk_bytes": parameters * 1e6 * 4,
+        "cpu": {f"{one}_{other}": 1 for one in ("batch", "sentence") for other in latency.FIGURES},
+    }  # fmt: skip
+    for cells, heads in (
+        (latency.beside(shape, found), latency.BESIDE), (latency.row(*shape, found), latency.HEAD),
+    ):  # fmt: skip
+        assert cells[heads.index("MiB on disk")] == pytest.approx(published, abs=0.5)

@@ -75,7 +75,8 @@ def test_stage_two_of_mixed_vocabularies() -> None:
     }  # fmt: skip
     mlm: dict[str, Any] = {"loss": {"mlm": 1.0}, "max_masks": 20}
     labels: dict[str, Any] = {
-        "loss": {"kl": 1.0}, "targets": "masked", "vocab": "teacher", "init": "random"
+        "loss": {"kl": 1.0}, "targets": "masked", "vocab": "teacher", "init": "random",
+        "temperature": 1.0,  # the paper does not give it
     }  # fmt: skip
     rows: dict[str, dict[str, Any]] = {
         "mixed": {**mlm, "init": "mixed-vocab"},
@@ -83,7 +84,7 @@ def test_stage_two_of_mixed_vocabularies() -> None:
         "tied": {**mlm, "init": "mixed-vocab"},
         "vanilla-30k": labels,
         "pruned": {**labels, "prune_to": "5k"},  # section 6
-        "base-5k": {**mlm, "student": "bert:768x12x12", "init": "random"},
+        "base-5k": {**mlm, "student": "bert:768x12x12", "init": "random", "vocab": "mixed-vocab"},
     }
     for name, own in rows.items():
         assert options_of(f"zhao-{name}").items() >= (settings | own).items(), name

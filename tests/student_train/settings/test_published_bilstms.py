@@ -1,5 +1,5 @@
-"""Recipes of Mukherjee & Awadallah 2019 and 2020 against the papers: the place of each number
-stands beside it, and each loss is worked out by hand from its equation."""
+"""Recipes of Mukherjee & Awadallah 2019 and 2020 against the papers: each number has its place in
+the paper next to it. test_published_formulas.py computes the losses from their equations."""
 
 from __future__ import annotations
 
@@ -103,6 +103,10 @@ def test_rows_of_2020(name: str) -> None:
     assert stands == (of_texts or name.startswith(("tinymbert-d3", "tinymbert-d4")))
     assert ("Tables 7 to 9" if of_texts else "Table 3") in recipe.about
     assert recipe.options.get("classifier_pooling", "max") == ("last" if of_texts else "max")
+    assert "SVD's embeddings rescaled" in recipe.about  # open in section 4.1
+    direction = "normalised per channel and KL(teacher, student) in equation 6"
+    of_states = any("kld" in loss for losses, *_ in told(recipe) for loss in losses)
+    assert (direction in recipe.about) == of_states
     if name in ("tinymbert-d3-1", "tinymbert-d4-1"):  # section 5.2: end-to-end fine-tuning
         options = TrainOptions(store="a", stages=recipe.stages, **recipe.options)
         assert all(stage.freeze == () for stage in stages_of(options, 1))

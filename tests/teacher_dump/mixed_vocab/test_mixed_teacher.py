@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM
@@ -121,3 +122,31 @@ def test_the_students_softmax_is_over_the_projected_embeddings(
         of_teacher, of_student = model(batch)
     assert of_teacher == 0
     torch.testing.assert_close(of_student, expected)
+
+
+def test_the_loss_of_stage_one_is_equation_1(tiny_teacher: Callable[..., Path], small: Any) -> None:
+    """Zhao et al. 2021, eq. 1, in NumPy: minus the log-probability of each masked piece by the
+    softmax of the vocabulary that segmented its word, summed."""
+    teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
+    model = MixedTeacher(teacher, len(small), WIDTH, seed=0).eval()
+    (batch,) = some(mixer_of(teacher, small), 1)
+    weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
+    words = model.network.get_input_embeddings().weight.detach().double().numpy()
+    own = weights["student.weight"] @ weights["up.weight"].T + weights["up.bias"]
+    ids, of_student = batch.ids.numpy(), batch.own.numpy()
+    read = np.where(of_student[..., None], own[ids % len(own)], words[ids % len(words)])
+    with torch.no_grad():
+        states = model.network(
+            inputs_embeds=torch.from_numpy(read).float(), attention_mask=batch.present.long()
+        ).logits.flatten(0, 1)[batch.rows]
+        found = model(batch)
+    wanted = np.zeros(2)
+    for state, piece, side in zip(
+        states.double().numpy(), batch.labels.numpy(), batch.labels_own.numpy(), strict=True
+    ):
+        table, bias = (own, "student_bias") if side else (weights["weight"], "bias")
+        scores = table @ state + weights[bias]
+        wanted[int(side)] -= (
+            scores[piece] - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
+        )
+    assert wanted.all() and [float(each) for each in found] == pytest.approx(wanted, rel=1e-4)
