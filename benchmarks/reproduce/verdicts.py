@@ -104,7 +104,7 @@ def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
         name = f"mean of {len(names)}"
         who = [f"{', '.join(arms)} ({measure})" for measure, arms in lost.items() if arms]
         every, lost = {name: sides}, {name: who}
-    return [_judged(claim, name, *sides, lost[name]) for name, sides in every.items()]
+    return [_judged(claim, name, sides, lost[name]) for name, sides in every.items()]
 
 
 def _untrained(claim: Claim, sides: Sequence[Sequence[float]], floor: float) -> list[str]:
@@ -114,8 +114,9 @@ def _untrained(claim: Claim, sides: Sequence[Sequence[float]], floor: float) -> 
 
 
 def _judged(
-    claim: Claim, measure: str, ours: list[float], theirs: list[float], lost: Sequence[str]
+    claim: Claim, measure: str, sides: Sequence[Sequence[float]], lost: Sequence[str]
 ) -> Judged:
+    ours, theirs = sides
     figures = (
         f"{claim.better} {statistics.mean(ours):.3f}, {claim.worse} {statistics.mean(theirs):.3f}"
     )
