@@ -3,11 +3,13 @@
     python -m benchmarks.gpu [--corpus TEXT]
 
 The teacher is of BERT-base's size, with random weights and a vocabulary of 120,000; a second one is
-a decoder of the size of Llama 3.2 1B. The student, by default the `tiny` of Kolesnikova et al., is
-timed from its second epoch on, when what a cache keeps is there, and beside a teacher in memory.
+a decoder of the size of Llama 3.2 1B. The student, by default `bert:tiny` (the `tiny` of
+Kolesnikova et al.), is timed from its second epoch on, when the cache is filled, and next to a
+teacher in memory.
 Each table is printed as soon as it is measured. Fifteen minutes of an H100 were too few for a
 process for each run, so that all runs share one.
 The peak is what the maker says of dense bfloat16 products.
+A source at its published size is run by `python -m benchmarks.reproduce SOURCE --size full`.
 """
 
 from __future__ import annotations
@@ -188,7 +190,7 @@ def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]
 @click.option("--decoder-layers", default=16)
 @click.option("--part-tokens", default=100_000)
 @click.option("--dump-batch", default=32_768, help="Tokens of the teacher's batches.")
-@click.option("--student", default="bert:264x3x12")
+@click.option("--student", default="bert:tiny")
 @click.option("--vocab", default="5k")
 @click.option("--batch-tokens", default=16_384, help="Of the student's batches.")
 @click.option("--steps", default=100)

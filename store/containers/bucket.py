@@ -289,8 +289,11 @@ def _client(url: str, options: dict[str, Any] | None) -> Any:
 
 
 def _provided(url: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return boto3's credentials, from profiles and sign-on services, unless `config` or the
-    environment has some. Raises Unreachable if there are none."""
+    """Return the argument `credential_provider` with boto3's credentials (profiles, sign-on
+    services); {} if `config` or the environment has credentials, or boto3 is missing.
+
+    Raises Unreachable if boto3 finds none.
+    """
     environment = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE")
     keys = ("access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature")
     if any(os.environ.get(name) for name in environment) or any(config.get(key) for key in keys):

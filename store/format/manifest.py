@@ -160,8 +160,8 @@ class Manifest:
 
     @cached_property
     def text_key(self) -> str:
-        """Return a hash of the checksums of all texts, in order: 32 hexadecimal digits of
-        SHA-256."""
+        """Return the first 32 hexadecimal digits of the SHA-256 over the stored checksums of all
+        parts' texts and text boundaries, in order."""
         digest = hashlib.sha256()
         for part in self.parts:
             # The boundaries count, too: the same bytes can be divided into other texts.

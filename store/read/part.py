@@ -25,8 +25,8 @@ DAMAGED = f"the store is damaged: {VERIFY}"
 
 
 def row_slices(array: Slices, least: int) -> Iterator[tuple[int, Array]]:
-    """Read an array in slices of at most SLICE_BYTES, or of `least` rows if these are larger: yield
-    the number of the first row, and the rows."""
+    """Read an array in slices of at most SLICE_BYTES, but of at least `least` rows: yield the
+    number of the first row, and the rows."""
     row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     fitting = max(1, SLICE_BYTES // max(1, row))
     # A power of two, mostly a multiple of the rows of a chunk, so that few chunks are decoded

@@ -126,7 +126,7 @@ class Batch:
 
     @cached_property
     def mask(self) -> Array:
-        """Return bool [N], tokens that overlap a masked word, computed on first use."""
+        """Return bool [N], true for tokens that overlap a masked word, computed on first use."""
         lengths, counts = np.diff(self.start), np.diff(self.spans_start)
         return covering_spans_of_texts(self.offsets, lengths, self.spans, counts) >= 0
 
@@ -209,8 +209,8 @@ class Streamer:
         seen[batch.index] = True
 
     def _read_near(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
-        """Read each pool from a disk when it is needed, and prefetch the next one while it is
-        used."""
+        """Read each pool from a local disk when it is needed. While a pool is used, the next one
+        is prefetched."""
         try:
             # Not tested beforehand: a stream in another thread may take the last one in between.
             taken = self._spare.pop()

@@ -52,7 +52,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """What `verify` read and found.
+    """Holds the counts and the problems that `verify` found.
 
     Problems name part, array and chunk. `unknown` lists files and objects that the format does not
     define, which no reader opens. `repair` adds the quarantine folder and the next step.

@@ -371,8 +371,9 @@ class Collator:
 
 
 def _characters(tokens: Tokens, positions: Array) -> float:
-    """Count the characters of the tokens at flat `positions`. Each of several byte-level tokens
-    with the same offsets counts as a part of them, so that vocabularies are comparable."""
+    """Count the characters of the tokens at flat `positions`. If several byte-level tokens share
+    the same offsets, each counts as an equal fraction of them, so that vocabularies are
+    comparable."""
     text = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
     spans = np.column_stack([text, tokens.offsets])
     new = np.append(True, (spans[1:] != spans[:-1]).any(axis=1))[: len(spans)]

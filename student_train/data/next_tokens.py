@@ -146,8 +146,9 @@ def observed_logprobs(
 def whole_head(
     vocabulary: VocabularyMap, size: int, head: tuple[Array, Array], spec: LogitsSpec | None
 ) -> TeacherHead | None:
-    """Return the teacher's head, weight [V,D] and bias [V], if its first `size` rows are the pieces
-    of the student; else None. `spec` caps its logits."""
+    """Return the teacher's head, weight [V,D] and bias [V], cut to `size` rows, if the student's
+    pieces are the teacher's first `size` pieces in the same order; else None. `spec` has the soft
+    cap of its logits."""
     if not np.array_equal(vocabulary.match[:size], np.arange(size)):
         return None
     # Rows behind the vocabulary are padding, without probability.

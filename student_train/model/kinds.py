@@ -351,7 +351,10 @@ def make_student(
     kind = find_models(shape.kind)
     head = task.kind if task else "causal" if shape.causal else "mlm"
     if head not in kind.models:
-        raise UserError(f"{option}{student}: has no model for {head}; choose another kind")
+        raise UserError(
+            f"{option}{student}: this kind of student has no model for {head}, only for"
+            f" {', '.join(kind.models)}; choose another kind"
+        )
     config = kind.config(shape, tokenizer, positions, **settings, **common)
     KINDS.setdefault(config.model_type, kind)  # the key by which `any_student.py` finds it
     return kind.models[head](config)

@@ -110,11 +110,16 @@ def parse_widths(words: str) -> tuple[int, ...]:
     """Read a comma list of numbers. Raises UserError for anything else."""
     widths = parse_parts(words)
     if not all(width.isdecimal() for width in widths):
-        raise UserError(f"--matryoshka {words}: expected widths, such as 256,128,64")
+        raise UserError(
+            f"--matryoshka {words}: expected sizes of vectors, separated by commas, such as"
+            " 256,128,64"
+        )
     return tuple(map(int, widths))
 
 
 def check_widths(widths: Sequence[object]) -> None:
     """Raise UserError unless every width is a whole number above 0."""
     if not all(isinstance(width, int) and width > 0 for width in widths):
-        raise UserError(f"--matryoshka {widths}: expected widths of at least 1, such as 256,128,64")
+        raise UserError(
+            f"--matryoshka {widths}: expected sizes of vectors, each at least 1, such as 256,128,64"
+        )

@@ -225,8 +225,8 @@ class FileSource(CorpusSource):
         return has_columns(self._path, self._columns)
 
     def rows(self) -> Iterator[LabelledText]:
-        """Yield the texts. Raises CorpusError for a text that cannot be read, and at the end if
-        `check` read other bytes."""
+        """Yield the texts. Raises CorpusError for a text that cannot be read, and after the last
+        text if the file has changed since `check` read it."""
         self._pass = read = _Digest()
         yield from self._read(read.add)
         if self._checked and read.size_and_hash() != self._checked:

@@ -273,8 +273,11 @@ class Cutter:
             )
 
     def _next(self, begin: int, last: int, surplus: int, ceiling: int) -> tuple[int, int]:
-        """Find the window that starts at `begin`, or at `last` if no new text fits after the
-        overlap."""
+        """Return (begin, end) of the next window. It starts at `begin`, or at `last`, the end of
+        the previous window, if a window from `begin` would have no new text.
+
+        surplus: tokens by which the rejected window was too long. ceiling: the largest end.
+        """
         # SentencePiece tokenizers may put a token before a text that does not begin with a blank.
         budget = max(1, self._budget - surplus - (begin > 0 and not self.text[begin].isspace()))
         first, high = self._limit(begin, budget)

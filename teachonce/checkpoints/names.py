@@ -73,7 +73,8 @@ class ResolvedModel:
     gguf: str | None = None
 
     def folder(self) -> Path:
-        """Return the folder of its files: for a model of the hub its snapshot in the cache."""
+        """Return the folder of the model's files. For a model of the hub, this is its snapshot in
+        the cache."""
         if self.revision is None:
             return Path(self.path_or_id)
         from huggingface_hub import try_to_load_from_cache

@@ -235,8 +235,8 @@ def check_similarity(model: str, name: object) -> str | None:
 
 
 def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | None, bool]:
-    """Read the maximum length in tokens, and whether texts are lower-cased. `task` is the expected
-    task of the transformer, a key of OUTPUTS."""
+    """Return the maximum length in tokens (None: no limit is set), and whether texts are
+    lower-cased. `task` is the expected task of the transformer, a key of OUTPUTS."""
     # In the library's order; the first file that is there has all settings.
     places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
     given: Mapping[str, Any] = {}

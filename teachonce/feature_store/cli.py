@@ -316,7 +316,7 @@ def forget(
 
 
 class _WithNegativeNumber(click.Command):
-    """A command that takes a word such as -1 as a number, not as an option."""
+    """Parses a word such as -1 as a number, not as an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Only if a number was typed, so that a mistyped option is still reported.

@@ -88,8 +88,8 @@ def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
 
 
 def random_texts(student: LoadedStudent) -> list[str]:
-    """Draw texts of random pieces; a decoder writes its own texts. The same student always gives
-    the same texts."""
+    """Return texts of random pieces; for a decoder, texts that it generates. The same student
+    always gives the same texts."""
     if student.kind == DECODER:
         return _own_texts(student)
     draws, tokenizer = np.random.default_rng(0), student.tokenizer

@@ -69,7 +69,10 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
     path = options.input
     if options.columns and path is not None and not is_table(path):
         flags = ", ".join(f"--{role.replace('_', '-')}-column" for role in options.columns)
-        raise UserError(f"{flags}: only tables have columns; leave it out, or give --input TABLE")
+        raise UserError(
+            f"{flags}: {path} is not a table, and only tables have columns; leave {flags} out, or"
+            " give --input TABLE"
+        )
     if options.texts:
         yield from _lines(options.texts, "TEXT", options.pairs)
     elif path is None or str(path) == "-":

@@ -20,7 +20,7 @@ def tsv_lines(predictor: Predictor) -> Iterator[str]:
     For a tagger, a word and its tag, with an empty line between texts. For a classifier, a header
     and each text or pair with its label. Tabs and line ends in texts are replaced by spaces.
 
-    Raises UserError if the student gives anything else.
+    Raises UserError for other kinds of students.
     """
     student = predictor.student
     kind = student.task.output_kind if student.task else student.kind

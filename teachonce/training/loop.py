@@ -169,7 +169,7 @@ class Training(ABC):
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         # Before the optimizer's step, which would spread NaN to the weights.
         if not math.isfinite(found["loss"]) or not math.isfinite(norm):
-            why, remedy = "training has diverged", f"lower --lr, here {rate:.2g}"
+            why, remedy = "training has diverged", f"lower --lr (now {rate:.2g})"
             if self.step == 0:  # no rate is too high before the first update
                 why, remedy = "training cannot start", TOO_LARGE
             raise UserError(

@@ -18,7 +18,8 @@ inside (`don't`, `U.S`, `1,000.5`), or one mark or symbol. `\p{...}` is understo
 
 
 def word_spans(text: str, first: str = "") -> list[tuple[int, int]]:
-    """Return the (begin, end) of the words of a text; `first` is a word wherever it occurs."""
+    """Return the (begin, end) of the words of a text. If `first` is given (such as a mask token),
+    each occurrence of it is one word."""
     pattern = f"{re.escape(first)}|{WORD}" if first else WORD
     return [span for _, span in _split(pattern).pre_tokenize_str(text)]
 

@@ -212,7 +212,7 @@ def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_
                    "--out", tmp_path / "s")  # fmt: skip
     says(line, "--matryoshka 8: no loss compares parts of a vector; add similarity")
     line = refused(student_train, *common, "--matryoshka", "8,x", "--out", tmp_path / "s")
-    says(line, "--matryoshka 8,x: expected widths, such as 256,128,64")
+    says(line, "--matryoshka 8,x: expected sizes of vectors, separated by commas, such as 256")
 
 
 def test_it_is_the_same_after_a_stop(stores: Callable[..., Path], tmp_path: Path) -> None:

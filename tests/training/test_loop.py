@@ -134,7 +134,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss_clipped() -> None:
 @pytest.mark.parametrize(
     ("done", "words"),
     [
-        (1, r"step 2: training has diverged \(error .*, loss .* lower --lr, here 0\.01"),
+        (1, r"step 2: training has diverged \(error .*, loss .* lower --lr \(now 0\.01"),
         (0, r"step 1: training cannot start \(error .*, loss .* values of the training data"),
     ],
 )

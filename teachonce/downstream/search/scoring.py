@@ -57,9 +57,9 @@ def score_search(
         chosen = _measures(task, collection, settings)
         if named is not None and chosen != named:
             raise UserError(
-                f"--test {folder}: has {('' if collection.judgements else 'no ')}judgements, unlike"
-                " the folders before it; score folders with judgements and folders without them"
-                " separately"
+                f"--test {folder}: has {('' if collection.judgements else 'no ')}relevance"
+                " judgements (qrels), unlike the folders before it; score folders with judgements"
+                " and folders without them separately"
             )
         named, examples[split] = chosen, len(collection.queries)
         teacher = rank(settings.teacher) if settings.teacher else None

@@ -159,7 +159,7 @@ def _files_of(path: Path) -> list[Path]:
     shape = {"_data_files": [{"filename": str}]}
     files = read_json(path / STATE, shape, "; copy it again")["_data_files"]
     if not files:
-        raise UserError(f"{path / STATE}: names no file of a table; copy the folder again")
+        raise UserError(f"{path / STATE}: lists no data file; copy the folder again")
     # Only the last component: a forged name must not lead out of the folder.
     return [path / Path(each["filename"]).name for each in files]
 
