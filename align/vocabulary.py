@@ -96,7 +96,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token's text and its place in a word.
+    """Holds a token's text and its place in a word.
 
     text: UTF-8 without marks; a byte-level piece may hold part of a character.
     begins: the piece begins a word.

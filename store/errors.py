@@ -10,7 +10,7 @@ from teachonce.support.errors import UserError, suggest_path
 
 
 class StoreError(UserError):
-    """A feature store is missing, unfinished, damaged or of another version, or holds wrong values.
+    """Raised if a store is missing, unfinished, damaged or of another version, or has wrong values.
 
     A message starts with the path of the store and a colon. The path also replaces STORE in the
     remedies of this module (`VERIFY`, `REPAIR`), so that their commands can be copied.
@@ -21,7 +21,7 @@ class StoreError(UserError):
 
 
 class Unreachable(UserError):
-    """A store, or a file in it, could not be fetched over a network.
+    """Raised if a store, or a file in it, could not be fetched over a network.
 
     It is not a StoreError, because code that handles StoreError as damage must not treat a failed
     request as damage.

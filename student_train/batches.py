@@ -41,7 +41,7 @@ from teachonce.support.options import parse_value
 
 
 class BatchSettings(TypedDict, total=False):
-    """The options of `student-train` that batches and losses depend on; see `TrainOptions`."""
+    """Holds options of `student-train` that batches and losses depend on; see `TrainOptions`."""
 
     loss: str | Sequence[str] | Mapping[str, float]
     align: str | Sequence[str]

@@ -61,7 +61,7 @@ def is_bucket(path: object) -> bool:
 
 
 class Tagged(NamedTuple):
-    """An object that was read: its bytes, its ETag, and its modification time by the server's
+    """Holds an object that was read: its bytes, its ETag, and its modification time by the server's
     clock."""
 
     data: bytes

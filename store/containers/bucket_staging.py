@@ -32,7 +32,7 @@ ROOT, STARTED = "zarr.json", ".tmp-begun"
 
 
 class BucketStaging:
-    """A Zarr store under construction in a bucket. See `interface.Staging`."""
+    """Writes a Zarr store into a bucket. See `interface.Staging`."""
 
     def __init__(self, url: str) -> None:
         self.path, self.mark = url.rstrip("/"), ""

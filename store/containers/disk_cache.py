@@ -62,7 +62,7 @@ def taken_by(size: int) -> int:
 
 @dataclass
 class _BytesTaken:
-    """The number of bytes that the cache uses, as the file `lock` stores it."""
+    """Counts the bytes that the cache uses; the file `lock` stores the number."""
 
     file: int
     bytes: int
@@ -74,8 +74,8 @@ class _BytesTaken:
 
 
 class DiskCache:
-    """The entries in a folder: at most `bound` bytes on the disk; if it is 0, entries are neither
-    added nor evicted. Files with other names are ignored.
+    """Stores entries in a folder: at most `bound` bytes on the disk; if it is 0, entries are
+    neither added nor evicted. Files with other names are ignored.
 
     Raises UserError if the folder cannot be made or written to.
     """

@@ -26,7 +26,7 @@ the index, by path."""
 
 
 class Slices(Protocol):
-    """One stored array, read by slices of rows."""
+    """Reads one stored array by slices of rows."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -96,8 +96,8 @@ def damaged_chunks(array: StoredSlices) -> list[int]:
 
 
 class Flaw(NamedTuple):
-    """A problem that only the container can find: a line for a person, and the path of the group or
-    array.
+    """Describes a problem that only the container can find: a line for a person, and the path of
+    the group or array.
 
     unknown: a file or object that the format does not define; it is never read.
     explained_by_unknown: an unknown object in the store explains the problem, because it changes
@@ -127,7 +127,7 @@ def groups_of(arrays: Iterable[str], group: str = "") -> set[str]:
 
 
 class StoreSource(Protocol):
-    """A tree of groups, arrays and attributes, open for reading."""
+    """Reads a tree of groups, arrays and attributes."""
 
     path: str
     options: dict[str, Any] | None  # of the file system behind a URL
@@ -178,7 +178,7 @@ class StoreSource(Protocol):
 
 
 class Sink(Protocol):
-    """A tree being written, array by array."""
+    """Writes a tree, array by array."""
 
     def attributes(self, group: str, values: dict[str, Any]) -> None: ...
 
@@ -260,7 +260,7 @@ class Staging(Protocol):
 
 
 class OnDisk:
-    """A store under construction on a disk: its path and its lease; see `Staging`."""
+    """Describes a store under construction on a disk: its path and its lease; see `Staging`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.mark = path, ""

@@ -31,7 +31,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class OpenFiles(Generic[T]):
-    """The most recently mapped files, at most `limit`: a store may have thousands of parts.
+    """Holds the most recently mapped files, at most `limit`: a store may have thousands of parts.
 
     There is no lock, because a forked process could inherit it locked. So two threads may map a
     file twice.
@@ -60,7 +60,7 @@ class OpenFiles(Generic[T]):
 
 
 class FileMap:
-    """The bytes of a file, mapped read-only. Raises OSError.
+    """Maps the bytes of a file read-only. Raises OSError.
 
     The file is closed at once, and the map is released with the last array that uses it. A forked
     process can continue reading it. The file must not be truncated meanwhile (SIGBUS); published

@@ -83,8 +83,8 @@ BARE_REDIRECT = "redirect without LOCATION"  # obstore's words where S3 names no
 
 
 class HttpAnswer(NamedTuple):
-    """The error response of a server: HTTP status, and the server's own code and message ("" if it
-    sent none)."""
+    """Holds the error response of a server: HTTP status, and the server's own code and message (""
+    if it sent none)."""
 
     status: int
     code: str
@@ -94,11 +94,11 @@ class HttpAnswer(NamedTuple):
 # Not an OSError, so `Retrier` never repeats it: each try would download the whole object, 26 times
 # in five minutes.
 class RangeIgnored(Exception):
-    """A server sent a whole object although a range of its bytes was requested."""
+    """Raised if a server sent a whole object although a range of its bytes was requested."""
 
 
 class WrongLength(OSError):
-    """A server sent more or fewer bytes than were requested."""
+    """Raised if a server sent more or fewer bytes than were requested."""
 
 
 def http_answer(error: BaseException) -> HttpAnswer | None:

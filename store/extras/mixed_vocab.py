@@ -23,7 +23,7 @@ EMBEDDINGS, TOKENIZER, SETTINGS = "embeddings", "tokenizer.json", "tokenizer_con
 
 @dataclass(frozen=True, eq=False)
 class MixedVocab:
-    """A student's word embeddings, trained inside the teacher (Zhao et al. 2021, stage I).
+    """Holds a student's word embeddings, trained inside the teacher (Zhao et al. 2021, stage I).
 
     embeddings: float32 [Vs, d], a row for each of the student's Vs pieces.
     tokenizer, settings: tokenizer.json and tokenizer_config.json, whose ids are the rows.

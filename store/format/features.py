@@ -91,7 +91,7 @@ def _without_defaults(spec: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LogitsSpec:
-    """The tier of the stored logits.
+    """Describes the tier of the stored logits.
 
     tier: `topk`, `sample` or `head`.
     size: the number of best logits K, the number of random draws, or the size of the head's input.
@@ -158,7 +158,7 @@ class LogitsSpec:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The task that the teacher was fine-tuned for.
+    """Describes the task that the teacher was fine-tuned for.
 
     kind: `classification` of texts or `tagging` of tokens.
     labels: names of the C classes or tags, by number.
@@ -255,7 +255,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """One vector for each sequence, computed from the plain text (view 0).
+    """Describes one vector for each sequence, computed from the plain text (view 0).
 
     width: number of elements W.
     pooling: how the teacher pools its states, described for people.
@@ -292,7 +292,7 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True)
 class Features:
-    """The features that every part of a store holds.
+    """Describes the features that every part of a store holds.
 
     width: hidden size D. vocabulary: vocabulary size V. form: index into `forms_of(codec)`.
     context: for each sequence, the number of its first tokens that only give context is stored:

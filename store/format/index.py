@@ -95,7 +95,7 @@ def write_index(
 
 
 class IndexedLengths:
-    """The lengths of all sequences; each page of the index is read on first use and cached."""
+    """Reads the lengths of all sequences; caches each page of the index on first use."""
 
     def __init__(self, parts: IndexedParts) -> None:
         self._parts = parts
@@ -145,7 +145,7 @@ class IndexedLengths:
 
 
 class IndexedParts(Sequence[Part]):
-    """The parts of a store, read from its index; the last CACHED_PAGES pages are cached.
+    """Reads the parts of a store from its index; the last CACHED_PAGES pages are cached.
 
     first: int64 [parts + 1], the first sequence of each part, then the number of all sequences.
     totals: the sums of all counts.

@@ -64,7 +64,7 @@ def groups_above(path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """The dtype, shape and compression of one stored array.
+    """Describes the dtype, shape and compression of one stored array.
 
     Arrays `per_token` have chunks of a number of tokens, all others of a number of bytes.
     """

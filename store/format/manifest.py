@@ -81,7 +81,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A part as the manifest lists it: number, counts, and the entries of its arrays by name."""
+    """Holds a part of the manifest: number, counts, and the entries of its arrays by name."""
 
     number: int
     counts: Counts
@@ -118,7 +118,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The manifest of a store.
+    """Holds the manifest of a store.
 
     arrays: entries of the arrays outside the parts.
     parts: in order; a list, or `IndexedParts`.

@@ -26,7 +26,7 @@ def _encode_text(text: str, where: str) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """The n sequences of a part, in order, with N tokens in all.
+    """Holds the n sequences of a part, in order, with N tokens in all.
 
     texts: [n].
     document: [n], number of the document in the corpus.

@@ -26,7 +26,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Violation(NamedTuple):
-    """The first row (first axis) of an array that breaks a law.
+    """Describes the first row (first axis) of an array that breaks a law.
 
     what: what is wrong, a phrase that follows the array's name.
     leaf: the last segment of the array's path, if several arrays were compared.

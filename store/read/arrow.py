@@ -39,7 +39,7 @@ Values = Callable[[Batch], Any]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table.
+    """Describes one column of the table.
 
     per: what one value belongs to: a token, a sequence, ...
     description: the meaning of a cell, for people.
@@ -110,7 +110,7 @@ def _lists(start: Array, values: Any) -> Any:
 
 
 class Table:
-    """The rows of a store, in its order, in batches that fit into memory.
+    """Yields the rows of a store, in its order, in batches that fit into memory.
 
     about: JSON for the schema's metadata under the key `teachonce`.
     columns: names of the columns, in order; None for all.

@@ -28,7 +28,7 @@ _said = set[str]()  # paths of stores for which a failed write was logged
 
 
 class DerivedCopy(NamedTuple):
-    """One line of a list.
+    """Holds one line of a list.
 
     kind, path: what was made, and where. text: key of the text (`Manifest.text_key`).
     time: ISO 8601, UTC. checksum: for a disk cache, the checksum by which it names the store.

@@ -55,7 +55,7 @@ def garbage_collection_off() -> Iterator[None]:
 
 
 class IndexedManifest(Manifest):
-    """A manifest of format version 2, whose parts are listed in an index."""
+    """Holds a manifest of format version 2, whose parts are listed in an index."""
 
     parts: IndexedParts
 

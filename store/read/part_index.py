@@ -25,7 +25,7 @@ PARTS_AT_ONCE = 1024  # whose lengths are in memory while blocks are computed
 
 
 class PartIndex:
-    """The parts of a store in order; sequences are numbered across all parts.
+    """Lists the parts of a store in order; sequences are numbered across all parts.
 
     first: int64 [parts + 1], the first sequence of each part, then the number of all sequences.
     The last OPEN_PARTS parts that were read remain open.

@@ -38,7 +38,7 @@ PROCESSORS = frozenset({"BertProcessing", "ByteLevel", "RobertaProcessing", "Tem
 
 
 class _NotPlain(ValueError):
-    """A tokenizer has an unlisted step, or a repeated JSON key, which readers resolve
+    """Raised if a tokenizer has an unlisted step, or a repeated JSON key, which readers resolve
     differently."""
 
 

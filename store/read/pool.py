@@ -69,7 +69,7 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
 
 
 class Excerpt:
-    """The subset of a pool's sequences that is read of some arrays.
+    """Describes the subset of a pool's sequences that is read of some arrays.
 
     runs: [m, 2], half-open ranges of positions among the pool's n sequences, which have `lengths`.
     number: [n], the position in the excerpt of each of the pool's sequences.
@@ -86,7 +86,7 @@ class Excerpt:
 
 
 class Pool:
-    """The requested arrays of some blocks, concatenated over sequences, not decoded.
+    """Holds the requested arrays of some blocks, concatenated over sequences, not decoded.
 
     Sequences are in the order of the store; `place` [n] maps the order of the given blocks to it.
     Of each array, only an `excerpt` is read.

@@ -51,7 +51,7 @@ class Logits:
 
 
 class LazyMap(Mapping[str, Any]):
-    """A read-only mapping whose values are loaded at each access."""
+    """Maps keys to values, read-only; values are loaded at each access."""
 
     def __init__(self, names: tuple[str, ...], load: Callable[[str], Any], what: str) -> None:
         self._names, self._load, self._what = names, load, what
@@ -77,7 +77,7 @@ class LazyMap(Mapping[str, Any]):
 
 
 class MissingFeature(StoreError, KeyError):
-    """A feature that the store does not hold."""
+    """Describes a feature that the store does not hold."""
 
     def __str__(self) -> str:
         # KeyError's own method would put the message into quotes.
@@ -120,7 +120,7 @@ def learnt_tokens(context: Array | None, learn: Array | None, lengths: Array) ->
 
 
 class View:
-    """One forward pass over a sequence of T tokens."""
+    """Holds one forward pass over a sequence of T tokens."""
 
     def __init__(self, record: Record, number: int) -> None:
         self._record, self.number = record, number
@@ -210,7 +210,7 @@ class View:
 
 
 class Views(tuple[View, ...]):
-    """The views of a sequence, by number. IndexError says how many the store has."""
+    """Lists the views of a sequence, by number. IndexError says how many the store has."""
 
     @overload
     def __getitem__(self, number: SupportsIndex) -> View: ...
@@ -225,7 +225,7 @@ class Views(tuple[View, ...]):
 
 
 class Record:
-    """One sequence of T tokens; each field is read on first use."""
+    """Holds one sequence of T tokens; each field is read on first use."""
 
     def __init__(
         self, index: int, part: PartReader, position: int, calibration: Calibration

@@ -102,7 +102,7 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
 
 
 class FeatureStore(Sequence[Record]):
-    """A store that is open for reading: a sequence of records, one for each sequence of the corpus.
+    """Reads a store, as a sequence of records: one for each sequence of the corpus.
 
     Reads raise StoreError soon after another process has rewritten the store.
     """

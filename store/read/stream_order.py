@@ -37,7 +37,7 @@ class StreamArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """What a stream yields, and in which order; see `FeatureStore.stream`.
+    """Chooses what a stream yields, and in which order; see `FeatureStore.stream`.
 
     blocks: int64 [n, 2], rows of `PartIndex.blocks`, in any order.
     features: some of KINDS.

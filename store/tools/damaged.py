@@ -37,7 +37,7 @@ from teachonce.support.console import counted
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a store, as a line for a person.
+    """Describes one problem of a store, as a line for a person.
 
     part: number of its part; None outside the parts. array: path of an array whose values are lost.
         group: path of a group whose metadata are wrong; they can be derived from the rest of the
@@ -128,7 +128,7 @@ class Report:
 
 @dataclass
 class DamagedStore:
-    """A store that may be damaged. Its calibration is not read.
+    """Reads a store that may be damaged. Its calibration is not read.
 
     attributes: of the root, derived from the rest of the store if they were lost. found: the
         problems that a normal reader would raise. manifest, checksum: of the sealed store, if

@@ -46,7 +46,7 @@ SHOWN = 3  # unknown documents in a line
 
 @dataclass(frozen=True)
 class DocumentsToForget:
-    """The documents to forget, each with a description for messages.
+    """Lists the documents to forget, each with a description for messages.
 
     numbers: by document number. hashes: by SHA-256 of their texts, hexadecimal. digests: by hash of
         their sequences without labels (`document_digests`).
@@ -59,7 +59,7 @@ class DocumentsToForget:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """The result of `forget`.
+    """Holds the result of `forget`.
 
     documents, sequences: the numbers removed. unknown: requested documents that were not found.
         shared: the number of parts whose files another store shares. removed: caches of the text
@@ -140,7 +140,7 @@ def forget(
 
 @dataclass(frozen=True)
 class _Removal:
-    """What to remove from an open store.
+    """Lists what to remove from an open store.
 
     numbers: document numbers. remaining: for each affected part, by its index, bool [n]: the
         sequences that remain.

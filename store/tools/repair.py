@@ -302,7 +302,7 @@ def quarantines_of(store: Path) -> list[Path]:
 
 
 class Quarantine:
-    """The folder `<name>.aside-<n>` next to a store, created when something is first moved there.
+    """Moves files to the folder `<name>.aside-<n>` next to a store, created at the first move.
 
     Moved files have the same relative paths as in the store: copying them back into the store's
     folder undoes a repair.

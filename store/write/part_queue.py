@@ -25,8 +25,8 @@ END, TEMPORARY = "end.json", ".tmp-"
 
 
 class QueuedPart(NamedTuple):
-    """A part taken from the queue: its number, the bytes that describe it, and the lease to write
-    it."""
+    """Holds a part taken from the queue: its number, the bytes that describe it, and the lease to
+    write it."""
 
     number: int
     data: bytes
@@ -34,7 +34,7 @@ class QueuedPart(NamedTuple):
 
 
 class PartQueue:
-    """The queue of a store at a local path, as one of its processes uses it."""
+    """Manages the queue of a store at a local path, for one of its processes."""
 
     def __init__(self, store: str | Path) -> None:
         self.folder = queue_of(store)

@@ -40,7 +40,7 @@ from teachonce.support.arrays import Array
 
 
 class Extra(Protocol):
-    """An optional group of arrays outside the parts; see store/extras."""
+    """Defines an optional group of arrays outside the parts; see store/extras."""
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays to store, by path."""
@@ -58,7 +58,7 @@ class OutsideArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class OutsideParts:
-    """The arrays of a store that belong to no part.
+    """Holds the arrays of a store that belong to no part.
 
     calibration: mean and deviation [D] of each hidden state.
     files: files of the teacher, by name.

@@ -36,7 +36,7 @@ def ready(collator: Collator) -> int:
 
 
 class Epochs:
-    """The batches of each epoch of a store: a pure function of the arguments and the epoch.
+    """Yields the batches of each epoch of a store: a pure function of the arguments and the epoch.
 
     check, batching: arguments of `FeatureStore.stream`; batching is `batch_tokens` or
         `batch_texts`.

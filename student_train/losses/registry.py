@@ -198,7 +198,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Term:
-    """One weighted term of a student's loss.
+    """Describes one weighted term of a student's loss.
 
     loss: the entry of the registry.
     weight: the factor of its value.

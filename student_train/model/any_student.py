@@ -30,7 +30,7 @@ GPU_SHARE = 8  # on a GPU, an eighth of its memory
 
 @runtime_checkable
 class OwnStudent(Protocol):
-    """The interface of your own student module.
+    """Defines the interface of your own student module.
 
     width: the hidden size D. layers: the number of layers. Losses on vocabulary logits also require
     a method `logits`, from states [M,D] to logits float [M,V].

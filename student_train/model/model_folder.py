@@ -20,7 +20,7 @@ OUTPUT = "lm_head.weight"
 
 
 class WeightSource(Protocol):
-    """A model from which a student's weights are copied: a `FeatureStore`, or a `ModelFolder`."""
+    """Gives the weights to copy into a student: a `FeatureStore`, or a `ModelFolder`."""
 
     path: str
 

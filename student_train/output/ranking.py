@@ -30,7 +30,7 @@ MASKS = frozenset({"mask_prob", "mask_words", "max_masks", "recipe", "view"})
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure by which students are ranked.
+    """Describes a figure by which students are ranked.
 
     why: describes it for people. largest: whether larger is better. of_text: settings that change
         the text or the tokens on which it is computed: students that differ in one of them are not

@@ -32,7 +32,7 @@ SEEDS_APART = 1009  # stage N adds N times this to the seed: each stage has its 
 
 @dataclass(frozen=True)
 class StoreSplit:
-    """An open store, split into training and held-out blocks. `share` is the held-out share."""
+    """Splits an open store into training and held-out blocks. `share` is the held-out share."""
 
     store: FeatureStore
     share: float
@@ -60,7 +60,7 @@ class StoreSplit:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a training.
+    """Describes one stage of a training.
 
     options: its length, learning rate, validation and frozen parts.
     terms: all its losses, which validations compute.
@@ -79,7 +79,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """A complete plan: the options, the stores, the student's shape, the stages."""
+    """Holds a complete plan: the options, the stores, the student's shape, the stages."""
 
     options: TrainOptions
     sources: tuple[StoreSplit, ...]
@@ -197,7 +197,7 @@ def _untrained(trained: set[str], layers: int, shape: Shape) -> list[str]:
 
 
 class Stores:
-    """The stores of a training, opened once, on first use."""
+    """Opens the stores of a training once, on first use."""
 
     def __init__(self, paths: Sequence[Any], allow_partial: bool = False, cache: str = "") -> None:
         self._paths, self._partial = paths, allow_partial

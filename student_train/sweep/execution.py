@@ -35,7 +35,7 @@ figures; `ended`, state, result and problem; `died`, the reason (sent in place o
 
 @dataclass(frozen=True)
 class Work:
-    """A student to train, and the tasks on which to score it."""
+    """Holds a student to train, and the tasks on which to score it."""
 
     options: TrainOptions
     tasks: tuple[Task, ...]

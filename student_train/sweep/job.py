@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep with the options of its command line.
+    """Describes a sweep with the options of its command line.
 
     out: folder of the students; None for a folder next to the store.
     fixed: the options that are equal for all students, by name.

@@ -27,12 +27,12 @@ State = Literal["waiting", "running", "finished", "pruned", "failed"]
 
 
 class Pruned(Exception):
-    """A trial was stopped at a validation, because others were better."""
+    """Raised if a trial was stopped at a validation, because others were better."""
 
 
 @dataclass
 class Run:
-    """A student of a sweep. `settings` are the varied settings, as they are printed."""
+    """Describes a student of a sweep. `settings` are the varied settings, as they are printed."""
 
     number: int
     settings: Mapping[str, str]

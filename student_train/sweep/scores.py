@@ -28,7 +28,7 @@ CHECK = (sys.executable, "-c", "from teachonce.downstream.early_checks import ma
 
 @dataclass(frozen=True)
 class Task:
-    """A run of `downstream` for each student: its name in the table, and its arguments."""
+    """Holds a run of `downstream` for each student: its name in the table, and its arguments."""
 
     name: str
     words: tuple[str, ...]
@@ -41,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """The tasks on which to score each student, and other models to compare with, by name."""
+    """Lists the tasks on which to score each student, and other models to compare with, by name."""
 
     tasks: tuple[Task, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class RunSource(Protocol):
 
 
 class Study:
-    """An Optuna study, whose pruner ends runs at validations according to `--prune`.
+    """Wraps an Optuna study, whose pruner ends runs at validations according to `--prune`.
 
     `asha` (successive halving) counts validations, not steps. Where all runs have equally many, as
     by default, runs of different length are compared after the same share of each. Raises UserError
@@ -83,7 +83,7 @@ class Study:
 
 
 class ListedRuns:
-    """A source of runs that are listed in advance; a `study` prunes some of them."""
+    """Yields runs that are listed in advance; a `study` prunes some of them."""
 
     def __init__(self, runs: Runs, study: Study | None = None) -> None:
         """Restore the state of an earlier command from runs.json and the validations."""
@@ -105,7 +105,7 @@ class ListedRuns:
 
 
 class Trials(Study):
-    """A source of runs: the points that a tree-structured Parzen estimator (TPE) suggests."""
+    """Yields runs: the points that a tree-structured Parzen estimator (TPE) suggests."""
 
     # A trial depends only on `seed`, its number and the trials before it. So a killed search
     # continues with the same trials, and runs.json is all that is stored.

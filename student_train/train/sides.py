@@ -28,7 +28,7 @@ MEANS = {"mean": 1, "mean0": 0}
 
 
 class Sides:
-    """The inputs of every loss for one batch: the student's side and the teacher's.
+    """Computes the inputs of every loss for one batch: the student's side and the teacher's.
 
     The student runs once over the batch, once more for each alignment with its own input ids, and
     once more for text vectors if the batch is masked.
@@ -120,7 +120,7 @@ class Sides:
 
 
 class _AlignedSides:
-    """The inputs of the losses of one alignment, for one batch."""
+    """Computes the inputs of the losses of one alignment, for one batch."""
 
     def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
         self._distiller, self._wanted, self._read = distiller, wanted, read

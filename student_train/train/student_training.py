@@ -78,7 +78,7 @@ class Callbacks:
 
 
 class CallbackArguments(TypedDict, total=False):
-    """The fields of `Callbacks`, as keyword arguments."""
+    """Types the fields of `Callbacks` as keyword arguments."""
 
     on_step: Callable[[int, dict[str, float]], object] | None
     on_validation: Callable[[int, dict[str, float]], object] | None

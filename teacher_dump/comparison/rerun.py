@@ -73,7 +73,7 @@ MERGED = 3.0
 
 @dataclass
 class LiveReport:
-    """The result of a comparison: a headline, a row for each feature, notes and problems."""
+    """Holds the result of a comparison: a headline, a row for each feature, notes and problems."""
 
     headline: str
     rows: list[Comparison] = field(default_factory=list)
@@ -245,7 +245,7 @@ def _task_labels(task: TaskSpec | None) -> str:
 
 
 class _Sample:
-    """A sample of a store's sequences, and the teacher that runs over them again."""
+    """Holds a sample of a store's sequences, and the teacher that runs over them again."""
 
     def __init__(
         self,

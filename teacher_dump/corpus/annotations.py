@@ -27,7 +27,7 @@ WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """The labels of a whole text, and the spans in it.
+    """Holds the labels of a whole text, and the spans in it.
 
     Both are empty for an empty list, which may mean no label or no span.
     """

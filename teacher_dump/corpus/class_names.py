@@ -17,7 +17,7 @@ HUGGINGFACE = b"huggingface"
 
 
 class ClassName(str):
-    """The name of a class in a schema. It is a name even if it looks like a number, as "1" does."""
+    """Marks the name of a class in a schema, even if it looks like a number, as "1" does."""
 
     __slots__ = ()
 

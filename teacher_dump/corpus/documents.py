@@ -47,7 +47,7 @@ SETTINGS = ".json"  # of folders of models and data sets
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of the corpus. `number` counts the documents of the whole corpus from 0.
+    """Holds one text of the corpus. `number` counts the documents of the whole corpus from 0.
 
     messages: the messages of a chat, before they are rendered. learn: ascending spans of characters
         of `text` that students are trained on; None for all. contents: begin and end of each

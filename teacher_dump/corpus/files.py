@@ -209,7 +209,7 @@ class CorpusSource:
 
 
 class FileSource(CorpusSource):
-    """A local file with one of the suffixes of READERS."""
+    """Reads a local file with one of the suffixes of READERS."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
         super().__init__()

@@ -120,7 +120,7 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """One text of a file.
+    """Holds one text of a file.
 
     line: its line in the file, or its row in .parquet.
     tag_lines: the line of each tag.

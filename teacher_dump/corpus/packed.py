@@ -88,7 +88,7 @@ def stem_of(path: Path) -> str:
 
 
 class _Unpacked(io.RawIOBase):
-    """The decompressed bytes of a file. Reading raises CorpusError if it is damaged or cut off."""
+    """Reads the decompressed bytes of a file. Raises CorpusError if it is damaged or cut off."""
 
     def __init__(self, path: Path, packed: BinaryIO) -> None:
         self._path, self._packed, self._size = path, packed, 0

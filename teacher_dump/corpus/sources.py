@@ -29,7 +29,7 @@ SKIPPED_FOLDERS |= {"test", "tests"}
 
 
 class HubSource(CorpusSource):
-    """A dataset of the hub, pinned to its current revision, or a local folder.
+    """Reads a dataset of the hub, pinned to its current revision, or a local folder.
 
     saved: whether `spec` is the path of a folder that `save_to_disk` wrote.
     """
@@ -149,7 +149,7 @@ class HubSource(CorpusSource):
 
 
 class PythonDocs(CorpusSource):
-    """The corpus `python-docs`: distinct paragraphs of the docstrings of Python's standard library.
+    """Yields `python-docs`: distinct paragraphs of the docstrings of Python's standard library.
 
     Docstrings are parsed from the source files; no module is imported.
     """

@@ -30,9 +30,9 @@ TaggedWord = tuple[int, str, str]  # line, word, tag ("" for none)
 
 @dataclass(frozen=True, slots=True)
 class TaggedLayout:
-    """The columns of words and tags, counted from 0, of `width` columns in all; tabs divide them if
-    `tabs`, else spaces. `entities`: the last column has entity tags. `comments` counts comments
-    among the first lines of the file."""
+    """Describes the columns of words and tags, counted from 0, of `width` columns in all; tabs
+    divide them if `tabs`, else spaces. `entities`: the last column has entity tags. `comments`
+    counts comments among the first lines of the file."""
 
     tabs: bool
     width: int

@@ -54,7 +54,7 @@ EARLY_ARGUMENTS = ("seed", "views", "mask_prob", "stride", "batch_tokens", "limi
 
 @dataclass(frozen=True)
 class DumpSummary:
-    """The counts that a finished dump reports."""
+    """Holds the counts that a finished dump reports."""
 
     documents: int
     sequences: int

@@ -53,7 +53,7 @@ USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a dump.
+    """Holds the estimated cost of a dump.
 
     exact: the sample was the whole corpus, so tokens are counted, not estimated.
     bytes_by_feature: bytes of all parts.
@@ -202,7 +202,7 @@ def _bytes_by_feature(
 
 
 class _Sample(Corpus):
-    """A uniform random sample of a corpus's documents, in random order.
+    """Draws a uniform random sample of a corpus's documents, in random order.
 
     Reservoir sampling (Vitter 1985, algorithm R) needs one pass, and does not need the number of
     documents.

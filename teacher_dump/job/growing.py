@@ -43,7 +43,7 @@ BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
 
 
 class Growth:
-    """The store of `--grow-from`, from which a dump starts.
+    """Holds the store of `--grow-from`, from which a dump starts.
 
     `gone` is the value of `--gone`: whether documents that are missing from the corpus are left out
     ("forget"), copied ("keep"), or an error (None).
@@ -166,7 +166,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """The sequences to copy from a store, and the documents of the corpus that are new.
+    """Lists the sequences to copy from a store, and the documents of the corpus that are new.
 
     sequences: for each copied part, by its index in the store, bool [sequences] of the part to
         copy; None for all of them.

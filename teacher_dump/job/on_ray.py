@@ -45,7 +45,7 @@ DEATHS = 10  # deaths in a row without a new part, plus two per place, after whi
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """The arguments of a worker: the options of the dump, and the driver's folder and lease."""
+    """Holds a worker's arguments: the options of the dump, and the driver's folder and lease."""
 
     options: DumpOptions
     home: DriverNode

@@ -22,7 +22,7 @@ MAX_DRAWS = 2**16 - 1  # for one token: a store counts them in uint16
 
 
 class Shard(NamedTuple):
-    """The place of one process among the processes that write one store together.
+    """Holds the place of one process among the processes that write one store together.
 
     place: 0..size - 1, like torchrun's RANK. size: the number of processes.
     """

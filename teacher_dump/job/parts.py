@@ -31,7 +31,7 @@ VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a co
 
 
 class WithIds(Protocol):
-    """A window, or what an import of captures cuts."""
+    """Describes a window, or what an import of captures cuts."""
 
     @property
     def ids(self) -> Array: ...
@@ -42,7 +42,7 @@ Cut = TypeVar("Cut", bound=WithIds)
 
 @dataclass
 class FirstPass:
-    """The teacher's output for view 0 of the whole first part, if the calibration has computed it.
+    """Holds the teacher's output for view 0 of the whole first part, if calibration computed it.
 
     It is empty if the calibration read fewer windows, and once the part is written. `tally` is that
     of `forward`; `seconds` is its duration.
@@ -59,7 +59,7 @@ class FirstPass:
 
 
 class NumberedPart(NamedTuple):
-    """The windows of a part, its number, and the number of its first sequence in the store."""
+    """Holds a part's windows and number, and the number of its first sequence in the store."""
 
     number: int
     first_sequence: int

@@ -68,8 +68,8 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class StageOne:
-    """The result of a mixed-vocabulary training, and its arguments as JSON. If it was trained in
-    this run, also the identity of the corpus."""
+    """Holds the result of a mixed-vocabulary training, and its arguments as JSON. If it was trained
+    in this run, also the identity of the corpus."""
 
     vocab: MixedVocab
     arguments: dict[str, Any]
@@ -87,8 +87,8 @@ class StageOne:
 
 @dataclass(frozen=True)
 class DumpPlan:
-    """What a dump reads, runs and writes. A dump, its estimate (`--plan`) and each of several
-    processes use the same plan.
+    """Defines what a dump reads, runs and writes. A dump, its estimate (`--plan`) and each of
+    several processes use the same plan.
 
     options: every `auto` is replaced for this machine.
     features: what the options request and the teacher has.

@@ -66,8 +66,8 @@ POLL = 0.2  # seconds between looks at the work of other processes, or at a full
 
 @dataclass(frozen=True)
 class ProcessSummary:
-    """The report of one of several processes: the parts and tokens that it wrote. `store` describes
-    the whole store in the process that sealed it, and is None in the others."""
+    """Holds the report of one of several processes: the parts and tokens that it wrote. `store`
+    describes the whole store in the process that sealed it, and is None in the others."""
 
     parts: int
     tokens: int

@@ -35,7 +35,7 @@ BETAS = (0.9, 0.999)
 
 
 class MixedTeacher(nn.Module):
-    """A masked LM that reads and predicts pieces of its own vocabulary and of a student's.
+    """Reads and predicts, as a masked LM, pieces of its own vocabulary and of a student's.
 
     The input embedding of a student's piece with embedding e [d] is x = W e + c, with W [D, d] and
     c [D], where D is the teacher's embedding size. The teacher's head gives a state h [D]. Each

@@ -46,7 +46,7 @@ class MixedPieces(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two tokenizers: its backend, mask token and ordinary ids."""
+    """Holds one of the two tokenizers: its backend, mask token and ordinary ids."""
 
     backend: Any  # tokenizers.Tokenizer
     mask: int
@@ -65,7 +65,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedSequence:
-    """An input of the network: ids int64 [L], and own bool [L], true for the student's pieces.
+    """Holds a network's input: ids int64 [L], and own bool [L], true for the student's pieces.
 
     `places` int64 [M] are the positions of masked pieces, `labels` int64 [M] their original ids.
     """

@@ -23,7 +23,7 @@ Logits = Callable[[torch.Tensor, Array], tuple[Array, ...]]
 
 @dataclass
 class BatchOutput:
-    """The teacher's output for B sequences with N tokens in all: float32, without padding."""
+    """Holds the teacher's output for B sequences with N tokens in all: float32, without padding."""
 
     sequences: Array  # [B] numbers in the part
     lengths: Array  # [B]

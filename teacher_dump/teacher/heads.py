@@ -24,8 +24,8 @@ CHUNK_ELEMENTS = 1 << 23  # logits in memory at once: 32 MB in float32, for any 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The last layer of a head: logits [N,V] = z = values [N,D] @ weight.T + bias; with a `cap`,
-    cap * tanh(z / cap)."""
+    """Computes the last layer of a head: logits [N,V] = z = values [N,D] @ weight.T + bias; with a
+    `cap`, cap * tanh(z / cap)."""
 
     weight: torch.Tensor  # float32 [V,D]
     bias: torch.Tensor  # float32 [V]

@@ -32,7 +32,7 @@ from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a teacher.
+    """Describes the head of a teacher.
 
     kind: a key of `loading.FACTORIES`, or `embedding`; None if the checkpoint has no head, or none
     was requested. decoder: the last layer of the head. task: its labels and problem type; None for
@@ -46,7 +46,7 @@ class Head:
 
 
 class VectorOptions(NamedTuple):
-    """The options `--pooling` and `--prompt`; None for the checkpoint's own."""
+    """Holds the options `--pooling` and `--prompt`; None for the checkpoint's own."""
 
     pooling: str | None = None
     prompt: str | None = None
@@ -54,7 +54,7 @@ class VectorOptions(NamedTuple):
 
 @dataclass
 class Activations:
-    """The output of one forward pass, on the device, with padding."""
+    """Holds the output of one forward pass, on the device, with padding."""
 
     hidden: dict[str, torch.Tensor]  # [B,L,D] float32
     attention: dict[str, torch.Tensor]  # [B,L,L] float32
@@ -70,7 +70,7 @@ class Activations:
 
 
 class Teacher:
-    """A model in evaluation mode, with hooks that average states and maps.
+    """Runs a model in evaluation mode, with hooks that average states and maps.
 
     `name` is what the user typed, `revision` the commit on the hub (None for a folder). `trusted`
     is True if Python code of the checkpoint may run. `head`, `decoder`, `task` and `text_vectors`

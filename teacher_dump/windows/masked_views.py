@@ -124,7 +124,7 @@ def mask_spans(
 
 
 class MaskVocabulary(NamedTuple):
-    """The ids of a tokenizer that masking needs: mask token, size and special tokens."""
+    """Holds the ids of a tokenizer that masking needs: mask token, size and special tokens."""
 
     mask: int
     size: int  # of the tokenizer: some models pad their embeddings with rows that are not trained

@@ -23,7 +23,7 @@ OPTIONAL = ("numbers", "types", "read", "learn", "messages")
 # Without `eq`: NumPy compares arrays element by element, which gives no truth value.
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """One sequence of the store: a part of a document and its T tokens.
+    """Holds one sequence of the store: a part of a document and its T tokens.
 
     document_begin: position in the document of the first character.
     hard_cut: whether this position is inside a word.

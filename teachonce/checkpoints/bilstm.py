@@ -97,7 +97,7 @@ class BiLstmConfig(PreTrainedConfig):
 
 
 class BiLstmPreTrainedModel(PreTrainedModel):
-    """The base class of all BiLSTM models: their config class, and the attribute that holds the
+    """Declares, for all BiLSTM models, their config class and the attribute that holds the
     encoder."""
 
     config_class = BiLstmConfig
@@ -211,7 +211,7 @@ def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class BiLstmLayer(nn.Module):
-    """An LSTM for each direction, over the present tokens of a row."""
+    """Runs an LSTM in each direction, over the present tokens of a row."""
 
     # Two LSTMs of one direction each: oneDNN runs these with padding, but no packed sequences.
     # An epoch takes 0.7 of the time that it takes with packed sequences.
@@ -283,7 +283,7 @@ def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
 
 
 class _WithHead(BiLstmPreTrainedModel):
-    """A BiLSTM with a head: `logits` computes the head's output from the last states, and
+    """Runs a BiLSTM with a head: `logits` computes the head's output from the last states, and
     transformers chooses the loss by the class name."""
 
     output: ClassVar[Any]
@@ -348,8 +348,8 @@ class _WithHead(BiLstmPreTrainedModel):
 
 
 class BiLstmForMaskedLM(_WithHead):
-    """A masked LM: a transform to the embedding size, as in BERT, and the embeddings themselves as
-    decoder."""
+    """Computes a masked LM: a transform to the embedding size, as in BERT, and the embeddings
+    themselves as decoder."""
 
     output = MaskedLMOutput
     # transformers 5 expects a mapping from each tied weight to its source, 4 expected a list.
@@ -378,7 +378,7 @@ class BiLstmForMaskedLM(_WithHead):
 
 
 class _Classifier(_WithHead):
-    """A BiLSTM with a linear map to the labels."""
+    """Maps the states of a BiLSTM linearly to the labels."""
 
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)
@@ -387,7 +387,7 @@ class _Classifier(_WithHead):
 
 
 class BiLstmForSequenceClassification(_Classifier):
-    """A classifier of texts: the largest value of each channel over the tokens, then a linear map
+    """Classifies texts: the largest value of each channel over the tokens, then a linear map
     (Mukherjee & Awadallah 2019, section 3.1); or the last states (their RNN, and 2020, section
     6.6)."""
 
@@ -402,7 +402,7 @@ class BiLstmForSequenceClassification(_Classifier):
 
 
 class BiLstmForTokenClassification(_Classifier):
-    """A tagger: a linear map of each token's state (Mukherjee & Awadallah 2020, section 3.1)."""
+    """Tags tokens: a linear map of each token's state (Mukherjee & Awadallah 2020, section 3.1)."""
 
     output = TokenClassifierOutput
 

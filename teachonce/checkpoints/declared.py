@@ -21,7 +21,7 @@ WITHOUT = "store only hidden states and attention maps (`teacher-dump --head non
 
 @dataclass(frozen=True)
 class DeclaredHead:
-    """A kind of head, and how to get a checkpoint that has it."""
+    """Describes a kind of head, and how to get a checkpoint that has it."""
 
     name: str
     remedy: str

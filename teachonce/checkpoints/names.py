@@ -37,8 +37,8 @@ Find = Callable[[str], Path | None]
 
 @dataclass(frozen=True)
 class Alias:
-    """A short name of a hub model, with a default corpus and default features: head and hidden
-    states, no attention maps."""
+    """Defines a short name of a hub model, with a default corpus and default features: head and
+    hidden states, no attention maps."""
 
     id: str
     corpus: str | None = None
@@ -55,7 +55,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A checkpoint that was found.
+    """Describes a checkpoint that was found.
 
     path_or_id: the argument of `from_pretrained`.
     name: what the user typed.

@@ -36,7 +36,7 @@ OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """The settings of a folder, without its modules; None if a setting is missing.
+    """Holds the settings of a folder, without its modules; None if a setting is missing.
 
     max_length: the maximum length of a text in tokens. lower_case: whether texts are lower-cased
     before the tokenizer. similarity: one of SIMILARITIES. truncate_dim: the size to which vectors

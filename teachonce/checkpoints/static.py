@@ -56,7 +56,7 @@ class StaticConfig(PreTrainedConfig):
 
 
 class StaticModel(PreTrainedModel):
-    """A table of word-piece embeddings, which are its hidden states [B,S,D]."""
+    """Looks up word-piece embeddings in a table, which are its hidden states [B,S,D]."""
 
     config_class = StaticConfig
     base_model_prefix = "static"

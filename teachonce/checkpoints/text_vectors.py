@@ -20,7 +20,7 @@ POOLINGS = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
 
 @dataclass(frozen=True)
 class TextVectors:
-    """The parts that compute the vector of a text.
+    """Holds the parts that compute the vector of a text.
 
     head: pooling and other modules.
     prompt: the text in front of every text.

@@ -69,8 +69,8 @@ CONTRADICTING = (
 
 @dataclass(frozen=True)
 class TaskOption(Option):
-    """An option whose `scope` contains the tasks that accept it, and AS_IS if it applies to scoring
-    without training.
+    """Describes an option whose `scope` contains the tasks that accept it, and AS_IS if it applies
+    to scoring without training.
 
     needed: the tasks (or AS_IS) that require it.
     several: the tasks (or AS_IS) that accept more than one value of it.
@@ -133,7 +133,7 @@ def _check_vocabulary(word: str) -> None:
 
 @dataclass(frozen=True)
 class DownstreamOptions:
-    """The options of a command line. None, () or False means that an option was not given."""
+    """Holds the options of a command line. None, () or False means that an option was not given."""
 
     task: str = _option("Run this task.", TASKS, required=True, words=WORDS, check=_check_task)
     runs: Paths = _option(

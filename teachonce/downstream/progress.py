@@ -21,7 +21,7 @@ QUIET = 30.0
 
 
 class ReplacingPrinter(TrainerCallback):
-    """A callback that replaces the Trainer's own printer, which prints dictionaries."""
+    """Replaces the Trainer's own printer, which prints dictionaries."""
 
     def follow(self, trainer: Trainer) -> None:
         """Replace the printer of a Trainer by this callback."""

@@ -34,7 +34,7 @@ Say = Callable[[str], object]
 
 
 class MeasuredModel:
-    """A model to measure: its encoder in float32 without a head, and its inputs."""
+    """Holds a model to measure: its encoder in float32 without a head, and its inputs."""
 
     def __init__(self, name: str) -> None:
         model = resolve_model(name)

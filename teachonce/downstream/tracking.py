@@ -24,7 +24,7 @@ LOGGED = {
 
 @dataclass(frozen=True)
 class Log:
-    """The names of trackers, and the folder of the runs that they track."""
+    """Holds the names of trackers, and the folder of the runs that they track."""
 
     names: Sequence[str] = ()
     out: Path = Path()

@@ -17,7 +17,7 @@ from teachonce.support.redaction import redacted
 
 @dataclass(frozen=True)
 class Output:
-    """A result of a command.
+    """Holds a result of a command.
 
     facts: the result for programs, as JSON. lines: the same for people, as text and as tables of
     rich; they are generated only if they are printed.

@@ -16,7 +16,7 @@ BLOCK_TOKENS = 4096
 
 @dataclass(frozen=True)
 class SpreadSample:
-    """A sample: blocks [n, 2] of consecutive sequences.
+    """Holds a sample: blocks [n, 2] of consecutive sequences.
 
     sequences: the number of sequences in the blocks. all: the number in the store.
     """

@@ -44,7 +44,7 @@ FRONT = re.compile(r"\A---\n.*?^---\n", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file, its agreement with the student, and its costs.
+    """Describes an exported file, its agreement with the student, and its costs.
 
     The names of the fields are the keys of `files` in export.json.
 

@@ -48,7 +48,7 @@ AGREEMENT = {
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """A measure of how closely an export reproduces its student.
+    """Measures how closely an export reproduces its student.
 
     measure: what is measured, in words for messages and the model card.
     share: given an export's `Runner`, returns its score as a share of the student's, or the

@@ -43,7 +43,7 @@ CLASSIFIER = "classification"
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedStudent(StudentInputs):
-    """A student that is ready to be exported.
+    """Holds a student that is ready to be exported.
 
     network: a module whose arguments are `inputs`, int64 [B,S] each. It returns logits [B,S,V] or
         [B,C], or vectors [B,D] and the states [B,S,H] before the pooling.
@@ -66,7 +66,7 @@ Both = tuple[Tensor, Tensor]
 
 
 class LogitsNetwork(nn.Module):
-    """A transformers network with positional inputs in the order of INPUTS, as exporters need."""
+    """Wraps a transformers network for exporters: inputs are positional, in the order of INPUTS."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class LogitsNetwork(nn.Module):
 
 
 class VectorNetwork(nn.Module):
-    """An encoder with its pooling and further modules; `prompt` is the prompt's token count."""
+    """Runs an encoder with its pooling and further modules; `prompt`: the prompt's token count."""
 
     def __init__(self, encoder: Any, head: Any, prompt: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class VectorNetwork(nn.Module):
 
 
 class StaticVectorNetwork(nn.Module):
-    """The mean of the word vectors of a text's pieces, and the modules after it."""
+    """Computes the mean of the word vectors of a text's pieces, and the modules after it."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         super().__init__()

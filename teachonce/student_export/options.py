@@ -63,7 +63,7 @@ def check_kind(names: tuple[str, ...], kind: str) -> None:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The options of an export. Raises UserError for a wrong value."""
+    """Holds the options of an export. Raises UserError for a wrong value."""
 
     folder: Path
     out: SomePath = option(None, "Write to this folder, which must not exist.", required=True)

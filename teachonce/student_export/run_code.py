@@ -163,7 +163,7 @@ MASKS = """def answer(text):
 
 @dataclass(frozen=True)
 class Answering:
-    """The parts of a program that depend on the kind of its answers.
+    """Holds the parts of a program that depend on the kind of its answers.
 
     answer: the function `answer`; functions: those that it calls; settings: what they read.
     """

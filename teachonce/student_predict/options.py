@@ -38,7 +38,7 @@ def _column(role: str) -> str | None:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """The options of a prediction. Raises UserError for a wrong value."""
+    """Holds the options of a prediction. Raises UserError for a wrong value."""
 
     folder: Path
     texts: tuple[str, ...] = ()

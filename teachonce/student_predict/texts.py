@@ -28,7 +28,7 @@ WORDS = "; a file of word<TAB>tag lines has an empty line after each sentence, o
 
 @dataclass(frozen=True)
 class InputText:
-    """A text, or the two texts of a pair, and the place where it was given, for errors.
+    """Holds a text, or the two texts of a pair, and the place where it was given, for errors.
 
     words: the (begin, end) of each word, if the words were given; () if they are to be found.
     """

@@ -78,7 +78,7 @@ def in_order(
 
 
 class Calls(Protocol):
-    """An object that makes calls in order, in another thread."""
+    """Makes calls in order, in another thread."""
 
     def call(self, work: Callable[..., object], *arguments: Any) -> None:
         """Queue a call."""

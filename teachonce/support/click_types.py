@@ -17,7 +17,7 @@ from teachonce.support.redaction import redacted
 
 
 class Text(click.types.StringParamType):
-    """A click type for text. A shell completes it to paths, to `words`, or to both.
+    """Reads text, as a click type. A shell completes it to paths, to `words`, or to both.
 
     words: the words that a value may equal or start with, or a function that returns them if that
         takes time. paths: complete paths as well; without `words`, paths are always completed.
@@ -45,8 +45,8 @@ PATH = Text()
 
 
 class LocalPath(click.Path):
-    """A click type for a path on this machine, as a Path; `Path("s3://a")` would be a folder `s3:`
-    here. `checks` are those of `click.Path`, such as `exists`."""
+    """Reads a path on this machine as a Path, as a click type; `Path("s3://a")` would be a folder
+    `s3:` here. `checks` are those of `click.Path`, such as `exists`."""
 
     def __init__(self, **checks: bool) -> None:
         super().__init__(path_type=Path, **checks)
@@ -63,7 +63,7 @@ class LocalPath(click.Path):
 
 
 class Names(click.Choice[str]):
-    """A click choice of names. The error for a wrong name suggests the most similar one."""
+    """Reads one of some names. The error for a wrong name suggests the most similar one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         near = suggest(str(value), self.choices)
@@ -71,8 +71,8 @@ class Names(click.Choice[str]):
 
 
 class NameOrAdded(Names):
-    """A click type: one of the built-in names, or a name that an installed package adds to the
-    entry points of `group`."""
+    """Reads, as a click type, one of the built-in names, or a name that an installed package adds
+    to the entry points of `group`."""
 
     def __init__(self, names: tuple[str, ...], group: str) -> None:
         super().__init__(names)
@@ -104,7 +104,7 @@ def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
 
 
 class Count(click.types.IntParamType):
-    """A whole number, also in thousands or millions: 50k, 1.5m."""
+    """Reads a whole number, also in thousands or millions: 50k, 1.5m."""
 
     def __init__(self, sweep: str = "") -> None:
         self.sweep = sweep
@@ -125,7 +125,7 @@ class Count(click.types.IntParamType):
 
 
 class Number(click.types.FloatParamType):
-    """A number. The error message shows how to write it."""
+    """Reads a number. The error message shows how to write it."""
 
     def __init__(self, sweep: str = "") -> None:
         self.sweep = sweep
@@ -139,7 +139,7 @@ class Number(click.types.FloatParamType):
 
 
 class NumberOrWord(click.ParamType[Any]):
-    """A number, or one of some words."""
+    """Reads a number, or one of some words."""
 
     def __init__(self, number: click.ParamType[Any], words: tuple[str, ...]) -> None:
         self._number, self._words = number, words

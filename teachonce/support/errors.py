@@ -17,8 +17,8 @@ from teachonce.support.redaction import redacted
 
 
 class UserError(Exception):
-    """An error whose message is one line for the user: what is wrong, where, what was expected and
-    found, what to do next.
+    """Reports an error in one line for the user: what is wrong, where, what was expected and found,
+    what to do next.
 
     Passwords in URLs are removed, because messages are logged and copied into issues.
     """

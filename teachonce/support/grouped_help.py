@@ -21,7 +21,7 @@ def examples(*lines: str) -> str:
 
 
 class GroupedCommand(OneLineCommand):
-    """A command whose --help shows options under headings; options without a group come last."""
+    """Shows options in --help under headings; options without a group come last."""
 
     def __init__(self, *args: Any, groups: Groups, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +47,7 @@ class GroupedCommand(OneLineCommand):
 
 
 class GroupedCommandWithSubcommands(GroupedCommand, OneLineGroup):
-    """A command with grouped help that also has subcommands: a first word that names one runs the
+    """Adds subcommands to a command with grouped help: a first word that names one runs the
     subcommand."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -72,7 +72,7 @@ def push_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository of the hub with write access; `open_repository` returns one."""
+    """Describes a repository of the hub with write access; `open_repository` returns one."""
 
     id: str
     kind: Literal["model", "dataset"]

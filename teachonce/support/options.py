@@ -52,7 +52,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option accepts; `expected` describes them in error messages.
+    """Holds the numbers that an option accepts; `expected` describes them in error messages.
 
     A bound is included unless it is open. Infinity and NaN are never accepted.
     """
@@ -173,7 +173,7 @@ def default_of(settings: type[Any], name: str) -> Any:
 
 @dataclass(frozen=True)
 class _ValueType:
-    """The type of an option's values.
+    """Describes the type of an option's values.
 
     kind: the plain type. optional: whether it may be None. words: the words that it accepts in
     addition to numbers, such as "epoch" for `int | Literal["epoch"]`. members: types in a tuple.

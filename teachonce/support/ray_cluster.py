@@ -45,8 +45,8 @@ def check_gpus(gpus: float) -> None:
 
 @dataclass(frozen=True)
 class DriverNode:
-    """What a worker's node must have in common with the driver's: the folder in which the command
-    was typed, the lease of the path `driven` with this `token`, and the installed versions."""
+    """Lists what a worker's node must share with the driver's: the folder in which the command was
+    typed, the lease of the path `driven` with this `token`, and the installed versions."""
 
     folder: str
     driven: Path

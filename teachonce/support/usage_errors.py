@@ -13,7 +13,7 @@ version_option = click.version_option(package_name="teachonce", message="%(prog)
 
 
 class OneLineCommand(click.Command):
-    """A command whose usage errors are one line: an unknown option, a wrong value, a missing
+    """Prints the usage errors of a command in one line: an unknown option, a wrong value, a missing
     argument."""
 
     def make_context(self, info_name: str | None, *args: Any, **kwargs: Any) -> click.Context:
@@ -30,7 +30,7 @@ class OneLineCommand(click.Command):
 
 
 class OneLineGroup(OneLineCommand, click.Group):
-    """A group of commands whose usage errors are one line, and which all have --version."""
+    """Prints the usage errors of a group of commands in one line, and gives all --version."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command to the group."""
@@ -51,7 +51,7 @@ class OneLineGroup(OneLineCommand, click.Group):
 
 
 class UsageLine(click.UsageError):
-    """A usage error that is printed as one line."""
+    """Prints a usage error as one line."""
 
     def show(self, file: Any = None) -> None:
         click.ClickException.show(self, file)

@@ -77,7 +77,7 @@ def release_memory() -> None:
 
 
 class Training(ABC):
-    """A training: a model, its optimizer and the number of steps taken.
+    """Holds a training: a model, its optimizer and the number of steps taken.
 
     `steps` is the number of all steps. A subclass sets `steps`, `optimizer` and, after a resume,
     `step`.

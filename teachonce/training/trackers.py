@@ -30,7 +30,7 @@ LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a tracker shows of a training.
+    """Describes a training to a tracker.
 
     folder: the student's; the run is named by it and its parent folder. figures: files with the
         same figures. resumable: whether the training can be resumed.

@@ -54,7 +54,7 @@ class FieldReader:
 
 
 class Blocks:
-    """The bytes of an HDF5 file, and the address of its root group. Raises Damage, OSError."""
+    """Reads an HDF5 file's bytes, and the address of its root group. Raises Damage, OSError."""
 
     def __init__(self, path: str) -> None:
         self.map = FileMap(path)

@@ -35,7 +35,7 @@ WHOLE_SINGLE = 2  # flag of a layout: its single chunk is filtered
 
 @dataclass(frozen=True)
 class Dataset:
-    """An array and its chunks, in the row-major order of the grid.
+    """Describes an array and its chunks, in the row-major order of the grid.
 
     places: uint64 [n, 3], the address (may be UNDEFINED), stored bytes and skipped filters of each
     chunk. inline: the values, if they are in the header of the array.

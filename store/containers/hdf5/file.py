@@ -32,7 +32,7 @@ def _created(path: str, flags: int) -> int:
 
 
 class NewFile(io.FileIO):
-    """A file object for HDF5 whose writes never fail: HDF5 crashes after a failed write.
+    """Serves HDF5 as a file object whose writes never fail: HDF5 crashes after a failed write.
 
     The first error is stored for `check`, and all later writes are dropped.
     """

@@ -25,7 +25,7 @@ def _bytes_for(number: int) -> int:
 
 
 class BTree:
-    """A B-tree of type `kind`: its header, and the sizes of its nodes. Raises Damage."""
+    """Reads a B-tree of type `kind`: its header, and the sizes of its nodes. Raises Damage."""
 
     def __init__(self, blocks: Blocks, address: int, kind: int) -> None:
         fields = blocks.block(address, 38, b"BTHD", "a B-tree")
@@ -85,7 +85,7 @@ class BTree:
 
 
 class Heap:
-    """A fractal heap without filters. Its methods raise Damage."""
+    """Reads a fractal heap without filters. Its methods raise Damage."""
 
     def __init__(self, blocks: Blocks, address: int) -> None:
         fields = blocks.block(address, 146, b"FRHP", "a heap")

@@ -32,7 +32,7 @@ NUMBER, FLOAT, TEXT, ENUM = 0, 1, 3, 8  # classes of types
 
 @dataclass
 class Object:
-    """The header of an object: the bodies of its messages by type."""
+    """Holds the header of an object: the bodies of its messages by type."""
 
     address: int
     messages: dict[int, list[bytes]] = field(default_factory=dict)

@@ -43,7 +43,7 @@ def write_unfinished(
 
 
 class Hdf5Staging(OnDisk):
-    """An HDF5 store under construction. See `teachonce.store.containers.interface.Staging`."""
+    """Writes an HDF5 store. See `teachonce.store.containers.interface.Staging`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -28,7 +28,7 @@ FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
 
 
 class Hdf5File:
-    """The groups and datasets of one file. Raises Damage, OSError."""
+    """Reads the groups and datasets of one file. Raises Damage, OSError."""
 
     def __init__(self, path: str) -> None:
         self.blocks = Blocks(path)

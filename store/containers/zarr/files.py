@@ -31,7 +31,7 @@ SMALL = 2**20  # bytes; most metadata files are smaller
 
 
 class LocalFiles:
-    """The files of a local folder. Raises StoreError for anything but ordinary files in it."""
+    """Reads a local folder's files. Raises StoreError for anything but ordinary files in it."""
 
     def __init__(self, path: str) -> None:
         # Strings: a pathlib.Path for each file took a fifth of the time to open a small array.

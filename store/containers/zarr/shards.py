@@ -38,7 +38,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """An array that is one shard, cut into chunks of whole rows."""
+    """Describes an array that is one shard, cut into chunks of whole rows."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -161,8 +161,8 @@ def read_index(data: Bytes, end: int) -> list[list[int]]:
 
 
 class Shard:
-    """The chunks of a shard. `places` holds the start and size of each, as `read_index` returns
-    them."""
+    """Reads the chunks of a shard. `places` holds the start and size of each, as `read_index`
+    returns them."""
 
     def __init__(self, layout: ShardLayout, places: list[list[int]]) -> None:
         self._layout, self.places = layout, places
@@ -195,7 +195,7 @@ class Shard:
 
 
 class MappedShard(Shard):
-    """A mapped shard file. Raises Damage, OSError."""
+    """Maps a shard file. Raises Damage, OSError."""
 
     def __init__(self, path: str, layout: ShardLayout) -> None:
         self._map = FileMap(path)

@@ -22,7 +22,7 @@ LAST = ("index", "manifest")  # written when a store is sealed
 
 
 class ZarrStaging(OnDisk):
-    """A Zarr store under construction. See `teachonce.store.containers.interface.Staging`."""
+    """Writes a Zarr store. See `teachonce.store.containers.interface.Staging`."""
 
     def create(self) -> Sink:
         self.clear()

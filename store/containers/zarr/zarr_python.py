@@ -43,7 +43,7 @@ def _check_codecs(node: dict[str, Any], where: str) -> None:
 
 
 class _BoundedBlosc(BloscCodec):
-    """A Blosc codec that decodes a frame only if the frame declares the size of its chunk."""
+    """Decodes a Blosc frame only if the frame declares the size of its chunk."""
 
     # Which of the two a pipeline calls depends on the release of zarr-python.
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:

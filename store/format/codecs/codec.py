@@ -35,7 +35,7 @@ LEAN = Packing("lz4hc", 3, "shuffle")
 
 
 class CodecArray(NamedTuple):
-    """An array of a codec: its dtype, the shape of a row, and its compression."""
+    """Describes an array of a codec: its dtype, the shape of a row, and its compression."""
 
     dtype: np.dtype[Any]
     row: tuple[int, ...]
@@ -93,7 +93,7 @@ class Codec(ABC):
 
 
 class Elementwise(Codec):
-    """A codec with one array, which has one code for each value."""
+    """Encodes each value as one code, in one array."""
 
     dtype: ClassVar[np.dtype[Any]]
     packing: Packing | None = FAST

@@ -36,7 +36,7 @@ KINDS = ("hidden", "logprobs", "rest", "head", "attention")
 
 @dataclass(frozen=True)
 class Level:
-    """The codecs of a store, by kind of array.
+    """Lists the codecs of a store, by kind of array.
 
     `ids` compresses integer arrays of the logits, `places` those of ranked logits.
     """

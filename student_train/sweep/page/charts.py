@@ -35,7 +35,7 @@ def bundle() -> str:
 
 
 class Point(NamedTuple):
-    """A student and its cost, with the quartiles of a cost that was measured repeatedly."""
+    """Holds a student and its cost, with the quartiles of a cost that was measured repeatedly."""
 
     student: StudentFiles
     cost: float

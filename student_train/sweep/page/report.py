@@ -56,7 +56,7 @@ OF_TEACHER = ("valid_agreement", "valid_spearman")
 
 @dataclass
 class StudentFiles:
-    """The content of a student's files."""
+    """Holds the content of a student's files."""
 
     number: int
     folder: str

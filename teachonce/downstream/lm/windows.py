@@ -83,7 +83,7 @@ def _with_start(tokens: Tokens, start: int | None) -> Tokens:
 
 @dataclass(frozen=True)
 class Window:
-    """The tokens [begin, end) of a document. Tokens from `scored` on are predicted in this window.
+    """Holds the tokens [begin, end) of a document. Tokens from `scored` on are predicted here.
 
     number: the document's.
     """

@@ -77,7 +77,7 @@ class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class MlmTrainer(Trainer):
-    """A Trainer that computes the head at masked positions only, and validates on fixed masks.
+    """Computes the head at masked positions only, and validates on fixed masks.
 
     The loss is the mean over the labelled tokens of all `ranks` together.
     """

@@ -26,7 +26,7 @@ Judgements = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class Collection:
-    """The queries of a folder by id, in the order of their file, and its judgements if it has any.
+    """Holds a folder's queries by id, in the order of their file, and its judgements if it has any.
 
     With judgements, queries without a relevant document are left out, as in BEIR.
     """

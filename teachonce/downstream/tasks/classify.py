@@ -22,7 +22,7 @@ from teachonce.teacher_dump.corpus.labelled_text import several_labels
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text or a pair of texts, its label, and its file and line for errors."""
+    """Holds a text or a pair of texts, its label, and its file and line for errors."""
 
     texts: tuple[str, ...]
     label: str

@@ -22,8 +22,8 @@ from teachonce.teacher_dump.corpus.text_files import read_lines
 
 
 class Row(dict[str, Any]):
-    """The cells of a row by column. `where` is its file and line, `header` the line that names its
-    columns, for errors."""
+    """Holds the cells of a row by column. `where` is its file and line, `header` the line that
+    names its columns, for errors."""
 
     def __init__(self, where: str, cells: Mapping[str, Any], header: str) -> None:
         super().__init__(cells)

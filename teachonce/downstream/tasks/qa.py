@@ -28,7 +28,7 @@ from teachonce.teacher_dump.corpus.text_files import read_lines
 
 @dataclass(frozen=True)
 class GoldAnswer:
-    """A correct answer: the characters `begin` to `begin + len(text)` of its context."""
+    """Describes a correct answer: the characters `begin` to `begin + len(text)` of its context."""
 
     text: str
     begin: int
@@ -36,7 +36,7 @@ class GoldAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its context and its correct answers; none if the context does not answer it."""
+    """Holds a question, its context and its correct answers; none if it has no answer there."""
 
     question: str
     context: str

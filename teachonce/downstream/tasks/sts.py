@@ -23,7 +23,7 @@ from teachonce.support.arrays import Floats
 
 
 class BiEncoder(nn.Module):
-    """An encoder that embeds two texts separately, and returns their cosine similarity.
+    """Embeds two texts separately by one encoder, and returns their cosine similarity.
 
     The embedding of a text is the mean of its tokens' last hidden states, special ones included
     (Reimers & Gurevych 2019, https://arxiv.org/abs/1908.10084, section 3).

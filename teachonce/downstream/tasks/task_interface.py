@@ -127,7 +127,7 @@ class Task(ABC):
 
 
 class LabelTask(Task):
-    """A task whose outputs are labels of a text or of its words.
+    """Defines a task whose outputs are labels of a text or of its words.
 
     unseen_labels: handling of labels that are missing in training, or in the head of a model that
     is scored without training. "refuse" raises UserError, "count" counts them as errors.

@@ -14,7 +14,7 @@ OVERLAP = 3
 
 @dataclass(frozen=True, slots=True)
 class WordWindow:
-    """A window of a text.
+    """Describes a window of a text.
 
     words: the numbers of its words.
     own: the words whose tags are taken from this window; the other words have more context in an

@@ -35,7 +35,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Compression:
-    """The settings of a capture, with the names of its `compression_config.yaml`.
+    """Holds the settings of a capture, with the names of its `compression_config.yaml`.
 
     d: size of the vocabulary. k: ids stored for a token. exact_k: ids with exact values.
     """
@@ -66,7 +66,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class LegacyCompression:
-    """The settings of an older capture (`legacy_logit_compression`)."""
+    """Holds the settings of an older capture (`legacy_logit_compression`)."""
 
     d: int
     k: int

@@ -34,7 +34,7 @@ Columns = Sequence[str] | None
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export. `note` is advice for the user."""
+    """Holds the result of an export. `note` is advice for the user."""
 
     target: str
     format: str

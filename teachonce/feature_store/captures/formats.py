@@ -38,7 +38,7 @@ EXPORTS = ("parquet", "datasets", "sentence-transformers", "distillkit")
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The options of `feature-store import`.
+    """Holds the options of `feature-store import`.
 
     layers: the layers of the captured states in the store's numbering (0 is the output of the
     embeddings), the last layer included. model: the checkpoint with which a sample of captured
@@ -71,7 +71,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of captures. `takes` names the fields of ImportOptions that apply to it.
+    """Defines a format of captures. `takes` names the fields of ImportOptions that apply to it.
 
     recognises: whether a path holds a capture of this format. open: opens the capture.
     """

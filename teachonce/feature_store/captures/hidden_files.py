@@ -42,7 +42,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Kind:
-    """A format of files with states: how they are found and read.
+    """Defines a format of files with states: how they are found and read.
 
     normed: whether the last layer is captured after the final norm.
     """

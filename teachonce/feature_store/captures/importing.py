@@ -44,7 +44,7 @@ UNIT = 0.01  # tolerance of length 1, for vectors that were normalised in bfloat
 
 @dataclass(frozen=True)
 class ImportSummary:
-    """The counts that a finished import reports: samples read, cut and lost, tokens left out.
+    """Holds the counts that a finished import reports: samples read, cut and lost, tokens left out.
 
     partial: the number of tokens with fewer than k ids. over: the number of tokens whose top-k
         probabilities sum to 1 or more.

@@ -17,7 +17,7 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The teacher's output for a sample of T tokens.
+    """Holds the teacher's output for a sample of T tokens.
 
     hidden: states [T,D] by name.
     topk: the most likely ids of the next token and their log-probabilities, both [T,K]; a
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One text of a capture: its token ids int64 [T], or the text itself if there are no ids.
+    """Holds one text of a capture: its token ids int64 [T], or the text itself if there are no ids.
 
     where: file and row, for error messages. rows: reads and decodes the teacher's output.
     continues: whether the tokens may start inside a document or inside a word.
@@ -67,7 +67,7 @@ class CaptureContents:
 
 
 class Capture(Protocol):
-    """An open capture. It can be read several times."""
+    """Reads a capture, several times if required."""
 
     @property
     def contents(self) -> CaptureContents: ...

@@ -17,7 +17,7 @@ AGAIN = "capture this sample again, or remove it"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of number.
+    """Describes a kind of number.
 
     description: its name in messages. kinds: letters of the accepted NumPy dtypes (`dtype.kind`).
     least, most: the range. dtype: the dtype to which numbers are converted; None: unchanged.
@@ -52,7 +52,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is expected of a column or tensor of a capture.
+    """Describes the expected numbers of a column or tensor of a capture.
 
     kind: a name in KINDS. dims: names of the dimensions; dimensions with the same name have the
     same size, at least 1, or 0 with `may_be_empty`. batched: whether an additional first dimension

@@ -26,7 +26,7 @@ Cells = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """The files of one table, Arrow or Parquet, and its columns."""
+    """Holds the files of one table, Arrow or Parquet, and its columns."""
 
     path: Path
     files: list[Path]
@@ -121,8 +121,8 @@ def open_table(path: Path) -> Table | None:
 
 
 class TableCapture:
-    """A capture in one table. Raises UserError unless `path` holds a table that `fits`; `wanted`
-    describes such a table in messages."""
+    """Reads a capture in one table. Raises UserError unless `path` holds a table that `fits`;
+    `wanted` describes such a table in messages."""
 
     def __init__(self, path: Path, fits: Callable[[Table], object], wanted: str) -> None:
         table = open_table(path)

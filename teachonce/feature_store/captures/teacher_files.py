@@ -15,7 +15,7 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class TeacherFiles:
-    """A fast tokenizer of transformers, and the teacher's configuration if it is known.
+    """Holds a fast tokenizer of transformers, and the teacher's configuration if it is known.
 
     vocabulary: the number of the teacher's logits if known, else the number of pieces.
     """

@@ -20,7 +20,7 @@ BATCH_TOKENS = 2**15
 
 @dataclass(frozen=True)
 class Nearest:
-    """The nearest sequences of some sequences.
+    """Lists the nearest sequences of some sequences.
 
     about: which vectors were compared, as text. among: the sample that was searched. found: for
         each sequence its nearest sequences and their cosines, the nearest first.

@@ -33,7 +33,7 @@ that the vocabulary cannot spell, and its text."""
 
 @dataclass(frozen=True)
 class SequenceSection:
-    """The section of the page about one sequence.
+    """Holds the section of the page about one sequence.
 
     students: the student's tokens, by OWN or the name of an alignment. lattices: the clusters of
         the text with these tokens, by the same keys. runs: (teacher begin, end, student begin, end)

@@ -16,7 +16,7 @@ Runner = Callable[[dict[str, Array]], Array]
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """The functions that write, quantise and run a format.
+    """Holds the functions that write, quantise and run a format.
 
     names: the path in the export's folder for each quantisation, "" for float32. A quantisation
         without a path is not supported.

@@ -24,7 +24,7 @@ SILU, GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True)
 class Architecture:
-    """How llama.cpp reads a family of transformers.
+    """Describes how llama.cpp reads a family of transformers.
 
     name: its name in llama.cpp, and of a `MODEL_ARCH` of the package gguf.
     activations: the activation functions that llama.cpp computes for it.
