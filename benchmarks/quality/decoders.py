@@ -51,8 +51,8 @@ ARMS = {
     "cut, next + hidden": {"init": "teacher", "loss": f"{NEXT},hidden=0.3"},
     "cut, next + cosine": {"init": "teacher", "loss": f"{NEXT},cosine=0.3"},
     "cut, default": {"init": "teacher"},
-    "teacher's vocabulary, next": {"vocab": "teacher", "loss": NEXT},
-    "teacher's vocabulary, default": {"vocab": "teacher"},
+    "teacher's vocabulary, next": {"init": "teacher", "vocab": "teacher", "loss": NEXT},
+    "teacher's vocabulary, default": {"init": "teacher", "vocab": "teacher"},
 }
 """What an arm changes of the default. Its first word is its start: gains are over `next` of it.
 A cut needs a student with the teacher's size of heads."""
