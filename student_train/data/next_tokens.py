@@ -7,7 +7,7 @@ Shape letters: N flat tokens, G runs, Vt pieces of the teacher.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -187,31 +187,38 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     pieces = vocabulary.teacher_bytes
     marks = Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
     found = vocabulary.match.astype(np.int64)
-    inside = vocabulary.teacher.marks.style == "prefix"
+    inside, normalised = vocabulary.teacher.marks.style == "prefix", _normalised(tokenizer)
     for number, raw in enumerate(pieces.written()):
         if raw:
             # No space is in front of a WordPiece such as `##ing`.
             spaced = blank and not (inside and vocabulary.teacher.pieces[number].marked)
-            piece = _first_piece(tokenizer, marks, b" " * spaced + raw)
+            piece = _first_piece(tokenizer, marks, normalised(b" " * spaced + raw))
             found[number] = -1 if piece is None else piece
     return found
 
 
-def _as_read(tokenizer: Tokenizer, text: str) -> str:
-    """Return a text inside a longer one as the tokenizer's normalizer changes it, such as lower
-    case."""
+def _normalised(tokenizer: Tokenizer) -> Callable[[bytes], bytes]:
+    """Return a function that changes UTF-8 bytes inside a text as the tokenizer's normalizer does,
+    for example to lower case. A part of a character is unchanged."""
     if tokenizer.normalizer is None:
-        return text
+        return lambda raw: raw
     # Behind a sign, because some normalizers put a mark in front of the whole text. A letter could
     # be composed with an accent.
-    before, found = map(tokenizer.normalizer.normalize_str, ("_", f"_{text}"))
-    return found.removeprefix(before) or text
+    normalize = tokenizer.normalizer.normalize_str
+    before = normalize("_")
+
+    def changed(raw: bytes) -> bytes:
+        try:
+            return normalize(f"_{raw.decode()}").removeprefix(before).encode() or raw
+        except UnicodeDecodeError:
+            return raw
+
+    return changed
 
 
 def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
     try:
-        text = _as_read(tokenizer, raw.decode())
-        raw = text.encode()
+        text = raw.decode()
     except UnicodeDecodeError:  # a part of a character
         text = ""
     if marks.byte_level:

@@ -62,9 +62,9 @@ class NextTokens:
         compared = [term for term in terms if term.loss.student == "predictions"]
         if compared and (distribution := self._distribution()):
             at, targets = distribution
-            values, losses = _compared(head, pieces, states[at], targets, compared)
+            logprobs, losses = _compared(head, pieces, states[at], targets, compared)
             self.losses = dict(zip(compared, losses, strict=True))
-            places, found = [at], [values]
+            places, found = [at], [logprobs]
             needed[at] = False
 
         def of_text(states: Tensor, following: Tensor) -> Tensor:
@@ -74,9 +74,10 @@ class NextTokens:
             places.append(needed.nonzero()[:, 0])
             found += _in_slices(of_text, pieces, states[places[-1]], following[places[-1]])
         # [N], in row t the log-probability of the token after flat token t, if a loss reads it.
-        self._logprobs = states.new_zeros(len(states), dtype=torch.float32)
+        self._logprobs = states.new_zeros(0)
         if found:
-            self._logprobs = self._logprobs.index_copy(0, torch.cat(places), torch.cat(found))
+            values = torch.cat(found)
+            self._logprobs = values.new_zeros(len(states)).index_copy(0, torch.cat(places), values)
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
         """Return the student's side and the teacher's of a term; [] if the batch has no such

@@ -233,10 +233,10 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
     Raises CorpusError if words are not texts, or if the number of tags differs.
     """
     if not all(isinstance(word, str) for word in words):
+        remedy = "is it the right --text-column?"
         chat = isinstance(words[0], dict) and "role" in words[0]
-        chat &= takes_option("messages") is not False
-        remedy = f"give chats as --messages {columns[0]}, without --text-column"
-        remedy = remedy if chat else "is it the right --text-column?"
+        if chat and takes_option("messages") is not False:
+            remedy = f"give chats as --messages {columns[0]}, without --text-column"
         raise CorpusError(
             f"{where}: expected words in column {columns[0]!r}, got {words!r:.60}; {remedy}"
         )
