@@ -180,7 +180,9 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
                 f"{sample.where}: token id {sample.ids[bad.argmax()]:,} is beyond the vocabulary of"
                 f" {vocabulary or 0:,}; give the tokenizer of the teacher that was captured"
             )
-    shift.check(options.source)
+    # A teacher of random weights may predict the token itself; its own rows (--model) decide.
+    if not options.model:
+        shift.check(options.source)
     if not samples:
         raise UserError(
             f"{options.source}: holds no sample, so there is nothing to import; check the path"

@@ -92,7 +92,8 @@ class ShiftCheck:
             if better:
                 raise UserError(
                     f"{source}: the logits give more probability to {what} than to the next token,"
-                    " so they are shifted by one position; capture again, or shift the rows"
+                    " so they are shifted by one position; capture again, or shift the rows. If the"
+                    " teacher is that poor, give its checkpoint as --model, which is compared"
                 )
 
 

@@ -169,6 +169,19 @@ def test_rows_that_predict_another_place(
     imported(distillkit(tmp_path / "few", sure[:1], 16, 16), tmp_path / "a.zarr", teacher)
 
 
+def test_a_teacher_that_predicts_the_token_itself(tmp_path: Path) -> None:
+    """Its own rows look shifted; a comparison with the checkpoint decides."""
+    folder, tokenizer = tmp_path / "copies", trained_tokenizer("bpe-plain")
+    model = random_model("gpt2", tokenizer, "causal")
+    with torch.no_grad():
+        model.get_input_embeddings().weight.normal_(std=2.0)  # tied to the rows of the head
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    source = captured("vllm", folder, tmp_path / "rows.parquet")
+    says(importing(source, folder), "to the token itself", "give its checkpoint as --model")
+    says(imported(source, tmp_path / "a.zarr", folder, "--model", folder), "agree with")
+
+
 def test_rows_of_an_engine_that_do_not_fit(teacher: Path, tmp_path: Path) -> None:
     source = tmp_path / "rows.parquet"
 
