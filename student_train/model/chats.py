@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from teachonce.checkpoints.chat_template import with_first_token
-from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.own_template import (
     OwnTemplate,
     has_own_template,
+    teacher_template,
     template_of_student,
 )
 from teachonce.support.errors import UserError
@@ -31,7 +31,7 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     UTF-8, and UserError for stores with several templates of which the first does not write all
     chats.
     """
-    chats = [each for each in stores if CHAT_TEMPLATE in each.teacher_files()]
+    chats = [each for each in stores if each.features.learn and teacher_template(each)]
     if not chats:
         return ""
     line = ""

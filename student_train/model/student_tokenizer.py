@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -18,6 +18,7 @@ from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import has_pair_form
+from teachonce.student_train.data.own_template import template_of_student
 from teachonce.student_train.model.chats import between, chat_marks
 from teachonce.student_train.model.pruning import pruned_tokenizer
 from teachonce.student_train.settings.option_values import check_vocabulary
@@ -56,8 +57,7 @@ def student_tokenizer(
     if size is not None:
         return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
     if word == "teacher":
-        config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(store.tokenizer(), config, word, family)
+        return _from_teacher(store.tokenizer(), store, word, family)
     kind, colon, number = word.partition(":")
     size = vocabulary_size(number)
     if family and kind in ("words", "mixed-vocab"):
@@ -68,8 +68,7 @@ def student_tokenizer(
     if kind == "words" and bool(colon) == (size is not None):
         return _with_special_tokens(wordpiece.words_of(_texts(store, blocks, others), size))
     if kind == "pruned" and size:
-        config = store.teacher_settings("tokenizer_config.json")
-        return _from_files(pruned_tokenizer(store, size, blocks), config, word, family)
+        return _from_teacher(pruned_tokenizer(store, size, blocks), store, word, family)
     if word == "mixed-vocab":
         stored = MixedVocab.of(store)
         return _from_files(stored.backend(), stored.read_settings(), word)
@@ -166,6 +165,16 @@ def default_max_length(longest: int) -> int:
     """
     # A smaller vocabulary gives shorter pieces: the same text has more of them.
     return min(512, 2 * longest)
+
+
+def _from_teacher(
+    backend: Tokenizer, store: FeatureStore, word: str, family: str
+) -> PreTrainedTokenizerFast:
+    settings = store.teacher_settings("tokenizer_config.json")
+    tokenizer: Any = _from_files(backend, settings, word, family)
+    if family:  # also for a store of plain texts: the student may have layers that read chats
+        tokenizer.chat_template = template_of_student(store, tokenizer) or None
+    return cast(PreTrainedTokenizerFast, tokenizer)
 
 
 def _from_files(

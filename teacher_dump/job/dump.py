@@ -175,7 +175,7 @@ def open_writer(
         calibration=growth.store.calibration
         if growth
         else calibration(plan, first, say, first_pass),
-        files=plan.files(),
+        files=plan.teacher.files(),
         weights=teacher.weights() if plan.options.weights else {},
         head=teacher.head_arrays() if logits and logits.tier == "head" else None,
         extras=(plan.stage_one.vocab if plan.stage_one else None, words),

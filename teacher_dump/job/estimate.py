@@ -296,7 +296,7 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
         identity={},  # hashing the teacher's weights takes seconds, and nobody opens this store
         features=sampled.features,
         calibration=calibration(sampled, windows, ignore),
-        files=sampled.files(),
+        files=sampled.teacher.files(),
         weights=_sampled_weights(teacher) if sampled.options.weights else {},
         head=teacher.head_arrays() if logits and logits.tier == "head" else None,
         extras=(words,),

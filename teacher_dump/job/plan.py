@@ -26,7 +26,6 @@ from teachonce.checkpoints.names import (
     is_sentence_folder,
     resolve_teacher,
 )
-from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE
 from teachonce.store import Features, StoreWriter
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, TASKS
@@ -138,12 +137,6 @@ class DumpPlan:
             **({"mixed_vocab": self.stage_one.identity()} if self.stage_one else {}),
         }
         return identity_as_stored(identity, files, options.out)
-
-    def files(self) -> dict[str, bytes]:
-        """Return the teacher's files that the store holds, as bytes by name."""
-        chats = self.options.messages is not None
-        template = ChatRenderer.template(self.teacher.tokenizer) if chats else None
-        return self.teacher.files() | ({CHAT_TEMPLATE: template} if template else {})
 
     def _chat_arguments(self) -> dict[str, Any]:
         if self.options.messages is None:

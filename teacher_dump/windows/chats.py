@@ -55,11 +55,6 @@ class ChatRenderer:
             )
 
     @staticmethod
-    def template(tokenizer: Any) -> bytes:
-        """Return the chat template; it is no part of tokenizer.json."""
-        return str(tokenizer.get_chat_template()).encode()
-
-    @staticmethod
     def template_hash(tokenizer: Any) -> str:
         """Return the SHA-256 of the chat template."""
         return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()

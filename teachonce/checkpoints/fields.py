@@ -332,7 +332,10 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         harmless(
             "clean_up_tokenization_spaces spaces_between_special_tokens", "used in decoding only"
         ),
-        honoured("chat_template", "Teachonce, with `--messages`; other texts are read as they are"),
+        honoured(
+            "chat_template",
+            "Teachonce: stored, and with `--messages` applied; other texts are read as they are",
+        ),
         harmless("response_schema", "texts are read as they are"),
         harmless("max_length stride truncation truncation_strategy", "`--max-length` decides"),
         harmless(

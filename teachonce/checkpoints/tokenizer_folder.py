@@ -6,6 +6,7 @@ loaded."""
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def why_unloadable(path: str, error: BaseException) -> str:
 
 
 def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
-    """Return tokenizer.json and tokenizer_config.json of a fast tokenizer as bytes."""
+    """Return the files of a fast tokenizer as bytes by name: tokenizer.json, tokenizer_config.json
+    and, if it has one, its chat template for plain chats."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # These are left by the tokenizer's last call, and are no part of it.
     backend["truncation"] = backend["padding"] = None
@@ -68,8 +70,12 @@ def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
         settings["truncation_side"] = tokenizer.truncation_side
     settings["model_max_length"] = max_length
     settings["tokenizer_class"] = IN_4  # transformers 5 has this name as well
-    return {
+    files = {
         # Sorted, so that equal tokenizers have equal hashes.
         name: json.dumps(value, ensure_ascii=False, sort_keys=True).encode()
-        for name, value in (("tokenizer.json", backend), ("tokenizer_config.json", settings))
+        for name, value in (("tokenizer.json", backend), (SETTINGS, settings))
     }
+    with suppress(ValueError):  # several named templates, and none of them for plain chats
+        if tokenizer.chat_template:
+            files[CHAT_TEMPLATE] = str(tokenizer.get_chat_template()).encode()
+    return files

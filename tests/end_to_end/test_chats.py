@@ -349,6 +349,19 @@ def test_a_student_chats(tmp_path: Path, model: Path) -> None:
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
 
 
+def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -> None:
+    """Also of a store without chats. A vocabulary that is trained on its texts lacks the marks."""
+    path = tmp_path / "a.zarr"
+    words = ("--model", model, "--corpus", write_corpus(tmp_path / "texts.txt"), "--out", path)
+    ok(teacher_dump, *words, "--attention", "none", "--device", "cpu")
+    words = ("--store", path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu")
+    for vocab, template in (("teacher", TEMPLATE), ("pruned:300", TEMPLATE), ("300", None)):
+        said = ok(student_train, *words, "--vocab", vocab, "--out", tmp_path / vocab[-4:])
+        assert "chat template" not in said
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / vocab[-4:])
+        assert tokenizer.chat_template == template
+
+
 def test_a_template_writes_the_date_of_the_first_start(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
