@@ -40,7 +40,7 @@ STRIKES = 5  # of one store
 
 @dataclass
 class Siege(ABC):
-    """The store of a job, made by `size` members that are killed and replaced."""
+    """Dumps a store with `size` processes that are killed and replaced."""
 
     job: Job
     size: int
@@ -109,7 +109,7 @@ class Crew(Siege):
 
 
 class RayCluster(Siege):
-    """A cluster of which a worker, the driver, or a node with all that runs on it is killed."""
+    """Dumps on a Ray cluster of which a worker, the driver, or a whole node is killed."""
 
     members = "nodes"
     victims: ClassVar = {"worker": "of workers", "driver": "of drivers", "node": "of nodes"}

@@ -108,7 +108,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class ObjectServer:
-    """A running server."""
+    """Holds a running server."""
 
     def __init__(self, url: str) -> None:
         self.url = url

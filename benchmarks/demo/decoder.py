@@ -50,7 +50,7 @@ class Settings(Demo):
 
 @dataclass(frozen=True)
 class Continued:
-    """A model, its number of parameters, and the continuation of each prompt."""
+    """Holds a model, its number of parameters, and the continuation of each prompt."""
 
     name: str
     parameters: int

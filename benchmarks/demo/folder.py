@@ -12,7 +12,7 @@ import click
 
 @dataclass(frozen=True)
 class Demo:
-    """The sizes that each demo has, and where it puts its store and its student."""
+    """Holds the sizes of a demo, and the paths of its store and its student."""
 
     out: Path
     vocab: str

@@ -41,7 +41,7 @@ class Settings(Demo):
 
 @dataclass(frozen=True)
 class Searcher:
-    """A model and its vectors of all passages [N,W]."""
+    """Holds a model and its vectors [N,W] of all passages."""
 
     name: str
     embedder: Any
@@ -59,7 +59,7 @@ class Searcher:
 
 @dataclass(frozen=True)
 class Model:
-    """One row of the comparison. `agreement` is nDCG@10 against the teacher's ranking."""
+    """Holds one row of the comparison. `agreement` is nDCG@10 against the teacher's ranking."""
 
     name: str
     parameters: int
@@ -74,7 +74,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Search:
-    """The passages, and who finds them; `student` lives in the teacher's space."""
+    """Holds the passages and the models that search them. The student's vectors are in the teacher's space."""
 
     passages: list[str]
     teacher: Searcher

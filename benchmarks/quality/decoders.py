@@ -112,7 +112,7 @@ class Bench:
 
 
 class Cell(NamedTuple):
-    """What a row of the table is about."""
+    """Names a row of the table."""
 
     student: str
     vocab: str
@@ -122,7 +122,7 @@ class Cell(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A finished training."""
+    """Holds the result of a finished training."""
 
     rate: float
     seed: int

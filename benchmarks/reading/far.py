@@ -117,7 +117,7 @@ def train_student(path: str, cache: str | None, steps: int) -> Figures:
 
 
 class Bench:
-    """A store and the same in other formats, behind a server."""
+    """Holds a store, and its features in other formats, behind a server."""
 
     def __init__(self, folder: Path, tokens: int, width: int, kept: int, seconds: float) -> None:
         self.bucket, self.scratch = folder / "bucket", folder / "scratch"

@@ -27,7 +27,7 @@ from teachonce.support.arrays import Array
 
 
 class Arrow:
-    """A memory-mapped table: a row a sequence, a list column a feature, `take` for each batch."""
+    """Reads a memory-mapped table (a row a sequence, a list column a feature) with `take`."""
 
     name = "pyarrow, Table.take"
 
@@ -108,7 +108,7 @@ def _grouped(corpus: Corpus, dataset: Iterable[Any]) -> Iterator[Arrays]:
 
 @dataclass(frozen=True)
 class Records:
-    """A format that keeps a sequence as a record: of two blobs, or of an array a feature."""
+    """Reads a format with a record for each sequence: two blobs, or an array for each feature."""
 
     fused: bool
     package: ClassVar[str]
@@ -119,7 +119,7 @@ class Records:
 
 
 class HuggingFace(Records):
-    """Rows of a batch by number, numpy format."""
+    """Reads the rows of a batch by number, in numpy format."""
 
     package = "datasets"
 
@@ -147,7 +147,7 @@ class HuggingFace(Records):
 
 
 class LitData(Records):
-    """StreamingDataset with its own shuffle."""
+    """Reads litdata's StreamingDataset, shuffled by itself."""
 
     package = "litdata"
 
@@ -182,7 +182,7 @@ class LitData(Records):
 
 
 class Mosaic(Records):
-    """StreamingDataset over MDS files with its own shuffle."""
+    """Reads MosaicML's StreamingDataset over MDS files, shuffled by itself."""
 
     package = "MosaicML"
 

@@ -82,7 +82,7 @@ def read_through(path: Path) -> int:
 
 
 class Bench:
-    """The formats of one corpus in a folder, and how fast they are read."""
+    """Writes one corpus in all formats to a folder, and measures how fast they are read."""
 
     def __init__(self, folder: Path, tokens: int, width: int, kept: int) -> None:
         folder.mkdir(exist_ok=True)

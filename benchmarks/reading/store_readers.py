@@ -20,7 +20,7 @@ from teachonce.support.arrays import Array, ranges
 
 
 class Peer(Protocol):
-    """A way to keep and read features. ImportError from `write` if its package is missing."""
+    """Writes and reads features in one format. `write` raises ImportError if a package is missing."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True)
 class Stream:
-    """`fs.stream` over the store as it is, or over another reader of Zarr; or half of it."""
+    """Reads a store, or half of it, with `stream`, through our reader of Zarr or another one."""
 
     name: str
     path: Path
@@ -61,7 +61,7 @@ class Stream:
 
 
 class PartsBy(ZarrSource):
-    """A store on disk whose parts another reader reads; ours, what lies outside of them."""
+    """Reads the parts of a store on disk with another reader, and all other arrays with ours."""
 
     def __init__(self, path: str, read: Callable[[str], Any]) -> None:
         super().__init__(path)
@@ -123,7 +123,7 @@ def by_tensorstore(path: str) -> ZarrSource:
 
 
 class Npy:
-    """Two memory-mapped .npy files: the bound that no file format can beat."""
+    """Reads two memory-mapped .npy files, which no file format can beat."""
 
     name = ".npy memory map, fused records"
 

@@ -21,7 +21,7 @@ MAPS = "view0/attention/mean/values"
 
 @dataclass
 class Corpus:
-    """A store, and all its features in memory for peers to write."""
+    """Holds a store, and all its features in memory, which the peers write."""
 
     store: FeatureStore
     batches_of: dict[int, list[Array]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ OFFSETS = 13  # bytes a token: its id, begin, end and whether it is special
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations, and bytes that stay on the disk."""
+    """Counts floating-point operations, and bytes that stay on the disk."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -50,7 +50,7 @@ def given(command: click.Command, words: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a model: all parameters, width, layers, heads and pieces of its vocabulary."""
+    """Holds the size of a model: parameters, hidden size, layers, heads and vocabulary."""
 
     parameters: float
     width: int

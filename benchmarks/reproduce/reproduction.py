@@ -141,7 +141,7 @@ def shortened(words: Sequence[str], work: Work) -> list[str]:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A source in a folder, its arms trained and scored with seeds below `seeds`."""
+    """Trains and scores the arms of a source in a folder, with all seeds below `seeds`."""
 
     source: Source
     work: Work

@@ -19,7 +19,7 @@ Scores = dict[str, dict[str, list[float]]]  # of an arm, by measure, for every s
 
 @dataclass(frozen=True)
 class Arm:
-    """A student: the words of `student-train` beside its stores and seed.
+    """Describes a student by the options of `student-train`, without its stores and seed.
 
     In a word, {work} is the folder of all arms, {teacher} the teacher, and {seed} the arm's seed.
     stores: which of the prepared stores it learns from.
@@ -60,8 +60,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is scored beside the arms, and that `student-train` does not train: a larger
-    teacher, or one that the task's words fine-tune.
+    """Describes a model that is scored with the arms but not trained by `student-train`: a larger
+    teacher, or one that the task's options fine-tune.
 
     path: its folder or name; {work} is the folder of all arms. "" is the user's own teacher.
     tasks: in place of those of the source.
@@ -73,8 +73,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Probe:
-    """An experiment that looks for the reason why a claim does not hold here: both arms again, with
-    further words of `student-train`, which win."""
+    """Describes an experiment on why a claim does not hold here: both arms again, with further
+    options of `student-train`, which take precedence."""
 
     about: str
     words: tuple[str, ...]
@@ -82,7 +82,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says of two of its arms.
+    """Describes what a paper claims about two of its arms.
 
     says, where: the claim in the paper's terms, and its table or section.
     measures: the tasks of which the paper says it; all if empty.
@@ -119,10 +119,10 @@ class Published:
 
 @dataclass(frozen=True)
 class Work:
-    """The folder of a reproduction, and what its steps need to know.
+    """Holds the folder of a reproduction, and the inputs of its steps.
 
     teacher, larger, data: the user's own, of the full size; `larger` may be "".
-    scale: what lengths, batches and vocabularies of the full size are multiplied by.
+    scale: the factor for the lengths, batches and vocabularies of the full size.
     """
 
     folder: Path
@@ -153,9 +153,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the arms of a source learn from and are held against.
+    """Holds what the arms of a source are trained on and compared with.
 
-    teacher: the model that is scored beside the arms.
+    teacher: the model that is scored with the arms.
     texts: the text of each store.
     """
 
@@ -166,7 +166,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Source:
-    """A paper at one size.
+    """Describes the experiments of a paper at one size.
 
     about: the setting in words.
     words: of `student-train`, for all arms.

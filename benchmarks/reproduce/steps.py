@@ -20,7 +20,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Planned:
-    """A command that a dry run would have run, and what it will take."""
+    """Holds a command that a dry run did not run, and its estimated cost."""
 
     line: str
     cost: Cost

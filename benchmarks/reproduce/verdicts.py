@@ -23,7 +23,7 @@ Chances = Mapping[str, float]  # by measure, what needs no training
 
 @dataclass(frozen=True)
 class Judged:
-    """What the seeds of two arms say of a claim by one measure."""
+    """Holds the verdict on a claim by one measure, over the seeds of two arms."""
 
     measure: str
     found: str

@@ -190,7 +190,7 @@ def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]
 
 
 class Arrays:
-    """Arrays of zarr-python that grow by what is put; floats in float16."""
+    """Appends to arrays of zarr-python; floats become float16."""
 
     def __init__(self, group: Any) -> None:
         self.group = group

@@ -22,9 +22,9 @@ from teachonce.teacher_dump.windows.window import padded
 
 
 class OnlineTeacher:
-    """A store's order and texts, with features that the teacher computes when they are asked for.
+    """Reads the texts of a store in its order, and computes the features with the teacher.
 
-    Only `hidden`'s calibration is the store's: it defines what the losses compare.
+    Only the calibration of `hidden` is the store's: it defines what the losses compare.
     """
 
     def __init__(self, store: FeatureStore, teacher: Teacher) -> None:
