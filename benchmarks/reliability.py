@@ -42,7 +42,7 @@ HEAD = ("", "SIGKILLs", "at what moment", "finished by the next start", "equal t
 
 @dataclass
 class Job:
-    """Holds a command whose output can be compared. `moment` returns, from the disk, what it is doing."""
+    """Holds a command whose output can be compared. `moment` reads its stage from the disk."""
 
     name: str
     out: Path

@@ -20,7 +20,7 @@ from teachonce.support.arrays import Array, ranges
 
 
 class Peer(Protocol):
-    """Writes and reads features in one format. `write` raises ImportError if a package is missing."""
+    """Writes and reads features in one format. `write` raises ImportError without its package."""
 
     @property
     def name(self) -> str:
