@@ -74,7 +74,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Search:
-    """Holds the passages and the models that search them; their vectors share the teacher's space."""
+    """Holds the passages and the models that search them, in the teacher's space."""
 
     passages: list[str]
     teacher: Searcher
