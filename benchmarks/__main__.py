@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parent
 
 
 def benchmarks() -> dict[str, str]:
-    """Every module here that is a command: what comes after `python -m benchmarks.`, and the first
-    line of its docstring."""
+    """Return the modules here that are commands: the first line of the docstring by the name after
+    `python -m benchmarks.`."""
     found = {}
     for file in sorted(FOLDER.rglob("*.py")):
         source = file.read_text("utf-8")
@@ -26,7 +26,7 @@ def benchmarks() -> dict[str, str]:
 
 
 def listing() -> str:
-    """A line a benchmark."""
+    """Return a line for each benchmark."""
     found = benchmarks()
     width = max(map(len, found))
     return "\n".join(f"{name:{width}}  {shows}" for name, shows in found.items())

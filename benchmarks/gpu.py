@@ -81,7 +81,7 @@ def operations(options: DumpOptions) -> float:
 def dumps(
     options: DumpOptions, repeats: int, kinds: dict[str, dict[str, Any]] = FEATURES
 ) -> list[list[object]]:
-    """A row for each setting of the dump."""
+    """Return a row for each setting of the dump."""
     rows: list[list[object]] = []
     for features, words in kinds.items():
         one = replace(options, **words)
@@ -114,7 +114,7 @@ def head(
 
 
 def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[list[object]]:
-    """A row for each setting of the head. The fused kernel has one only where it runs."""
+    """Return a row for each setting of the head; for the fused kernel only where it runs."""
     found: list[list[object]] = []
     device = torch.device(options.device)
     decoder = load_teacher(options.model, attention="none").decoder
@@ -159,7 +159,7 @@ def online(options: TrainOptions, model: str) -> Figures:
 
 
 def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]:
-    """A row for each setting: `base.steps` steps are timed, after an epoch."""
+    """Return a row for each setting: `base.steps` steps are timed, after an epoch."""
     steps = base.steps or 0
     store = open_store(base.store)
     epoch = store.batch_count(base.seed, 0, base.batch_tokens)

@@ -54,7 +54,7 @@ FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # and in what units
 
 
 def random_model(folder: Path, shape: str, pieces: int) -> Path:
-    """A BERT of a shape, and a tokenizer of so many words."""
+    """Make a BERT of a shape, and a tokenizer with the given number of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -73,7 +73,7 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
 
 
 def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A row of `downstream --task speed` for each model, the teacher last."""
+    """Return a row of `downstream --task speed` for each model, the teacher last."""
     named = [word for model in models for word in ("--model", model)]
     with tempfile.TemporaryDirectory() as out:
         words = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)

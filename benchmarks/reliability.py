@@ -177,7 +177,7 @@ def resume(out: Path) -> Words:
 
 
 def make_teacher(folder: Path, corpus: Path) -> None:
-    """A random BERT with a tokenizer of the corpus."""
+    """Make a random BERT with a tokenizer of the corpus."""
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertConfig, BertForMaskedLM, BertTokenizer, set_seed
 
@@ -196,8 +196,7 @@ def make_teacher(folder: Path, corpus: Path) -> None:
 
 
 def jobs(folder: Path, texts: int = 30) -> list[Job]:
-    """A dump of so many texts to each format, and a training from the last, with all that they
-    need."""
+    """Return a dump of `texts` to each format, and a training from the last, with their inputs."""
     from teachonce.teacher_dump.corpus.documents import Corpus
 
     model, corpus = folder / "teacher", folder / "corpus.txt"

@@ -63,7 +63,7 @@ def _context() -> Any:
 def fork(
     work: Callable[..., object], *arguments: Any, log: Path | None = None
 ) -> ForkServerProcess:
-    """A process that calls a function of a module; what it prints is appended to `log`."""
+    """Start a process that calls a function of a module; its output is appended to `log`."""
     if log is not None:
         log.touch()
     process: ForkServerProcess = _context().Process(target=_child, args=(log, work, arguments))

@@ -22,7 +22,7 @@ WORDS = [
 
 
 def features_of(width: int, kept: int, codec: str = "default") -> Features:
-    """One view with a hidden state, an attention map and the `kept` best logits."""
+    """Return features of one view: a hidden state, an attention map, the `kept` best logits."""
     return Features(
         views=1, max_length=MAX_LENGTH, width=width, vocabulary=VOCABULARY, codec=codec,
         hidden=("mean",), attention=("mean",), logits=LogitsSpec("topk", kept, ranked=True),
@@ -59,7 +59,7 @@ def make_store(path: Path, tokens: int, features: Features, seed: int = 0) -> No
 
 
 def _put_text(part: PartWriter, counts: Array, rng: np.random.Generator) -> None:
-    """A token a word, between two special tokens."""
+    """Add a token for each word, between two special tokens."""
     texts, offsets, special = [], [], []
     for length in counts.tolist():
         words = [WORDS[i] for i in rng.integers(0, len(WORDS), length - 2)]

@@ -99,12 +99,12 @@ class _Server(ThreadingHTTPServer):
         self._counts.update(more)
 
     def taken(self) -> dict[str, int]:
-        """What was counted since it was last asked."""
+        """Return the counts since the last call."""
         counts, self._counts = self._counts, Counter()
         return {key: counts[key] for key in ("requests", "bytes")}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: who asked has gone."""
+        """Print nothing: the client has closed the connection."""
 
 
 class ObjectServer:

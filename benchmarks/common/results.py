@@ -21,7 +21,7 @@ TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.tx
 
 
 def of_text(tokens: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of a benchmark that dumps some text itself: --model, --corpus, --tokens,
+    """Return the options of a benchmark that dumps some text itself: --model, --corpus, --tokens,
     --results."""
     options = (
         click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm"),
@@ -55,7 +55,7 @@ def hardware() -> str:
 
 
 def whole_size(store: Path) -> int:
-    """Bytes on the disk of a store, teacher and all."""
+    """Return the bytes on disk of a store, including the teacher's files."""
     from teachonce.store.tools.info import bytes_on_disk
 
     sizes = bytes_on_disk(str(store))
@@ -64,7 +64,7 @@ def whole_size(store: Path) -> int:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A markdown table; floats with four significant digits."""
+    """Write a markdown table; floats have four significant digits."""
     told = [
         [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
     ]

@@ -51,8 +51,8 @@ def on_small_store(model: str, corpus: str, tokens: int, **options: Any) -> Iter
 
 
 def random_teacher(folder: Path, like: str, **config: int) -> str:
-    """A masked LM with random weights, of BERT-base's size where `config` says nothing else, and
-    another teacher's tokenizer."""
+    """Make a masked LM with random weights and another teacher's tokenizer. Its size is that of
+    BERT-base where `config` has no value."""
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
     from teachonce.checkpoints.names import resolve_model
@@ -65,8 +65,8 @@ def random_teacher(folder: Path, like: str, **config: int) -> str:
 
 
 def random_decoder(folder: Path, corpus: str, **config: int) -> str:
-    """A decoder with random weights, of the size of Llama 3.2 1B where `config` says nothing else,
-    and a vocabulary of the corpus."""
+    """Make a decoder with random weights and a vocabulary of the corpus. Its size is that of Llama
+    3.2 1B where `config` has no value."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from teachonce.teacher_dump.corpus.documents import Corpus

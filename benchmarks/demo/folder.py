@@ -26,7 +26,7 @@ class Demo:
 
     @property
     def folder(self) -> Path:
-        """Where the student goes."""
+        """Return the folder of the student."""
         return self.out / "student"
 
     def clear(self) -> None:

@@ -68,7 +68,7 @@ class Model:
 
     @property
     def megabytes(self) -> float:
-        """The weights in float32."""
+        """Return the size of the weights in float32."""
         return self.parameters * 4 / 1e6
 
 
@@ -81,7 +81,7 @@ class Search:
     student: Searcher
 
     def compared(self) -> list[Model]:
-        """The teacher, the student, and the student's questions to the teacher's own index."""
+        """Score the teacher, the student, and the student's questions in the teacher's index."""
         of_teacher = self.teacher.best(QUESTIONS)
         rankings = {
             "teacher": (self.teacher, of_teacher),

@@ -150,7 +150,7 @@ def finished(work: Path) -> Iterator[tuple[Cell, Trained]]:
 
 
 def table_rows(work: Path) -> list[list[object]]:
-    """A row for each cell: its seeds at its best rate, and by seed minus `next` of that start."""
+    """Return a row for each cell: its seeds at its best rate, and their gains over `next`."""
     cells = defaultdict[Cell, list[Trained]](list)
     for cell, trained in finished(work):
         cells[cell].append(trained)

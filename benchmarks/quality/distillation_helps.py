@@ -59,7 +59,7 @@ TUNED_AS = {  # the loss decides the rate, more than the alignment or the start
 
 
 def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
-    """The folder of the student of an arm, a learning rate and a seed."""
+    """Return the folder of the student of an arm, a learning rate and a seed."""
     return work / f"{arm.replace(' ', '-')}-lr{lr:g}-{seed}"
 
 
@@ -98,7 +98,7 @@ def scores_of(folder: Path) -> dict[str, Any]:
 
 
 def with_tags(folder: Path, tags: Tags) -> dict[str, Any]:
-    """All scores of a student; those of the tagging task are added where they are not there yet."""
+    """Return all scores of a student; missing scores of the tagging task are added."""
     found = scores_of(folder)
     if not set(MEASURES) <= set(found):
         found |= tagging(folder, tags, found["settings"]["seed"])
@@ -108,7 +108,7 @@ def with_tags(folder: Path, tags: Tags) -> dict[str, Any]:
 
 
 def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> float:
-    """The learning rate with the lowest held-out MLM loss at the first seed, by steps of two."""
+    """Find the learning rate with the lowest held-out loss at the first seed, by steps of two."""
 
     @functools.cache
     def loss(power: int) -> float:

@@ -178,7 +178,7 @@ def searches(embedder: Embedder, documents: Embedder, folder: Path) -> float:
 
 
 def speed(embedder: Embedder, texts: Sequence[str], threads: int) -> float:
-    """Texts a second on so many threads, the median of three times."""
+    """Measure texts a second on the given number of threads: the median of three times."""
     before, seconds = torch.get_num_threads(), []
     torch.set_num_threads(threads)
     for _ in range(3):
@@ -190,7 +190,7 @@ def speed(embedder: Embedder, texts: Sequence[str], threads: int) -> float:
 
 
 def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
-    """What a model is measured by: the tables, their mean, search by itself and with the teacher's
+    """Measure a model: the tables, their mean, search by itself and with the teacher's
     documents, and texts a second on one and two threads."""
     tables = [data / "sts" / f"{name}.tsv" for name in TABLES]
     found = correlations(embedder, tables)

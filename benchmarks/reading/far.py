@@ -137,7 +137,7 @@ class Bench:
                     self.missing.append(f"{peer.package} is not installed ({error.name})")
 
     def readers(self) -> dict[str, Work]:
-        """What is measured at each latency, in this order."""
+        """Return the readers that are measured at each latency, in this order."""
         near, url = str(self.zarr), f"s3://{BUCKET}"
         far, cache = f"{url}/{STORE}", f"disk:{self.scratch / 'cache'},{CACHE}"
         ours = partial(read_ours, seconds=self.seconds)
@@ -157,7 +157,7 @@ class Bench:
         return found
 
     def students(self) -> dict[str, Work]:
-        """The trainings that are measured at each latency."""
+        """Return the trainings that are measured at each latency."""
         near, far = str(self.zarr), f"s3://{BUCKET}/{STORE}"
         return {
             LOCAL: partial(train_student, near, None, STEPS),
@@ -165,7 +165,7 @@ class Bench:
         }
 
     def round(self, server: ObjectServer, works: dict[str, Work]) -> dict[str, Figures]:
-        """The figures of each, once, one after another."""
+        """Measure each once, one after another."""
         found = {}
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
@@ -181,7 +181,7 @@ class Bench:
 
 
 def _ratio(runs: list[dict[str, Figures]], name: str, base: str, key: str = "speed") -> float:
-    """The median of the ratios of rounds: neighbours in time are compared."""
+    """Return the median of the ratios of rounds: neighbours in time are compared."""
     return statistics.median(run[name][key] / run[base][key] for run in runs)
 
 
@@ -200,7 +200,7 @@ def _row(latency: float, name: str, runs: list[dict[str, Figures]]) -> list[obje
 
 
 def measure(bench: Bench, latencies: list[float], rounds: int) -> tuple[str, str]:
-    """The tables of streams and of students."""
+    """Return the tables of streams and of students."""
     runs: dict[float, list[dict[str, Figures]]] = {latency: [] for latency in latencies}
     students: list[dict[str, Figures]] = []
     with serving(bench.bucket) as server:

@@ -66,7 +66,7 @@ class Arrow:
 
 
 def _items(corpus: Corpus, fused: bool) -> Iterator[dict[str, Array]]:
-    """Each sequence as an array a feature, or as the bytes of its records and its map."""
+    """Yield each sequence as an array for each feature, or as the bytes of its records and map."""
     for tokens, maps in corpus.sequences():
         if fused:
             yield {"tokens": tokens.view(np.uint8), MAPS: maps}
@@ -78,7 +78,7 @@ def _items(corpus: Corpus, fused: bool) -> Iterator[dict[str, Array]]:
 
 
 def _joined(corpus: Corpus, columns: Mapping[str, Sequence[Any]]) -> Arrays:
-    """The flat batch of such sequences."""
+    """Return the flat batch of such sequences."""
 
     def flat(name: str, dtype: Any) -> Array:
         items = columns[name]
@@ -171,7 +171,7 @@ class LitData(Records):
         from litdata.streaming import downloader  # noqa: F401
 
     def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
-        """As `open`, from an address, by way of a folder."""
+        """Open as `open` does, from an address, through a folder."""
         from litdata import StreamingDataset
         from litdata.streaming import downloader
 
@@ -213,7 +213,7 @@ class Mosaic(Records):
         self._streaming()
 
     def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
-        """As `open`, from an address, by way of a folder."""
+        """Open as `open` does, from an address, through a folder."""
         dataset = self._streaming().StreamingDataset(
             remote=url, local=str(local), shuffle=True, batch_size=corpus.batch_sequences
         )

@@ -57,7 +57,7 @@ def sums(batches: Iterator[Arrays]) -> dict[str, int]:
 
 
 def files(path: Path) -> list[Path]:
-    """All files of a format."""
+    """Return all files of a format."""
     return sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
 
 
@@ -111,11 +111,11 @@ class Bench:
             raise StoreError(f"{peer.name} does not deliver what was written: {found}")
 
     def disk(self, path: Path) -> float:
-        """Bytes a token."""
+        """Return the bytes a token."""
         return sum(file.stat().st_size for file in files(path)) / self.tokens
 
     def warm(self, rounds: int) -> list[list[object]]:
-        """A row for each reader: bytes a token, tokens a second and a CPU second, ratios."""
+        """Return a row for each reader: bytes a token, tokens a second and a CPU second, ratios."""
         speeds: dict[str, list[tuple[float, float]]] = {peer.name: [] for peer, _ in self.peers}
         for _ in range(rounds):
             for peer, path in self.peers:
@@ -130,7 +130,7 @@ class Bench:
         return rows + [[name, why, *[""] * 5] for name, why in self.missing.items()]
 
     def cold(self, rounds: int) -> list[list[object]]:
-        """A row for each reader: tokens a second from the disk, beside reading files through."""
+        """Return a row for each reader: tokens a second from the disk, and of reading files."""
         self.corpus.store.close()
         rows: list[list[object]] = []
         for peer, path in self.peers:

@@ -152,7 +152,7 @@ class Npy:
 
 
 def peers(zarr: Path, h5: Path) -> list[Peer]:
-    """Every reader, ours first."""
+    """Return every reader, ours first."""
     return [
         Stream("ours, Zarr", zarr),
         Stream("ours, HDF5", h5),

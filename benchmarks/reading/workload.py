@@ -38,7 +38,7 @@ class Corpus:
 
     @cached_property
     def record(self) -> np.dtype[Any]:
-        """One token: every such array is a field."""
+        """Return the type of one token, in which each such array is a field."""
         return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
 
     def _whole(self, name: str) -> Array:

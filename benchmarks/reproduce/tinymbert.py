@@ -107,7 +107,7 @@ def sentences_of(language: str, split: str) -> list[str]:
 
 
 def few_tags(sentences: Sequence[str], out: Path, labelled: int) -> Path:
-    """A token/tag file, the tags of the first few sentences alone."""
+    """Write a token/tag file with the tags of the first few sentences alone."""
     lines = []
     for number, sentence in enumerate(sentences):
         for line in sentence.split("\n"):

@@ -57,7 +57,7 @@ def from_store(options: TrainOptions) -> Figures:
 
 
 def plain(options: TrainOptions, make: Callable[[TrainOptions], Loss]) -> Figures:
-    """A straightforward script that trains the same student by the loss that `make` returns."""
+    """Run a straightforward script that trains the same student by the loss that `make` returns."""
     with open_store(options.store) as store:
         student, collator, _ = prepare(options, store)
         texts, sizes = list(store.texts()), [len(record.token_ids) for record in store]
@@ -128,7 +128,7 @@ def teacher_in_memory(model: str, options: TrainOptions) -> Loss:
 
 
 def hours(dump: float, speeds: dict[str, float]) -> list[list[object]]:
-    """Rows of the hours that ten students of 2M tokens take, from measured tokens a second."""
+    """Return the hours that ten students of 2M tokens take, from measured tokens a second."""
     own, rows = STORED / dump + STUDENTS * TOKENS / speeds["ours"], list[list[object]]()
     for way, speed in speeds.items():
         dumped = 0.0 if way == "teacher in memory" else STORED / dump

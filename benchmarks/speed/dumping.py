@@ -62,7 +62,7 @@ HEAD = (
 
 
 def parts_of(options: DumpOptions) -> list[list[Window]]:
-    """The windows of every part, as the dump cuts them."""
+    """Return the windows of every part, as the dump cuts them."""
     tokenizer = load_teacher(options.model, head="none").tokenizer
     corpus, length = Corpus.open(options.sources()), options.max_length or 128
     if options.head == "embedding":
@@ -82,7 +82,7 @@ def speed_of(begun: float, parts: list[list[Window]]) -> Figures:
 
 
 def network(options: DumpOptions, **settings: Any) -> Any:
-    """The teacher as transformers loads it, on its device."""
+    """Load the teacher with transformers, on its device."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
     kinds: dict[str, Any] = {"auto": AutoModelForMaskedLM, "causal": AutoModelForCausalLM}
@@ -95,7 +95,7 @@ def network(options: DumpOptions, **settings: Any) -> Any:
 
 @torch.inference_mode()
 def bare(options: DumpOptions) -> Figures:
-    """The forward pass over the batches of the dump."""
+    """Run the forward pass over the batches of the dump."""
     parts, model = parts_of(options), network(options)
     begun = 0.0
     for number, part in enumerate(parts):
@@ -109,7 +109,7 @@ def bare(options: DumpOptions) -> Figures:
 
 
 def ours(options: DumpOptions) -> Figures:
-    """The dump, from the end of its first part on."""
+    """Run the dump, timed from the end of its first part."""
     ends: list[float] = []
 
     def say(line: str) -> None:
@@ -205,7 +205,7 @@ class Arrays:
 
 
 def compared(options: DumpOptions) -> dict[str, Callable[[], Figures]]:
-    """The settings that take turns."""
+    """Return the settings that take turns."""
     return {
         "bare forward pass": partial(bare, options),
         "ours": partial(ours, options),
@@ -216,7 +216,7 @@ def compared(options: DumpOptions) -> dict[str, Callable[[], Figures]]:
 
 
 def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[list[object]]:
-    """A row for each setting."""
+    """Return a row for each setting."""
     rows: list[list[object]] = []
     for features in kinds:
         found = interleaved(compared(replace(options, **FEATURES[features])), repeats)
@@ -236,7 +236,7 @@ def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[li
 
 
 def memories(options: DumpOptions) -> list[list[object]]:
-    """A row for each batch size: the most memory that a dump of all features held."""
+    """Return a row for each batch size: the peak memory of a dump of all features."""
     every = replace(options, **FEATURES["all features"])
     return [
         [f"{size:,}", f"{alone(partial(ours, replace(every, batch_tokens=size)))['memory']:,.0f}"]

@@ -109,7 +109,7 @@ def content(fs: Any) -> None:
 
 
 def row(path: Path, repeats: int = 3) -> list[object]:
-    """The figures of a store."""
+    """Return the figures of a store."""
     quick = {work: partial(timed, path, work) for work in (nothing, first_batch)}
     found = interleaved({work.__name__: run for work, run in quick.items()}, repeats)
     found |= {work.__name__: alone(partial(timed, path, work)) for work in (planned, content)}

@@ -113,7 +113,7 @@ def plain_steps(
 
 
 def measure(base: TrainOptions, students: list[str], repeats: int) -> list[list[object]]:
-    """A row for each setting. All have about as many tokens in a batch."""
+    """Return a row for each setting. All have about the same number of tokens in a batch."""
     rows: list[list[object]] = []
     for name in students:
         mlm = replace(base, student=name, loss=parse_losses(("mlm=1",)))

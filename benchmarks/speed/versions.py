@@ -93,7 +93,7 @@ def both(before: Path, repeats: int, source: str, *words: str) -> list[Figures]:
 
 
 def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -> str:
-    """The table of epochs that both versions read from one Zarr and one HDF5 store."""
+    """Return the table of epochs that both versions read from one Zarr and one HDF5 store."""
     zarr, hdf5 = folder / f"{width}.zarr", folder / f"{width}.h5"
     make_store(zarr, tokens, features_of(width, kept=16))
     convert(str(zarr), hdf5)
@@ -105,7 +105,7 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
 
 
 def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) -> str:
-    """The table of a dump, and of a training from its store, by their commands."""
+    """Return the table of a dump, and of a training from its store, by their commands."""
     teacher = random_teacher(folder / "teacher", model, **NETWORK)
     store = str(folder / "store.zarr")
     dump = ("--model", teacher, "--corpus", corpus, "--limit", "40000", "--logits", "topk:16")
@@ -127,7 +127,7 @@ def _prefix(tree: Path) -> str:
 
 
 def starts(before: Path, repeats: int) -> str:
-    """The table of what `--help` of each command takes."""
+    """Return the table of the times of `--help` of each command."""
     rows = []
     for command in COMMANDS:
         old, new = (each["seconds"] for each in both(before, repeats, HELP % command))
