@@ -63,8 +63,9 @@ class Distiller(nn.Module):
         self.student, self.terms = student, tuple(terms)
         self.bf16 = False  # a training sets it; other callers autocast as they need
         self.ranks = ALONE  # a training sets it to the processes that share the texts of a batch
-        # A validation sets it, to collect the states [G,Ds] that losses compare, not projected.
-        self.compared: dict[str, Tensor] | None = None
+        # A validation sets it, to collect the states [G,Ds] of the last layer and those that losses
+        # compare, not projected.
+        self.observed: dict[str, Tensor] | None = None
         own, self.layers = size_of(student)
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
@@ -186,8 +187,8 @@ class Distiller(nn.Module):
         states[read.present] = read.last
         present = pooled_tokens(self.student, inputs.ids, inputs.present)
         vectors: Tensor = head(states, present)
-        if self.compared is not None:
-            self.compared[VECTORS] = vectors.detach()
+        if self.observed is not None:
+            self.observed[VECTORS] = vectors.detach()
         return vectors
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
@@ -206,7 +207,10 @@ class Distiller(nn.Module):
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
         """Run the student forward, as `shared_pass` does."""
-        return shared_pass(self.student, inputs, maps, self.ranks)
+        read = shared_pass(self.student, inputs, maps, self.ranks)
+        if self.observed is not None:
+            self.observed["last layer"] = read.last.detach()
+        return read
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
         """Return the student's counterpart of the teacher feature `name`.

@@ -14,6 +14,7 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import view_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.losses.task import NO_LABEL
 from teachonce.student_train.settings.options import TrainOptions
@@ -48,7 +49,7 @@ def evaluate(
         same label, such as O to every token, where the share is high.
     valid_spearman: for scores and other numbers, the rank correlation with the teacher's, mean over
         the outputs.
-    states_varying: see `StateSpread`; if states are compared.
+    states_varying: see `StateSpread`.
     """
     batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
     return evaluate_batches(distiller, batches, plan)
@@ -68,11 +69,11 @@ def evaluate_batches(
     sums, found = _Sums(terms), False
     for batch in batches:
         moved, found = batch.to(device), True
-        distiller.compared = {}
+        distiller.observed = {}
         sums.add(moved, *distiller.measured(moved, terms))
-        sums.spread.add(distiller.compared)
+        sums.spread.add(distiller.observed)
     distiller.train(was_training)
-    distiller.compared = None
+    distiller.observed = None
     return sums.figures() if found else {}
 
 
@@ -107,7 +108,8 @@ def held_out(
 
 
 VARYING = "states_varying"
-CONSTANT = 0.02  # healthy students have .16 to .79, collapsed ones .000 to .006
+COMPARED = ("runs", "sentence", "vector")  # sides of losses that compare states
+CONSTANT = 0.02  # healthy students have .16 to .89, collapsed ones .000 to .006
 
 
 class StateSpread:
@@ -124,7 +126,7 @@ class StateSpread:
         self.squares = dict[str, float]()
 
     def add(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Add states [G,D], by the feature with which they are compared."""
+        """Add states [G,D], by name."""
         for name, each in states.items():
             # The share is a small difference of two large sums, which float32 would lose.
             each = each.double()
@@ -134,8 +136,8 @@ class StateSpread:
             self.squares[name] = self.squares.get(name, 0.0) + float(each.square().sum())
 
     def figures(self) -> dict[str, float]:
-        """Return the smallest figure of all compared states, by the name `states_varying`; {}
-        without states."""
+        """Return the smallest figure of all states, by the name `states_varying`; {} without
+        states."""
         shares = [
             max(0.0, 1 - float((self.sums[name] / count).square().sum()) / (square / count))
             for name, count in self.counts.items()
@@ -149,13 +151,16 @@ def warning_of_constant_states(found: Mapping[str, float], options: TrainOptions
     share = found.get(VARYING)
     if share is None or share >= CONSTANT:
         return ""
-    others = {"--projection-start pytorch": options.projection_start != "pytorch"}
-    others |= {"--projection trainable": options.projection == "frozen"}
-    remedies = [option for option, differs in others.items() if differs]
+    remedies = ["a smaller --lr"]
+    if any(loss.student in COMPARED for loss in registry.named(options.losses())):
+        others = {"--projection-start pytorch": options.projection_start != "pytorch"}
+        others |= {"--projection trainable": options.projection == "frozen"}
+        remedies = [option for option, differs in others.items() if differs]
+        remedies.append("a smaller weight of the losses on states")
     return (
         f"states    {share:.2%} of the student's states varies from token to token (healthy: over"
         " 10%): they are nearly constant, and the student learns little of the teacher; give"
-        f" {' or '.join([*remedies, 'a smaller weight of the losses on states'])}"
+        f" {' or '.join(remedies)}"
     )
 
 

@@ -167,8 +167,8 @@ class _AlignedSides:
                 own = wanted.runs.pool(layers, term.pool)
             else:
                 own = sentence_states(distiller.student, self._read.last, self._read.present)
-            if distiller.compared is not None:
-                distiller.compared[f"{loss.name} {name}"] = own.detach()
+            if distiller.observed is not None:
+                distiller.observed[f"{loss.name} {name}"] = own.detach()
             own = dropped_states(distiller.student, own)
             found.append((distiller.projected(loss, name, own), target))
         return found
