@@ -1,16 +1,15 @@
-"""Size, time and memory of students beside a teacher of rubert-base's size.
-
-The table is that of Kolesnikova et al. 2022.
+"""Size, time and memory of the students of the five sources, compared with their teachers.
 
     python -m benchmarks.latency
 
-Time and memory do not depend on what the weights are: all are random.
+Time and memory do not depend on the values of the weights, which are random.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,24 +20,53 @@ from benchmarks.common.results import RESULTS, publish, table
 from harness.processes import in_own_process
 from teachonce.support.console import command_errors
 
-TINY = "264x3x12x792"
-TEACHER = ("768x12x12", 119_547)
+Model = tuple[str, int]  # shape, pieces
+TINY, BASE = "bert:264x3x12x792", "bert:768x12x12"
+TEACHER = (BASE, 119_547)
 STUDENTS = (
     *((TINY, pieces) for pieces in (5_000, 10_000, 20_000, 30_000)),
-    *((f"768x{layers}x12", 119_547) for layers in (2, 6)),
+    *((f"bert:768x{layers}x12", 119_547) for layers in (2, 6)),
 )
 # Table 3 of Kolesnikova et al. 2022: parameters in millions, MiB on disk
 # ("MB": the teacher's 679 are 178M numbers of 4 bytes), and of 16 x 512 tokens the
 # milliseconds on a CPU (i7-7700K) and on a GPU (GTX 1080 Ti).
 PUBLISHED = {
     TEACHER: (177.9, 679, 5283.2, 186.6),
-    ("768x6x12", 119_547): (135.5, 517, 2335.4, 55.3),
-    ("768x2x12", 119_547): (107.1, 409, 802.4, 1.5),
+    ("bert:768x6x12", 119_547): (135.5, 517, 2335.4, 55.3),
+    ("bert:768x2x12", 119_547): (107.1, 409, 802.4, 1.5),
     (TINY, 30_000): (10.4, 41, 374.7, 2.0),
     (TINY, 20_000): (7.6, 30, 357.6, 1.9),
     (TINY, 10_000): (5.0, 19, 356.5, 1.8),
     (TINY, 5_000): (3.6, 14, 354.9, 1.8),
 }
+# The other sources: teacher, then students with the published figures: how many times fewer
+# parameters, MB on disk, how many times as fast for a sentence and for a batch.
+OTHERS: dict[str, tuple[Model, dict[Model, tuple[str, ...]]]] = {
+    "Mukherjee & Awadallah 2019, Table 7": (
+        (BASE, 30_522),
+        {("bilstm:300,600", 30_522): ("8.5", "", "", "")},
+    ),
+    "TinyMBERT, section 6.2": (
+        TEACHER,
+        {("bilstm:50,200", 119_547): ("35", "", "17 (Xeon)", "51 (P100)")},
+    ),
+    "Zhao et al. 2021, Table 2": (
+        (BASE, 30_522),
+        {
+            ("bert:96x6x4", 5_000): ("30", "below 10", "57 (phone)", ""),
+            ("bert:192x6x4", 5_000): ("", "", "", ""),
+            ("bert:256x6x4", 5_000): ("", "", "", ""),
+        },
+    ),
+    "SlovakBERT thesis, Tables 5.1 to 5.3": (
+        (BASE, 50_264),
+        {
+            ("bert:768x6x12", 50_264): ("1.5", "313", "1.5", "1.5"),
+            ("bert:768x4x12", 50_264): ("1.9", "260", "1.9", "1.9"),
+        },
+    ),
+}
+SHORT = ("--batch-size", "32", "--max-length", "32")  # the batch of TinyMBERT
 POSITIONS = 512
 MIB = 2**20
 HEAD = (
@@ -50,11 +78,15 @@ BESIDE = (
     "", "pieces", "parameters, M", "published", "MiB on disk", "published", "CPU, ms", "published",
     "times as fast", "published", "GPU, ms", "published", "times as fast", "published",
 )  # fmt: skip
+OF_OTHERS = (
+    "source", "student", "pieces", "parameters, M", "fewer", "published", "MiB on disk",
+    "published", "sentence, times as fast", "published", "batch, times as fast", "published",
+)  # fmt: skip
 FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # and in what units
 
 
 def random_model(folder: Path, shape: str, pieces: int) -> Path:
-    """Make a BERT of a shape, and a tokenizer with the given number of words."""
+    """Make a model of a shape, and a tokenizer with the given number of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -66,7 +98,7 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
     )
-    path = folder / f"{shape}-{pieces}"
+    path = folder / f"{shape}-{pieces}".replace(":", "-")
     make_student(shape, tokenizer, POSITIONS).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
@@ -109,6 +141,28 @@ def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
     return cells
 
 
+def row_of_other(source: str, model: Model, said: Sequence[str], found: Any) -> list[object]:
+    """Return the figures of a student of another source, each with the published one."""
+    ratio = found["ratio"]
+    cells = [ratio["parameters"], said[0], found["disk_bytes"] / MIB, said[1]]
+    for inputs, published in zip(("sentence", "batch"), said[2:], strict=True):
+        cells += [ratio["cpu"][f"{inputs}_ms"], published]
+    return [source, model[0], f"{model[1]:,}", found["parameters"] / 1e6, *cells]
+
+
+def rows_of_others(folder: Path) -> list[list[object]]:
+    """Measure the students of the other sources, each with its source's teacher."""
+    rows = list[list[object]]()
+    for source, (teacher, students) in OTHERS.items():
+        models = [random_model(folder, *each) for each in (*students, teacher)]
+        found = measured(models[:-1], models[-1], SHORT)
+        rows += [
+            row_of_other(source, model, said, each)
+            for (model, said), each in zip(students.items(), found[:-1], strict=True)
+        ]
+    return rows
+
+
 @click.command()
 @click.option("--batch-size", default=16)
 @click.option("--length", type=click.IntRange(32, POSITIONS), default=POSITIONS)
@@ -120,21 +174,24 @@ def main(batch_size: int, length: int, results: Path) -> None:
         teacher, *students = (random_model(Path(folder), *each) for each in (TEACHER, *STUDENTS))
         size = ("--batch-size", str(batch_size), "--max-length", str(length))
         found = measured(students, teacher, size)
+        others = rows_of_others(Path(folder))
     shapes = (*STUDENTS, TEACHER)
     rows = [row(*shape, each) for shape, each in zip(shapes, found, strict=True)]
     settings = (
-        f"`python -m benchmarks.latency`; encoders of BERT with random weights, float32 on a CPU,"
-        f" by `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
-        " sentences of 32, medians of 5 runs in turn; memory is the weights and the most that"
-        " the batch or sentence takes beside them. The first row is the teacher, of the size of"
-        f" rubert-base-cased; `tiny` is {TINY}."
+        f"`python -m benchmarks.latency`; encoders with random weights, float32 on a CPU, by"
+        f" `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
+        " sentences of 32, medians of 5 runs in turn; memory is the weights and the peak that"
+        " the batch or sentence adds. The first row is the teacher, of the size of"
+        f" rubert-base-cased; `bert:tiny` is {TINY}."
     )
-    told = [table(HEAD, rows[-1:] + rows[:-1])]
+    tables = [table(HEAD, rows[-1:] + rows[:-1])]
     if (batch_size, length) == (16, POSITIONS):
         compared = [beside(shape, each) for shape, each in zip(shapes, found, strict=True)]
-        said = "Batches beside Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
-        told += [said, table(BESIDE, compared[-1:] + compared[:-1])]
-    publish("Size and latency of students", settings, "\n\n".join(told), results)
+        said = "Batches compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
+        tables += [said, table(BESIDE, compared[-1:] + compared[:-1])]
+    said = "Students of the other sources with their own teachers; batches of 32 x 32 tokens:"
+    tables += [said, table(OF_OTHERS, others)]
+    publish("Size and latency of students", settings, "\n\n".join(tables), results)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def measure(base: TrainOptions, students: list[str], repeats: int) -> list[list[
 
 @click.command()
 @of_text(60_000)
-@click.option("--students", default="128x2x2,264x3x12")
+@click.option("--students", default="bert:128x2x2,bert:264x3x12")
 @click.option("--vocab", default="5k")
 @click.option("--batch-tokens", default=2048)
 @click.option("--steps", default=20)

@@ -12,19 +12,35 @@ from tests.end_to_end.support import ok
 
 @pytest.mark.apart
 def test_latency_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "TEACHER", ("64x4x4", 300))
-    monkeypatch.setattr(latency, "STUDENTS", (("16x1x2", 50), ("64x2x4", 300)))
+    teacher, student = ("bert:64x4x4", 300), ("bert:64x2x4", 300)
+    monkeypatch.setattr(latency, "TEACHER", teacher)
+    monkeypatch.setattr(latency, "STUDENTS", (("bert:16x1x2", 50), student))
+    said = ("30", "", "57 (phone)", "")
+    others = {"A source": (teacher, {student: said, ("bilstm:8,16", 300): said})}
+    monkeypatch.setattr(latency, "OTHERS", others)
     results = tmp_path / "RESULTS.md"
     ok(latency.main, "--batch-size", 1, "--length", 32, "--results", results)
     rows = [
         line.strip("| ").split(" | ")
         for line in results.read_text().splitlines()
-        if line.startswith(("| 64", "| 16"))
+        if line.startswith("| bert:")
     ]
-    assert [cells[:2] for cells in rows] == [["64x4x4", "300"], ["16x1x2", "50"], ["64x2x4", "300"]]
+    assert [cells[:2] for cells in rows] == [
+        ["bert:64x4x4", "300"], ["bert:16x1x2", "50"], ["bert:64x2x4", "300"],
+    ]  # fmt: skip
     fewer = [float(cells[3]) for cells in rows]
     assert fewer[0] == 1 < fewer[2] < fewer[1]
     assert all(len(cells) == len(latency.HEAD) for cells in rows)
+    others_rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in results.read_text().splitlines()
+        if line.startswith("| A source")
+    ]
+    assert [cells[1] for cells in others_rows] == ["bert:64x2x4", "bilstm:8,16"]
+    for cells in others_rows:
+        assert len(cells) == len(latency.OF_OTHERS)
+        assert [cells[place] for place in (5, 7, 9, 11)] == list(said)
+    assert others_rows[0][4] == rows[2][3]
 
 
 def test_sizes_on_disk_are_in_the_papers_unit() -> None:
