@@ -76,14 +76,23 @@ class Siege(ABC):
     @classmethod
     def head(cls) -> tuple[str, ...]:
         """Return the head of the table."""
-        return ("", "SIGKILLs", *cls.victims.values(), "stores", "stores equal to an undisturbed run")
+        return (
+            "",
+            "SIGKILLs",
+            *cls.victims.values(),
+            "stores",
+            "stores equal to an undisturbed run",
+        )
 
 
 class Crew(Siege):
     """Processes that make a store together."""
 
     members = "processes"
-    victims: ClassVar = {"cutting": "of the process that cuts the corpus", "making": "of a process that waits or makes parts"}
+    victims: ClassVar = {
+        "cutting": "of the process that cuts the corpus",
+        "making": "of a process that waits or makes parts",
+    }
 
     def begin(self, place: int) -> ForkServerProcess:
         """Start the process of a place."""
