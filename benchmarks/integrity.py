@@ -67,8 +67,8 @@ SECTIONS = {
         " A hub on this machine answers one kind of request wrongly: bodies that never end, arrive"
         " in small pieces or are compressed, wrong lengths, redirects, endless pages, names that"
         " lead out of the cache, JSON of wrong shapes. A failure is: a traceback, a command that"
-        " takes over 300 s, over 8 GiB of address space or a file over 1 GiB, or a file outside of its"
-        " folders.",
+        " takes over 300 s, over 8 GiB of address space or a file over 1 GiB, or a file outside"
+        " of its folders.",
     ),
     "kills": (
         "Kills among processes",
