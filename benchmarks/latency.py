@@ -42,9 +42,9 @@ PUBLISHED = {
 POSITIONS = 512
 MIB = 2**20
 HEAD = (
-    "", "pieces", "parameters, M", "fewer", "MiB on disk",
-    "batch, ms", "times as fast", "its memory, MB", "less",
-    "sentence, ms", "times as fast", "its memory, MB", "less",
+    "", "pieces", "parameters, M", "times fewer", "MiB on disk",
+    "batch, ms", "times as fast", "batch, memory, MB", "times less",
+    "sentence, ms", "times as fast", "sentence, memory, MB", "times less",
 )  # fmt: skip
 BESIDE = (
     "", "pieces", "parameters, M", "published", "MiB on disk", "published", "CPU, ms", "published",
@@ -123,16 +123,16 @@ def main(batch_size: int, length: int, results: Path) -> None:
     shapes = (*STUDENTS, TEACHER)
     rows = [row(*shape, each) for shape, each in zip(shapes, found, strict=True)]
     settings = (
-        f"`python -m benchmarks.latency`; encoders of BERT with random weights, float32 on a CPU,"
-        f" by `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
-        " sentences of 32, medians of 5 runs in turn; memory is the weights and the most that"
-        " the batch or sentence takes beside them. The first row is the teacher, of the size of"
-        f" rubert-base-cased; `tiny` is {TINY}."
+        "`python -m benchmarks.latency`. BERT encoders with random weights, float32 on a CPU,"
+        f" measured by `downstream --task speed`: batches of {batch_size} x {length} tokens and"
+        " single sentences of 32 tokens, medians of 5 runs in turn. Memory is the size of the"
+        " weights plus the peak memory of the batch or sentence. The first row is the teacher, of"
+        f" rubert-base-cased's size; `tiny` is {TINY}."
     )
     told = [table(HEAD, rows[-1:] + rows[:-1])]
     if (batch_size, length) == (16, POSITIONS):
         compared = [beside(shape, each) for shape, each in zip(shapes, found, strict=True)]
-        said = "Batches beside Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
+        said = "Batches, compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
         told += [said, table(BESIDE, compared[-1:] + compared[:-1])]
     publish("Size and latency of students", settings, "\n\n".join(told), results)
 
