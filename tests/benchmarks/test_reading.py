@@ -45,7 +45,7 @@ def test_every_reader_delivers_what_was_written(
     bench = Bench(tmp_path, 3000, 16, 4)
     names = {peer.name for peer, _ in bench.peers}
     assert {"ours, Zarr", "ours, HDF5", "zarr-python", "pyarrow, Table.take",
-            "datasets, a column a feature", "datasets, fused bytes"} <= names  # fmt: skip
+            "datasets, one column per feature", "datasets, fused bytes"} <= names  # fmt: skip
     assert len(names) + len(bench.missing) == 12
     assert all("not installed" in why for why in bench.missing.values())
     assert len(bench.corpus.store.manifest.parts) > 1
