@@ -52,9 +52,16 @@ OF_DECODER: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 KEPT = (16, 64)
-HEAD_OF_DUMPS = ("features", "", "tokens/s", "of the bare pass", "times straightforward", "of peak")
-HEAD_OF_HEADS = ("logits", "", "tokens/s", "times plain", "of peak")
-HEAD_OF_STUDENTS = ("", "student tokens/s", "times the first", "waiting")
+HEAD_OF_DUMPS = (
+    "features",
+    "",
+    "tokens/s",
+    "times the bare forward pass",
+    "times straightforward",
+    "share of peak",
+)
+HEAD_OF_HEADS = ("logits", "", "tokens/s", "times plain", "share of peak")
+HEAD_OF_STUDENTS = ("", "student tokens/s", "times the first row", "time waiting for data")
 
 
 def of_peak(operations: float, device: str) -> str:
@@ -239,12 +246,12 @@ def main(
         return
     publish(
         f"On a GPU: {torch.cuda.get_device_name(device)}",
-        f"`python -m benchmarks.gpu --tokens {tokens}`; a teacher of {layers} layers, 768 wide,"
-        f" and a decoder of {decoder_layers} layers, {decoder_width} wide, both"
-        f" with random weights and a vocabulary of {vocabulary:,}, {precision}, windows of at most"
-        f" 128 tokens, batches of {dump_batch:,}; a student {student} with {vocab} WordPiece,"
-        f" batches of {batch_tokens:,}, {steps} steps after an epoch; medians of {repeats}"
-        " interleaved runs in one process.",
+        f"`python -m benchmarks.gpu --tokens {tokens}`. Teachers: an encoder of {layers} layers"
+        f" with hidden size 768 and a decoder of {decoder_layers} layers with hidden size"
+        f" {decoder_width}, both with random weights, a vocabulary of {vocabulary:,}, {precision},"
+        f" windows of at most 128 tokens and batches of {dump_batch:,}. Student: {student} with"
+        f" {vocab} WordPiece, batches of {batch_tokens:,}, {steps} steps after an epoch. Medians of"
+        f" {repeats} interleaved runs in one process.",
         "\n\n".join(tables),
         results,
     )  # fmt: skip

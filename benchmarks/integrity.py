@@ -30,49 +30,54 @@ SECTIONS = {
     "checks": ("Integrity", ""),
     "forged": (
         "Forged stores",
-        " Every store is read whole and, where it can be, verified; a command runs on one in 4."
-        " Otherwise would be: a crash, a store that takes over 60 s of processor time or 1 GiB, a"
-        " look outside its folder, a traceback, or other values that verify does not report.",
+        " Every forged store is read completely and, where possible, verified; a command runs on"
+        " one store in 4. A failure is: a crash, a store that takes over 60 s of processor time or"
+        " over 1 GiB, an access outside its folder, a traceback, or changed values that `verify`"
+        " does not report.",
     ),
     "captures": (
         "Forged captures",
-        " A capture of three samples in each format is changed in one to three ways: a value, a"
-        " type, a shape, a key or a row; bytes; a file lost, emptied or swapped, or a pipe or a"
-        " device in its place. What is imported is compared with what other libraries read of the"
-        " same files, and verified. Otherwise would be: other numbers, a sample lost in silence, a"
-        " traceback, a crash, or an import that takes over 60 s of processor time or 1 GiB.",
+        " A capture of three samples in each format is changed in one to three ways: a value, type,"
+        " shape, key or row is changed; bytes are changed; or a file is lost, emptied, swapped, or"
+        " replaced by a pipe or a device. The imported values are verified and compared with those"
+        " that other libraries read from the same files. A failure is: other numbers, a sample lost"
+        " silently, a traceback, a crash, or an import that takes over 60 s of processor time or"
+        " over 1 GiB.",
     ),
     "dead-ends": (
         "Dead ends",
-        " Each file, group and array of one part and outside the parts (two of the teacher's"
-        " weights) is emptied, lost, truncated or doubled. Then one of four commands is typed, and"
-        " what its last line advises, until `verify` finds the store sound with the content that"
-        " it had.",
+        " In each case, one file, group or array of one part or outside the parts (or two of the"
+        " teacher's weights) is emptied, lost, truncated or duplicated. Then one of four commands"
+        " is run, and after it the command that its last line advises, until `verify` finds the"
+        " store sound and its content is the original content. A dead end is advice that is"
+        " missing, does not work or leads in a circle.",
     ),
     "hard-places": (
         "Hard places",
-        " Each command runs on a disk on which few bytes or few inodes are free, as a user who owns"
-        " neither its inputs nor the folder of its output (umask 077), and is killed after a random"
-        " time. What failed is typed again in a good place, with --resume where there is one; a"
-        " store is then verified, and stores and weights are compared with those of an undisturbed"
-        " command."
-        " Otherwise would be: a traceback, more than one line of error, a command that cannot go"
-        " on, temporary files that are left, another content.",
+        " Each command runs in four places: on a disk with few free bytes, on a disk with few free"
+        " inodes, as a user who owns neither its inputs nor its output folder (umask 077), and with"
+        " a kill after a random time. A command that failed is run again in a good place, with"
+        " --resume if it has that option. A store is then verified, and stores and weights are"
+        " compared with those of an undisturbed command. A failure is: a traceback, more than one"
+        " line of error, a command that cannot continue, temporary files that are left over, or"
+        " different content.",
     ),
     "hubs": (
         "Hostile hubs",
-        " A hub on this machine answers one kind of request in another way: bodies without an end,"
-        " in drops or packed, lengths that are wrong, redirects, pages without an end, names that"
-        " lead out of the cache, JSON of wrong shapes. Otherwise would be: a traceback, a command"
-        " over 300 s, 8 GiB of addresses or 1 GiB of a file, a file outside of its folders.",
+        " A hub on this machine answers one kind of request wrongly: bodies that never end, arrive"
+        " in small pieces or are compressed, wrong lengths, redirects, endless pages, names that"
+        " lead out of the cache, JSON of wrong shapes. A failure is: a traceback, a command that"
+        " takes over 300 s, over 8 GiB of address space or a file over 1 GiB, or a file outside"
+        " of its folders.",
     ),
     "kills": (
         "Kills among processes",
-        " One of three readers of a store in a bucket, which share a disk cache smaller than the"
-        " store, is killed at a random moment and replaced; and, for one kill in five, one of two"
-        " students that a sweep trains, as when memory runs out. Otherwise would be: other texts or"
-        " states, a cache over its bound, a sweep that does not report the student, stop the other"
-        " one or train it when the command is typed again.",
+        " Three readers of a store in a bucket share a disk cache that is smaller than the store."
+        " One reader is killed at a random moment and replaced. For one kill in five, one of two"
+        " students that a sweep trains is killed as well, as if memory ran out. A failure is: other"
+        " texts or hidden states, a cache over its limit, or a sweep that does not report the"
+        " killed student, stops the other student, or does not train the killed student when the"
+        " command is run again.",
     ),
 }
 """Title of each section, and what it says of the check."""

@@ -70,16 +70,16 @@ SHORT = ("--batch-size", "32", "--max-length", "32")  # the batch of TinyMBERT
 POSITIONS = 512
 MIB = 2**20
 HEAD = (
-    "", "pieces", "parameters, M", "fewer", "MiB on disk",
-    "batch, ms", "times as fast", "its memory, MB", "less",
-    "sentence, ms", "times as fast", "its memory, MB", "less",
+    "", "pieces", "parameters, M", "times fewer", "MiB on disk",
+    "batch, ms", "times as fast", "batch, memory, MB", "times less",
+    "sentence, ms", "times as fast", "sentence, memory, MB", "times less",
 )  # fmt: skip
 BESIDE = (
     "", "pieces", "parameters, M", "published", "MiB on disk", "published", "CPU, ms", "published",
     "times as fast", "published", "GPU, ms", "published", "times as fast", "published",
 )  # fmt: skip
 OF_OTHERS = (
-    "source", "student", "pieces", "parameters, M", "fewer", "published", "MiB on disk",
+    "source", "student", "pieces", "parameters, M", "times fewer", "published", "MiB on disk",
     "published", "sentence, times as fast", "published", "batch, times as fast", "published",
 )  # fmt: skip
 FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # and in what units
@@ -178,16 +178,16 @@ def main(batch_size: int, length: int, results: Path) -> None:
     shapes = (*STUDENTS, TEACHER)
     rows = [row(*shape, each) for shape, each in zip(shapes, found, strict=True)]
     settings = (
-        f"`python -m benchmarks.latency`; encoders with random weights, float32 on a CPU, by"
-        f" `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
-        " sentences of 32, medians of 5 runs in turn; memory is the weights and the peak that"
-        " the batch or sentence adds. The first row is the teacher, of the size of"
-        f" rubert-base-cased; `bert:tiny` is {TINY}."
+        "`python -m benchmarks.latency`. Encoders with random weights, float32 on a CPU, measured"
+        f" by `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
+        " sentences of 32 tokens, medians of 5 runs in turn. Memory is the size of the weights plus"
+        " the peak memory of the batch or sentence. The first row is the teacher, of"
+        f" rubert-base-cased's size; `bert:tiny` is {TINY}."
     )
     tables = [table(HEAD, rows[-1:] + rows[:-1])]
     if (batch_size, length) == (16, POSITIONS):
         compared = [beside(shape, each) for shape, each in zip(shapes, found, strict=True)]
-        said = "Batches compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
+        said = "Batches, compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
         tables += [said, table(BESIDE, compared[-1:] + compared[:-1])]
     said = "Students of the other sources with their own teachers; batches of 32 x 32 tokens:"
     tables += [said, table(OF_OTHERS, others)]

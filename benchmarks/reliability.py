@@ -37,7 +37,13 @@ DUMP = ("--logits", "topk:8", "--views", 2, "--max-length", 64, "--batch-tokens"
 TRAIN = ("--vocab", 300, "--student", "32x2x4", "--loss", "mlm=1,hidden=1,kl=1", "--steps", 30)
 OFTEN = ("--batch-tokens", 256, "--eval-every", 10, "--checkpoint-every", 4)
 NEAR = 0.003  # seconds after a moment that was waited for
-HEAD = ("", "SIGKILLs", "at what moment", "finished by the next start", "equal to the undisturbed")
+HEAD = (
+    "",
+    "SIGKILLs",
+    "moment of the kill",
+    "finished by the next run",
+    "equal to an undisturbed run",
+)
 
 
 @dataclass
@@ -258,13 +264,16 @@ def main(
             click.echo(f"{rows[-1]} ({job.seconds:.1f} s undisturbed)", err=True)
     publish(
         "Never lose a dump",
-        f"`python -m benchmarks.reliability --dump-kills {dump_kills} --train-kills {train_kills}`;"
-        f" a random teacher of 2 layers, parts of {PART_TOKENS} tokens, 2 views; a student of 30"
-        " steps, a checkpoint every 4. Moments are random over the undisturbed duration, two thirds"
-        " aimed at the short ones (writing a part, sealing; saving, finishing). Compared are the"
-        " SHA-256 of all arrays, the texts in order, `verify`, and what lies beside the store; for"
-        " students the bytes of weights, tokenizer and losses. The last"
-        f" {real} of each row were processes of their own, as a shell begins them.",
+        f"`python -m benchmarks.reliability --dump-kills {dump_kills} --train-kills {train_kills}`."
+        " A dump or training is killed with SIGKILL at a random moment of the undisturbed duration;"
+        " then the same command runs again and must finish. Two thirds of the kills are aimed at"
+        " the short moments (dump: writing a part, sealing; training: saving, finishing). For a"
+        " dump, the SHA-256 of all arrays, the order of the texts, the result of `verify` and the"
+        " files next to the store are compared with those of an undisturbed run. For a training,"
+        " the bytes of weights, tokenizer and losses are compared. Dumps: a random teacher of 2"
+        f" layers, parts of {PART_TOKENS} tokens, 2 views. Trainings: 30 steps, a checkpoint every"
+        f" 4 steps. The last {real} kills of each row hit separate processes, started as a shell"
+        " starts them.",
         table(HEAD, rows),
         results,
     )

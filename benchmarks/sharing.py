@@ -76,14 +76,23 @@ class Siege(ABC):
     @classmethod
     def head(cls) -> tuple[str, ...]:
         """Return the head of the table."""
-        return ("", "SIGKILLs", *cls.victims.values(), "stores", "equal")
+        return (
+            "",
+            "SIGKILLs",
+            *cls.victims.values(),
+            "stores",
+            "stores equal to an undisturbed run",
+        )
 
 
 class Crew(Siege):
     """Processes that make a store together."""
 
     members = "processes"
-    victims: ClassVar = {"cutting": "who cut the corpus", "making": "who waited or made parts"}
+    victims: ClassVar = {
+        "cutting": "of the process that cuts the corpus",
+        "making": "of a process that waits or makes parts",
+    }
 
     def begin(self, place: int) -> ForkServerProcess:
         """Start the process of a place."""
@@ -140,19 +149,21 @@ class RayCluster(Siege):
             ray.cluster.shutdown()
 
 
-TEACHER = f"a random teacher of 2 layers, parts of {PART_TOKENS} tokens, 2 views"
 COMPARED = (
-    "Compared are the SHA-256 of all arrays, the texts in order, `verify`, and what lies beside."
+    "The SHA-256 of all arrays, the order of the texts, the result of `verify` and the files next"
+    " to the store are compared with those of an undisturbed run. The teacher is random, with 2"
+    f" layers; parts of {PART_TOKENS} tokens, 2 views."
 )
 OF_PROCESSES = (
-    f"{TEACHER}. Up to {STRIKES} times a store, at a random moment of half the undisturbed"
-    " duration, a random one of the processes is killed and replaced while the others go on."
-    f" {COMPARED}"
+    f"Several processes dump one store. Up to {STRIKES} times per store, at a random moment within"
+    " half of the undisturbed duration, one process is chosen at random, killed and replaced; the"
+    f" others continue. {COMPARED}"
 )
 OF_RAY = (
-    f"{TEACHER}; nodes of one worker each, on loopback. Up to {STRIKES} times a store, while parts"
-    " are made, a random worker, the driver or a node with all that runs on it is killed, and the"
-    f" driver or node is replaced. {COMPARED}"
+    "A Ray cluster dumps one store, on loopback, with one worker per node. Up to"
+    f" {STRIKES} times per store, while parts are made, one of these is killed at random: a worker,"
+    " the driver, or a node with everything that runs on it. A killed driver or node is replaced."
+    f" {COMPARED}"
 )
 RAY_TEXTS = 400  # enough for parts to be left when a worker has started again
 
@@ -184,7 +195,7 @@ def main(
     size = f"--ray-nodes {ray_nodes}" if ray_nodes else f"--processes {processes}"
     publish(
         "A Ray cluster, one store: killed" if ray_nodes else "Several processes, one store: killed",
-        f"`python -m benchmarks.sharing --kills {kills} {size}`;"
+        f"`python -m benchmarks.sharing --kills {kills} {size}`."
         f" {OF_RAY if ray_nodes else OF_PROCESSES}",
         table(kind.head(), rows),
         results,

@@ -181,13 +181,13 @@ def main(
     report(
         title,
         found,
-        f"`python -m benchmarks.quality.distillation_helps`; teacher {identity},"
-        f" {store.meta['tokens']:,}"
-        f" tokens of English novels, student {base.student}, 5k WordPiece, {base.steps} steps of"
-        f" {base.batch_tokens} teacher tokens, {base.precision}; each arm at the learning rate that"
-        " gave it the lowest MLM loss at seed 0, searched in factors of two"
-        f"{' except ' + ', '.join(rate) if rate else ''} (match, reduce and the"
-        " other starts of an arm with teacher use that of span); start SVD unless named; ± sample"
+        f"`python -m benchmarks.quality.distillation_helps`. Teacher: {identity}; text:"
+        f" {store.meta['tokens']:,} tokens of English novels. Student: {base.student}, 5k"
+        f" WordPiece, {base.steps} steps of {base.batch_tokens} teacher tokens, {base.precision}."
+        " Each arm uses the learning rate that gave it the lowest MLM loss at seed 0; rates were"
+        f" searched in factors of two{', except ' + ', '.join(rate) if rate else ''}. The `match`"
+        " and `reduce` arms, and the other starts of an arm with a teacher, use the rate of the"
+        " `span` arm. The start is SVD unless the arm names another start. ± is the sample"
         " deviation over seeds.",
     )
 

@@ -241,7 +241,7 @@ def main(
     """Train students of vectors by the default recipe, and score them as search would use them."""
     work.mkdir(parents=True, exist_ok=True)
     path = store or dumped(work, model, data)
-    drawn = "" if store else f", {OF_WORDS:,} of them of random words"
+    drawn = "" if store else f" ({OF_WORDS:,} of random words)"
     texts, teacher = len(open_store(path)), Teacher(model)
     own = figures(teacher, teacher, data)
     mean, searched = len(TABLES), len(TABLES) + 1
@@ -271,17 +271,19 @@ def main(
         scores = [figures(Embedder(str(out)), teacher, data) for out in folders]
         rows.append(row(student, costs, scores))
     settings = (
-        f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`;"
-        f" teacher {model}, {texts:,} texts{drawn}, no pair of these tables and no query, but"
-        " the documents, their passages and sentences; WordPiece, default recipe,"
-        f" {epochs:g} epochs of batches of 128 texts; float32 weights, Model2Vec's as it saves"
-        " them. Spearman's rank correlation of cosines and people's scores; nDCG@10 of"
-        f" {SEARCHED}, with documents by the model itself and by the teacher; texts a second of"
-        " STS-B on one thread and two, medians."
+        f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`."
+        f" Teacher: {model}. Texts: {texts:,}{drawn}, without any pair of these tables and any"
+        " query, but with the searched documents, their passages and sentences. Students:"
+        f" WordPiece, default recipe, {epochs:g} epochs of batches of 128 texts. Sizes are those of"
+        " float32 weights; Model2Vec's are as it saves them. STS scores are Spearman's rank"
+        f" correlations of cosines and human scores. nDCG@10 is measured on {SEARCHED}, with"
+        " documents embedded by the model itself and by the teacher. Texts per second are medians"
+        " over STS-B on one thread and on two."
     )
     head = (
-        "student", "MB", "minutes", *TABLES, "mean", "nDCG@10", "documents by the teacher",
-        "mean, of the teacher's", "nDCG@10, of the teacher's", "texts/s", "on two threads",
+        "student", "MB", "minutes", *TABLES, "mean", "nDCG@10",
+        "nDCG@10, documents by the teacher", "mean, share of the teacher's",
+        "nDCG@10, share of the teacher's", "texts/s", "texts/s on two threads",
     )  # fmt: skip
     publish("Students of sentence embeddings", settings, table(head, rows), results)
 

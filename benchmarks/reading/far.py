@@ -37,12 +37,12 @@ from teachonce.support.console import command_errors
 STORE, CACHE = "a.zarr", "8GB"
 LOCAL, EVICTED = "local disk, in memory", "local disk, evicted"
 HEAD = (
-    "latency, ms", "reader", "tokens/s", "of the local disk in memory", "of it evicted",
-    "first batch, s", "tokens/s after it", "of the local disk evicted",
-    "requests a 1,000 tokens", "bytes a token",
+    "latency, ms", "reader", "tokens/s", "share of the local disk, in memory",
+    "share of the local disk, evicted", "first batch, s", "tokens/s after the first batch",
+    "the same, share of the local disk, evicted", "requests per 1,000 tokens", "bytes per token",
 )  # fmt: skip
 STEPS = 160
-STUDENT_HEAD = ("latency, ms", "student", "tokens/s", "of the local disk", "first step, s")
+STUDENT_HEAD = ("latency, ms", "student", "tokens/s", "share of the local disk", "first step, s")
 Work = Callable[[], Figures]
 
 
@@ -240,17 +240,18 @@ def main(
         streams, students = measure(bench, [float(ms) for ms in latencies.split(",")], rounds)
     settings = (
         f"`python -m benchmarks.reading.far --tokens {tokens} --width {width} --kept {kept}"
-        f" --rounds {rounds} --latencies {latencies} --seconds {seconds:g}`; synthetic store, codec"
-        f" default, {bench.tokens:,} tokens, hidden mean, attention mean, values as stored; a"
-        " server on loopback in a process of its own; speeds from the opening of the store on,"
-        f" medians of {rounds} interleaved rounds and of their ratios; the load was"
-        f" {os.getloadavg()[1]:.0f}; {versions()}."
+        f" --rounds {rounds} --latencies {latencies} --seconds {seconds:g}`. A synthetic store"
+        f" with the default codec: {bench.tokens:,} tokens, hidden mean, attention mean, values as"
+        " stored. A server runs on loopback in a separate process. Speeds count from the opening of"
+        f" the store. The figures are medians of {rounds} interleaved rounds and of their ratios;"
+        f" the load was {os.getloadavg()[1]:.0f}; {versions()}."
     )
     body = [
         streams,
         *[f"Not measured: {why}." for why in bench.missing],
-        f"A student of one layer, 64 wide, that learns the stored states, {STEPS} steps of"
-        f" {BATCH_TOKENS:,} tokens with padding, the wait for the first batch among them:",
+        "A student of one layer with hidden size 64 that trains on the stored hidden states:"
+        f" {STEPS} steps of {BATCH_TOKENS:,} tokens with padding, including the wait for the first"
+        " batch.",
         students,
     ]
     publish(f"Reading over a network, d={width}, top-{kept}", settings, "\n\n".join(body), results)

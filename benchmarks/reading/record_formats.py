@@ -115,7 +115,7 @@ class Records:
 
     @property
     def name(self) -> str:
-        return f"{self.package}, {'fused bytes' if self.fused else 'a column a feature'}"
+        return f"{self.package}, {'fused bytes' if self.fused else 'one column per feature'}"
 
 
 class HuggingFace(Records):

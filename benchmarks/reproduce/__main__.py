@@ -95,14 +95,14 @@ def main(
     for run in runs.values() if name != "best" else ():
         scores = run.scores()
         if not dry:
-            said = f"`python -m benchmarks.reproduce {shlex.join([name, *words])}`;"
+            said = f"`python -m benchmarks.reproduce {shlex.join([name, *words])}`."
             body = report(run.source, scores, run.chances(), _prober(run))
             if run.source.remark:
                 body += f"\n\n{run.source.remark(run.work)}"
-            took = f"All of it took {run.minutes():.0f} minutes with --jobs {jobs}."
+            took = f"The reproduction took {run.minutes():.0f} minutes with --jobs {jobs}."
             publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
     if name in ("all", "best") and not dry:
-        said = f"`python -m benchmarks.reproduce {shlex.join(['best', *words])}`; {BEST}"
+        said = f"`python -m benchmarks.reproduce {shlex.join(['best', *words])}`. {BEST}"
         publish("Our recipe against those of the sources", said, compare_best(runs), results)
     if dry:
         click.echo(plan_text(steps.planned, tflops))

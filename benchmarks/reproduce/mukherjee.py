@@ -52,7 +52,7 @@ def of_larger(arm: str) -> str:
 
 
 PUBLISHED = Published(
-    "Tables 5, 6, 8, 10, 11 and 12; with BERT Base, where nothing else is said",
+    "Tables 5, 6, 8, 10, 11 and 12. The published teacher is BERT Base unless another is named",
     tuple(f"{each} {MEASURE}" for each in SETS),
     {
         TEACHER: (92.12, 91.70, 93.46, 99.26),
@@ -131,7 +131,7 @@ def few_labels_published(per_class: int) -> Published:
     rows = {ALL_LABELS.get(row, row): figures for row, figures in PUBLISHED.rows.items()}
     rows |= {arm: PUBLISHED.rows[row] for arm, row in FEW_ROWS[per_class].items()}
     table = {500: 10, 100: 11}[per_class]
-    where = f"Table {table} in the rows ({per_class} labels a class, BERT Large); of the claims,"
+    where = f"Table {table} in the rows ({per_class} labels per class, BERT Large); in the claims,"
     return replace(PUBLISHED, where=f"{where} {PUBLISHED.where}", rows=rows)
 
 
@@ -236,10 +236,10 @@ def variances(work: Work) -> str:
             who = TEACHER if name == "classes" else LARGER
             rows.append([who, f"{of_texts:.3f}", f"{most:.3f}"])
     about = (
-        "The variance of a teacher's probabilities, mean over the texts of its store (Table 9;"
-        f" published, of BERT Base and Large: {TABLE_9})."
+        "Variance of the teacher's probabilities, averaged over the texts of its store (paper:"
+        f" Table 9, BERT Base and Large: {TABLE_9})."
     )
-    return f"{about}\n\n" + table(["", "variance", "that of hard labels"], rows)
+    return f"{about}\n\n" + table(["", "variance", "variance of hard labels"], rows)
 
 
 def probability_variance(store: FeatureStore) -> float:
@@ -269,12 +269,13 @@ def small(
     return Source(
         title=f"Mukherjee & Awadallah 2019 in miniature: {with_labels(called, per_class)}",
         about=(
-            f"{called}: a MiniLM fine-tuned on {per_class} labels of each"
-            f" class, and what it says of at most {UNLABELLED:,} texts without labels; students"
-            f" BiLSTM 100,100 with {vocab} WordPiece, the RNN with its words (published: 300,600,"
-            " the teacher's vocabulary, GloVe). Every stage, and every part that is unfrozen, is"
-            " trained until its validation stands still; it has"
-            f" {held_out * per_class * classes:.0f} labels. Test: the official dev set."
+            f"Data: {called}; test set: the official dev set. Teacher: a MiniLM fine-tuned on"
+            f" {per_class} labels of each class; its outputs are stored for at most"
+            f" {UNLABELLED:,} texts without labels. Students: BiLSTM 100,100 with {vocab}"
+            " WordPiece; the vocabulary of the RNN is the words of the texts (published: 300,600,"
+            " the teacher's vocabulary, GloVe). Each stage, and each part that is unfrozen, is"
+            " trained until the validation score stops improving; the validation set has"
+            f" {held_out * per_class * classes:.0f} labels."
         ),
         words=(),
         tasks=[scored(called, str(files[1]))],

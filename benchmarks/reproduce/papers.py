@@ -24,10 +24,11 @@ PAPERS = {
 }
 NAMES = tuple(PAPERS)
 BEST = (
-    "settings, data and steps of each source. Ours: masked LMs by the default of `student-train`"
-    " (`--loss mlm=1,hidden=30 --align span --init auto`); students of a task by its default there"
-    " with the same hidden states (`--loss ce=1,kl=1,hidden=30`), in one stage as long as all of"
-    " the source's together."
+    "Our recipe is compared with the best arm of each source, with the settings, data and steps of"
+    " that source. For masked LMs, ours is the default of `student-train` (`--loss mlm=1,hidden=30"
+    " --align span --init auto`). For students of a task, ours is the default for a task with the"
+    " same hidden states (`--loss ce=1,kl=1,hidden=30`), in one stage that is as long as all stages"
+    " of the source together."
 )
 """Settings of the comparison with our recipe, as its section tells them."""
 

@@ -50,8 +50,8 @@ CLAIMS = (
           probe=LONGER),
     Claim("experiment 2 beats experiment 1 on all tasks", "5, Table 5.1", "2", "1", probe=LONGER),
     *(
-        Claim("six layers have 91 % of the teacher at least, on each task", "5", TEACHER, number,
-              share=0.91, probe=LONGER)
+        Claim("six layers reach at least 91 % of the teacher's score on each task", "5",
+              TEACHER, number, share=0.91, probe=LONGER)
         for number in "12"
     ),
     Claim("two teachers bring nothing, on average", "5, Table 5.1", "6", "4", average=True,
@@ -100,12 +100,12 @@ SHORT = ("--steps", "64", "--batch-tokens", "1024", "--eval-every", "64", "--acc
 MINIATURE = Source(
     title="The SlovakBERT thesis in miniature",
     about=(
-        "teacher: MiniLM (6 layers, English) trained on for 150 steps of 1,024 tokens over Slovak"
-        " sentences; 40,000 tokens, masked view, rare words more often; students as wide as the"
-        " teacher, 3 or 2 of its 6 layers (published: 6 or 4 of 12), its vocabulary, 64 steps of"
-        " 1,024 tokens; fine-tuned on 300 sentences of each task, 4 epochs"
-        " in batches of 8 at lr 2e-4, bf16. There are no Slovak pairs of sentences or questions"
-        " here."
+        "Teacher: MiniLM (6 layers, English), trained for another 150 steps of 1,024 tokens on"
+        " Slovak sentences. Store: 40,000 tokens, a masked view that masks rare words more often."
+        " Students: the teacher's hidden size and vocabulary, 3 or 2 of its 6 layers (published: 6"
+        " or 4 of 12), 64 steps of 1,024 tokens. They are fine-tuned on 300 sentences of each task,"
+        " 4 epochs in batches of 8 at lr 2e-4, bf16. The data here include no Slovak sentence pairs"
+        " and no Slovak questions."
     ),
     words=(),
     tasks=[data.scored for data in EXAMPLES],

@@ -11,7 +11,7 @@ from benchmarks.reproduce.steps import Steps
 
 SMALL, FULL = SIZES = ("small", "full")
 OURS = "ours"
-ABOUT = "the published setting with the teacher and the data given."  # of the full size
+ABOUT = "The published setting, with the given teacher and data."  # of the full size
 TEACHER = "teacher"
 FEWEST = 300  # pieces of a scaled vocabulary: letters need some hundred
 Scores = dict[str, dict[str, list[float]]]  # of an arm, by measure, for every seed

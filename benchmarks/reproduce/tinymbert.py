@@ -39,8 +39,8 @@ IN_MINIATURE = ("--student", "bilstm:100,100", "--vocab", "5k", "--batch-texts",
 DISTILLED = ("D1", "D2", "D3.1", "D3.2", "D4.1", "D4.2")
 SINGLE = "a teacher of each language"
 TABLE_3 = Published(
-    "Table 3: mean over 41 languages and their deviation, with 0.7, 1.4 and 7.2M sentences without"
-    " labels; the teachers are those of Table 5, the last layer is that of Table 13",
+    "Table 3: mean and deviation over 41 languages, with 0.7, 1.4 and 7.2M sentences without"
+    " labels. The teachers are from Table 5, `D4.2, last layer` is from Table 13",
     ("entity F1, 0.7M", "deviation", "entity F1, 1.4M", "deviation", "entity F1, 7.2M",
      "deviation"),
     {
@@ -65,16 +65,17 @@ def claims(compressed: str = "D4.2") -> tuple[Claim, ...]:
     return (
         Claim("one student of all languages beats one of each", "6.1, Table 3", "D0-S", "D0"),
         Claim("logits beat gold tags alone", "6.1, Table 3", "D1", "D0-S"),
-        Claim("representations beside them, jointly, hurt", "6.1, Table 3", "D1", "D2"),
+        Claim("hidden states in addition to logits, trained jointly, hurt", "6.1, Table 3",
+              "D1", "D2"),
         Claim("two stages beat joint training", "6.1, Table 3", "D3.1", "D2"),
         Claim("unfreezing improves two stages", "6.1, Table 3", "D3.2", "D3.1"),
         Claim("unfreezing improves three stages", "6.1, Table 3", "D4.2", "D4.1"),
         Claim("three stages beat two", "Table 3", "D4.1", "D3.1"),
-        Claim("the student has 95 % of the teacher", "abstract, Table 5", TEACHER, compressed,
-              share=0.95, rows=(TEACHER, "D4.2")),
+        Claim("the student reaches 95 % of the teacher's score", "abstract, Table 5", TEACHER,
+              compressed, share=0.95, rows=(TEACHER, "D4.2")),
         Claim("one teacher of all languages beats one of each", "6.2, Table 5", TEACHER, SINGLE),
         Claim("D4.2 is the best", "6.1, Table 3", "D4.2", "D3.2"),
-        Claim("a middle layer teaches better than the last", "A, Table 13", "D4.2",
+        Claim("a middle layer is a better target than the last", "A, Table 13", "D4.2",
               "D4.2, last layer"),
     )  # fmt: skip
 
@@ -209,15 +210,15 @@ def joined_rows(languages: Sequence[str]) -> dict[str, dict[str, str]]:
 MINIATURE = Source(
     title="TinyMBERT in miniature",
     about=(
-        "WikiANN (de, en, fr, nl) and Universal NER (pt, sk, sv): an (English) MiniLM fine-tuned on"
-        f" all word pieces of {LABELLED} sentences of each language (8 epochs at lr 3e-4,"
-        f" bf16), and what it says of {UNLABELLED} of each, layers 4 and 6 of 6;"
-        f" students BiLSTM 100,100 with 5k WordPiece, {EACH} epochs for each stage and each part"
-        " that is unfrozen (7 parts of D3.2, 11 of D4.2), less where its validation stands still,"
-        f" in batches of {BATCH} texts at lr {RATE};"
-        f" of gold tags alone {LABELLED_ALONE} epochs; `D0` a student for each language, scored on"
-        " it (published: mBERT, 41 languages, 300,600, batches of 512 at 1e-3)."
-        f" Test: {TESTED} sentences of each language."
+        "Data: WikiANN (de, en, fr, nl) and Universal NER (pt, sk, sv); test set:"
+        f" {TESTED} sentences of each language. Teacher: an English MiniLM fine-tuned on all word"
+        f" pieces of {LABELLED} sentences of each language (8 epochs at lr 3e-4, bf16); its outputs"
+        f" and its layers 4 and 6 of 6 are stored for {UNLABELLED} sentences of each language."
+        f" Students: BiLSTM 100,100 with 5k WordPiece, batches of {BATCH} texts at lr {RATE},"
+        f" {EACH} epochs for each stage and for each part that is unfrozen (7 parts of D3.2, 11 of"
+        " D4.2), fewer if the validation score stops improving. Students of gold tags alone train"
+        f" {LABELLED_ALONE} epochs. `D0` is one student for each language, scored on that language."
+        " Published: mBERT, 41 languages, 300,600, batches of 512 at 1e-3."
     ),
     words=(),
     tasks=[tested("{work}", LANGUAGES)],

@@ -11,12 +11,18 @@ from benchmarks.reproduce.chance import is_trained
 from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import OURS, TEACHER, Claim, Published, Scores, Source
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not", "not decided"
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
 UNTRAINED, NO_DATA, NO_ARM = "not trained", "no data here", "no such arm"
 CHANCE = "chance"
 SPREAD = "deviation"
 """A published column that is no figure to compare."""
-CLAIMS = ("claim", "where", "here", "figures here, seeds ahead", "published")
+CLAIMS = (
+    "claim",
+    "where in the paper",
+    "verdict here",
+    "figures here, seeds in which the first arm is ahead",
+    "published",
+)
 Probed = Callable[[Claim], Scores]
 Chances = Mapping[str, float]  # by measure, what needs no training
 
@@ -57,7 +63,7 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
     several = _over_files(scores[TEACHER], main[TEACHER])
     rows.append([CHANCE, "", *floor, *([""] * len(several)), "", *blank])
     head = ["", "student-train", *scores[TEACHER], *(["deviation over files"] * len(several))]
-    head.append("of the teacher")
+    head.append("share of the teacher's score")
     return table([*head, *(f"published: {column}" for column in published.columns)], rows)
 
 
@@ -214,7 +220,15 @@ def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]])
 
 def compare_best(runs: Mapping[str, Reproduction]) -> str:
     """Compare our recipe with the best of each source: same student, data and steps."""
-    head = ("source", "its best", "measure", "its own", OURS, "ours is ahead", "our options")
+    head = (
+        "source",
+        "best arm of the source",
+        "measure",
+        "score of that arm",
+        "score of ours",
+        "ours is ahead",
+        "our options",
+    )
     rows, minutes = [], 0.0
     for name, run in runs.items():
         source = run.source

@@ -25,8 +25,8 @@ from benchmarks.reproduce.source import (
 SENTIMENT, PAIRS = ("SST-2", "accuracy"), ("MNLI-m", "accuracy")
 INTENTS, SLOTS = ("SNIPS intents", "accuracy"), ("SNIPS slots", "entity F1")
 PUBLISHED = Published(
-    "differences to mixed on the dev sets of SST-2 and MNLI-m, section 6; the figures of Tables 1"
-    " and 2 are not in the copy that we have",
+    "differences to mixed on the dev sets of SST-2 and MNLI-m, section 6. Our copy of the paper"
+    " lacks the figures of Tables 1 and 2",
     tuple(f"{task} accuracy, difference to mixed" for task in ("SST-2", "MNLI-m")),
     {
         "mixed": ("0", "0"),
@@ -93,10 +93,10 @@ def mixed(work: Work) -> Prepared:
 MINIATURE = Source(
     title="Zhao et al. 2021 in miniature",
     about=(
-        "MiniLM, 500 steps of 1,024 tokens of stage I and 400 of 512 of stage II (far fewer than"
-        " published), over the same 200,000 of English novels; students ModernBERTs of 128x2x2, lr"
-        " 1e-3, ours at the default of 4e-3; 5k WordPiece; fine-tuned on"
-        " 800 examples of each task, of slots on 1,200."
+        "Teacher: MiniLM. Stage I takes 500 steps of 1,024 tokens and stage II 400 steps of 512"
+        " tokens (far fewer than published), over the same 200,000 tokens of English novels."
+        " Students: ModernBERTs of 128x2x2, 5k WordPiece, lr 1e-3; `ours` has the default of 4e-3."
+        " Students are fine-tuned on 800 examples of each task (slots: 1,200)."
     ),
     words=(),
     tasks=[data.scored for data in EXAMPLES],
@@ -180,7 +180,7 @@ GLUE = Source(
 
 OF_VOCABULARIES = Source(
     title="Zhao et al. 2021: vocabularies",
-    about="the published setting of section 6 with the teacher and the data given.",
+    about="The published setting of section 6, with the given teacher and data.",
     words=(),
     tasks=GLUE.tasks,
     arms={
@@ -211,7 +211,7 @@ def snips_teacher(work: Work) -> Prepared:
 ON_DEVICE = ("--lr", "1e-4", "--batch-size", "64")
 SNIPS = Source(
     title="Zhao et al. 2021: SNIPS",
-    about="the published setting of Table 2 with the teacher and the data given.",
+    about="The published setting of Table 2, with the given teacher and data.",
     words=(),
     tasks=[
         of_files(*INTENTS, "snips_intents", "classify", *ON_DEVICE),

@@ -40,8 +40,8 @@ TOP = 64
 STUDENTS, TOKENS, STORED = 10, 2_000_000, 400_000
 IGNORED = -100
 """Label of a token that is not predicted, as in transformers."""
-HEAD = ("vocabulary, targets", "teacher tokens/s", "times the first", "waiting")
-HOURS = ("way", "dump, h", f"{STUDENTS} students, h", "all, h", "times ours")
+HEAD = ("vocabulary, targets", "teacher tokens/s", "times the first row", "time waiting for data")
+HOURS = ("way", "dump, h", f"{STUDENTS} students, h", "total, h", "times ours")
 Loss = Callable[[Any, Tensor, Tensor, list[int]], Tensor]
 """Takes the student, ids and attention mask, [B,S], and the places of the texts in the store."""
 
@@ -196,13 +196,13 @@ def main(
     ways = {"ours": speeds[2], "stored, teacher's vocabulary": speeds[4]}
     ways["teacher in memory"] = speeds[5]
     text = (
-        f"`python -m benchmarks.speed.decoders`; teacher {Path(model).name}, student {student},"
-        f" {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP},"
-        f" about {batch_tokens:,} teacher tokens a batch, {other.precision}; medians of {repeats}"
-        f" interleaved processes of {steps} steps. Ours with the default losses is"
-        f" `{loss_words(NEXT_LOSS)}`; plain scripts with a teacher take half cross-entropy and half"
+        f"`python -m benchmarks.speed.decoders`. Teacher: {Path(model).name}; student: {student}."
+        f" Data: {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP},"
+        f" about {batch_tokens:,} teacher tokens per batch, {other.precision}. Medians of {repeats}"
+        f" interleaved processes of {steps} steps. The default losses of ours are"
+        f" `{loss_words(NEXT_LOSS)}`; plain scripts with a teacher use half cross-entropy and half"
         f" KL. The second table is computed from the first: {STUDENTS} students of {TOKENS:,}"
-        f" tokens each, of a dump of {STORED:,} tokens at the {dump:,.0f} tokens/s of this run,"
+        f" tokens each, from a dump of {STORED:,} tokens at the {dump:,.0f} tokens/s of this run,"
         " loading included."
     )
     both = f"{table(HEAD, rows)}\n\n{table(HOURS, hours(dump, ways))}"

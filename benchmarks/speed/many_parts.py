@@ -34,16 +34,16 @@ from teachonce.store.write.tree import root_of_parts
 from teachonce.support.arrays import Array
 from teachonce.support.console import command_errors
 
-WORKS = ("opened", "to the first batch", "an epoch planned", "content hash")
+WORKS = ("open", "first batch", "epoch plan", "content hash")
 HEAD = ("parts", "version", *(f"{work}, {unit}" for work in WORKS for unit in ("s", "CPU s", "MB")))
 TOLD = (
-    "`python -m benchmarks.speed.many_parts`; MB: the most that the process held, libraries"
-    " included (some 80 MB when they are loaded). Manifest, index, entries and lengths are those of"
-    " so many parts of a few sequences each. Of the parts' arrays there is one part, and a link to"
-    " it for each other one: what is measured is the store's bookkeeping, not a million folders and"
-    " not the reading of features. Version 1 with 10,000 parts is what was written before there was"
-    " an index. *To the first batch* and all else include the opening; the files were in the"
-    " system's cache."
+    "`python -m benchmarks.speed.many_parts`. MB is the peak memory of the process, libraries"
+    " included (some 80 MB when they are loaded). The manifest, index, entries and lengths are"
+    " those of a store with the given number of parts of a few sequences each. The arrays exist for"
+    " one part only; every other part is a link to it. The benchmark therefore measures the store's"
+    " bookkeeping, not a million folders and not the reading of features. Version 1 with 10,000"
+    " parts is the format that was written before there was an index. The first batch, the epoch"
+    " plan and the content hash include the opening. The files were in memory."
 )
 
 

@@ -151,11 +151,11 @@ def main(model: str, corpus: str, before: Path, tokens: int, repeats: int, resul
     publish(
         "Two versions",
         f"`python -m benchmarks.speed.versions --before DIR --tokens {tokens} --repeats {repeats}`;"
-        f" before: {commit or 'no commit'}. Synthetic stores, codec default, the 16 best logits,"
-        " hidden states normalised, log-probabilities and maps decoded; the best of three epochs"
-        " of a process, medians of processes in turn. The commands dump 40,000 tokens with a random"
-        " teacher of 256x2x4, and train a student of 128x2x2 for 100 steps. Times are of the"
-        " processor.",
+        f" before: {commit or 'no commit'}. Both versions read synthetic stores with the default"
+        " codec and the top 16 logits; hidden states are normalized, log-probabilities and maps are"
+        " decoded. A process reports the best of three epochs; the figures are medians of processes"
+        " in turn. The commands dump 40,000 tokens with a random teacher of 256x2x4, and train a"
+        " student of 128x2x2 for 100 steps. All times are CPU time.",
         "\n\n".join(tables),
         results,
     )

@@ -233,16 +233,16 @@ def judged(claim: Claim, scores: Scores = SCORES, **chances: float) -> str:
 
 def test_a_claim_is_decided_by_more_than_the_deviation() -> None:
     expected = {
-        ("a", "b", True): "holds", ("b", "a", True): "does not",
+        ("a", "b", True): "holds", ("b", "a", True): "does not hold",
         ("c", "b", True): "not decided", ("b", "a", False): "holds",
-        ("a", "b", False): "does not", ("c", "b", False): "not decided",
-        ("teacher", "a", False): "does not",
+        ("a", "b", False): "does not hold", ("c", "b", False): "not decided",
+        ("teacher", "a", False): "does not hold",
     }  # fmt: skip
     for (better, worse, gains), found in expected.items():
         assert judged(Claim("", "", better, worse, gains=gains)) == found
-    for share, found in ((0.8, "holds"), (0.84, "not decided"), (0.9, "does not")):
+    for share, found in ((0.8, "holds"), (0.84, "not decided"), (0.9, "does not hold")):
         assert judged(Claim("", "", "a", "b", share=share)) == found
-    for near, found in ((0.2, "holds"), (0.1, "not decided"), (0.05, "does not")):
+    for near, found in ((0.2, "holds"), (0.1, "not decided"), (0.05, "does not hold")):
         assert judged(Claim("", "", "a", "b", near=near)) == found
 
 
@@ -256,7 +256,7 @@ def test_an_arm_within_its_seeds_of_chance_is_not_judged() -> None:
 def test_an_average_is_judged_by_the_mean_of_its_measures() -> None:
     scores = {"a": {"F1": [0.5, 0.5], "EM": [0.9, 0.9]}, "b": {"F1": [0.6, 0.6], "EM": [0.5, 0.5]}}
     claim = Claim("", "", "a", "b")
-    assert judged(claim, scores) == "does not (F1), holds (EM)"
+    assert judged(claim, scores) == "does not hold (F1), holds (EM)"
     average = replace(claim, average=True)
     assert judged(average, scores) == "holds"
     ((_, figures),) = [verdicts._cells(verdicts.judge(average, scores, {}))]
@@ -276,7 +276,7 @@ def test_claims_have_one_row_with_the_published_figures() -> None:
     )  # fmt: skip
     again = {"a": {"F1": [0.5]}, "b": {"F1": [0.6]}}
     said = verdicts.claims_table(source, SCORES, {}, lambda claim: again)
-    row = "| first | Table 1 | does not | F1: b 0.510, a 0.610, 0 of 3 | F1 2.5 / 1.5 |"
+    row = "| first | Table 1 | does not hold | F1: b 0.510, a 0.610, 0 of 3 | F1 2.5 / 1.5 |"
     assert row in said.splitlines()
     assert "| the same, with more |  | holds | F1: b 0.600, a 0.500, 1 of 1 |  |" in said
     of_teacher = replace(claim, better="teacher", worse="a", gains=False)

@@ -48,7 +48,7 @@ from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 SECONDS, MEMORY = forgery.SECONDS, forgery.MEMORY
 HOW = ("refused", "imported")
-HEAD = ("forged captures", "refused", "imported as they are", "otherwise", "seconds")
+HEAD = ("forged captures", "refused", "imported as they are", "failures", "seconds")
 TEXTS = (
     "The old lighthouse keeper climbed the stairs every evening.",
     "A red boat left the harbour before the storm.",

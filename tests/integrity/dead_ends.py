@@ -34,13 +34,13 @@ STARTS = ("verify", "repair", "the command that made it", "show")
 MOST_STEPS = 10
 PART_TOKENS = 90
 ENDINGS = (
-    "sound as it is",
+    "sound without repair",
     "sound, with unknown items",
     "repaired",
-    "made again by its command",
-    "beyond repair: made from scratch",
+    "rebuilt by its command",
+    "beyond repair: rebuilt from scratch",
 )
-HEAD = ("store", "cases", *ENDINGS, "dead ends", "most commands")
+HEAD = ("store", "cases", *ENDINGS, "dead ends", "most commands in a case")
 Words = tuple[str, ...]
 
 

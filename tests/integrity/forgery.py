@@ -58,7 +58,7 @@ FORGE: dict[str, Callable[[Path, random.Random, Path], str]] = {HDF5: forge_hdf5
 Hows = tuple[str, ...]
 HOW = ("refused", "unchanged", "verified")
 FORGERY = "tests.integrity.forgery"  # __name__ is __main__ in a process of its own
-HEAD = ("forged stores", "refused", "read unchanged", "reported by verify", "otherwise", "seconds")
+HEAD = ("forged stores", "refused", "read unchanged", "reported by verify", "failures", "seconds")
 
 
 def everything(store: FeatureStore) -> dict[str, str]:

@@ -27,9 +27,9 @@ DUMP, STORE = "teachonce.teacher_dump.cli", "teachonce.feature_store.cli"
 TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli"
 DOWNSTREAM = "teachonce.downstream.cli"
 NOBODY = 65534
-PLACES = ("no room", "no inodes", "another user", "killed")
-ENDINGS = ("worked", "one line", "killed")  # of the first time
-HEAD = ("command", *PLACES, *ENDINGS, "otherwise")
+PLACES = ("full disk", "no inodes", "another user", "killed")
+ENDINGS = ("worked", "one-line error", "killed")  # of the first time
+HEAD = ("command", *PLACES, *ENDINGS, "failures")
 Words = tuple[str, ...]
 
 
@@ -180,7 +180,7 @@ def on_small_disk(
     case.prepare(given, disk)
     (disk / "ballast").mkdir()
     room = os.statvfs(disk)
-    if place == "no room":
+    if place == "full disk":
         (disk / "ballast" / "0").write_bytes(bytes(max(0, room.f_bavail * room.f_frsize - free)))
     else:
         for number in range(max(0, room.f_favail - free)):
@@ -219,7 +219,7 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
     module = case.command.module
     made.mkdir()
     folder.chmod(0o755)
-    if case.place in ("no room", "no inodes"):
+    if case.place in ("full disk", "no inodes"):
         how = (made, case.place, int(case.amount), given, folder / "copy", case, log)
         if (code := finish(fork(on_small_disk, *how, log=log), 600)) == CANNOT:
             return "no mounts allowed", ""
@@ -232,7 +232,7 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
         if int(codes[1]):
             problem = problem or f"typed again: {second[-300:]}"
         made = folder / "copy"
-        ending = "one line" if int(codes[0]) else "worked"
+        ending = "one-line error" if int(codes[0]) else "worked"
     elif case.place == "killed":
         case.prepare(given, made)
         process = fork(plainly, module, case.words(given, made), log=log)
@@ -254,7 +254,7 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
         given_away(folder / "theirs", 0o700 if case.amount > 0.9 else 0o755)
         said = typed(module, case.words(folder / "theirs", made), log, as_another_user)
         code = int(said.rpartition(" ")[2])
-        problem, ending = problem_of(said, code), "one line" if code else "worked"
+        problem, ending = problem_of(said, code), "one-line error" if code else "worked"
         if code:
             return ending, problem
     return ending, problem or wrong_with(case, given, made)
@@ -305,7 +305,7 @@ def cases(chance: random.Random, number: int, names: tuple[str, ...]) -> Iterato
 
 
 def _amount(chance: random.Random, name: str, place: str) -> float:
-    if place == "no room":
+    if place == "full disk":
         return chance.random() ** 2 * COMMANDS[name].bytes
     if place == "no inodes":
         return chance.randrange(COMMANDS[name].inodes)
@@ -324,9 +324,9 @@ def trial(times: int, seed: int = 0) -> tuple[list[list[str]], list[str]]:
             ending, problem = tried(folder, given, case)
             counts[case.name].update((case.place, ending))
             if problem:
-                counts[case.name]["otherwise"] += 1
+                counts[case.name]["failures"] += 1
                 wrong.append(f"{case}: {problem}")
                 click.echo(wrong[-1], err=True)
             shutil.rmtree(folder)
-    columns = (*PLACES, *ENDINGS, "otherwise")
+    columns = (*PLACES, *ENDINGS, "failures")
     return [[name, *(str(found[key]) for key in columns)] for name, found in counts.items()], wrong

@@ -20,7 +20,7 @@ from tests.integrity.damage import small_store
 from tests.integrity.support import save_teacher
 from tests.twisted_hub import ANSWERS
 
-HEAD = ("command", "twisted requests", "worked", "one line", "otherwise")
+HEAD = ("command", "twisted requests", "worked", "one-line error", "failures")
 SECONDS = 300.0  # of a command, in which a hub may be slow several times
 MEMORY, FILE = 2**33, 2**30  # bytes: of addresses, which torch alone has 4 GB of; of a file
 PATIENCE = 4.0  # seconds, in place of a minute: an answer that comes in drops ends after it
@@ -75,7 +75,7 @@ def ended(given: Path, name: str, begin: str, twist: str) -> tuple[str, str]:
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=_limit,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return "otherwise", f"over {SECONDS:g} s"
+            return "failures", f"over {SECONDS:g} s"
         if not any(each.startswith(begin) for each in hub.requests):
             return "", ""
         outside = [path.name for path in Path(made).rglob("*") if "outside" in path.name]
@@ -90,12 +90,12 @@ def _limit() -> None:
 def _judged(said: str, code: int, outside: list[str]) -> tuple[str, str]:
     errors = said.count("Error: ")  # a progress bar may be in front of it
     if outside:
-        return "otherwise", f"wrote {outside[0]} outside"
+        return "failures", f"wrote {outside[0]} outside"
     if "Traceback" in said or "File too large" in said or code not in (0, 1):
-        return "otherwise", f"exit code {code}: {said[-300:]}"
+        return "failures", f"exit code {code}: {said[-300:]}"
     if code and not errors:
-        return "otherwise", f"no line of error: {said[-300:]}"
-    return ("one line" if code else "worked"), ""
+        return "failures", f"no line of error: {said[-300:]}"
+    return ("one-line error" if code else "worked"), ""
 
 
 def hostile(given: Path, count: int, seed: int) -> Iterator[tuple[str, str, str, str]]:

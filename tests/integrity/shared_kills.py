@@ -24,7 +24,7 @@ from tests.integrity.damage import small_store
 from tests.integrity.hard_places import COMMANDS, given_in, plainly, problem_of, typed
 from tests.rough_network import BUCKET, KEYS, running_s3
 
-HEAD = ("what", "kills", "as it must be", "otherwise", "seconds")
+HEAD = ("what", "kills", "as required", "failures", "seconds")
 URL = f"s3://{BUCKET}/store.zarr"
 READERS, BOUND = 3, 60_000  # bytes of the cache, fewer than the store has
 SECONDS = 300.0  # of a process that must end
@@ -154,8 +154,8 @@ def _wait(condition: Callable[[], object]) -> None:
 
 
 WAYS = {
-    "readers of one disk cache: the same numbers, the bound is kept": (killed_readers, 1),
-    "students of a sweep: reported, the other finishes, the same command": (killed_members, 5),
+    "readers of one disk cache: the same numbers, the limit holds": (killed_readers, 1),
+    "students of a sweep: reported, the other one finishes, a rerun trains it": (killed_members, 5),
 }
 """What is killed, and how many kills of `--kills` make one here."""
 
@@ -170,5 +170,5 @@ def trial(kills: int, seed: int) -> tuple[list[list[object]], list[str]]:
         seconds = time.perf_counter() - begun
         rows.append([name, count, count - len(found), len(found), f"{seconds:.0f}"])
         wrong += [f"{name}: {problem}" for problem in found]
-        click.echo(f"{name}: {count} kills, {len(found)} otherwise", err=True)
+        click.echo(f"{name}: {count} kills, {len(found)} failures", err=True)
     return rows, wrong

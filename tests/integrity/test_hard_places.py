@@ -18,12 +18,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "place", "amount"),
     [
         pytest.param("forget", "no inodes", 20, marks=pytest.mark.apart),
-        pytest.param("export", "no room", 5000, marks=pytest.mark.slow),
-        ("page", "no room", 0),
+        pytest.param("export", "full disk", 5000, marks=pytest.mark.slow),
+        ("page", "full disk", 0),
         ("convert", "another user", 0.5),
         pytest.param("mixed-vocab", "another user", 0.95, marks=pytest.mark.apart),
         ("student-train", "another user", 0.3),
-        pytest.param("downstream mlm", "no room", 400_000, marks=pytest.mark.apart),
+        pytest.param("downstream mlm", "full disk", 400_000, marks=pytest.mark.apart),
         pytest.param("student-sweep", "killed", 3.0, marks=pytest.mark.apart),
     ],
 )

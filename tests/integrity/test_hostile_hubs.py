@@ -26,7 +26,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_line_or_the_whole(given: Path, name: str, begin: str, twist: str) -> None:
     assert (name, begin, twist) in CASES
-    assert ended(given, name, begin, twist) == ("one line", "")
+    assert ended(given, name, begin, twist) == ("one-line error", "")
 
 
 def test_what_is_wrong() -> None:
@@ -35,4 +35,4 @@ def test_what_is_wrong() -> None:
         *(("Traceback (most recent call last)", 1, []), ("", 1, []), ("Error: a", -9, [])),
         *(("Error: [Errno 27] File too large", 1, []), ("Error: a", 1, ["outside"])),
     ):
-        assert _judged(said, code, outside)[0] == "otherwise"
+        assert _judged(said, code, outside)[0] == "failures"
