@@ -27,7 +27,7 @@ DUMP, STORE = "teachonce.teacher_dump.cli", "teachonce.feature_store.cli"
 TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli"
 DOWNSTREAM = "teachonce.downstream.cli"
 NOBODY = 65534
-PLACES = ("full disk", "no inodes", "another user", "killed")
+PLACES = ("full disk", "no inodes", "another user", "random kill")  # not the name of an ending
 ENDINGS = ("worked", "one-line error", "killed")  # of the first time
 HEAD = ("command", *PLACES, *ENDINGS, "failures")
 Words = tuple[str, ...]
@@ -233,7 +233,7 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
             problem = problem or f"typed again: {second[-300:]}"
         made = folder / "copy"
         ending = "one-line error" if int(codes[0]) else "worked"
-    elif case.place == "killed":
+    elif case.place == "random kill":
         case.prepare(given, made)
         process = fork(plainly, module, case.words(given, made), log=log)
         process.join(case.amount)

@@ -24,7 +24,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("mixed-vocab", "another user", 0.95, marks=pytest.mark.apart),
         ("student-train", "another user", 0.3),
         pytest.param("downstream mlm", "full disk", 400_000, marks=pytest.mark.apart),
-        pytest.param("student-sweep", "killed", 3.0, marks=pytest.mark.apart),
+        pytest.param("student-sweep", "random kill", 3.0, marks=pytest.mark.apart),
     ],
 )
 def test_a_line_or_the_whole(
