@@ -21,6 +21,8 @@ from teachonce.student_train.losses.next_token import (
 )
 from teachonce.student_train.losses.registry import Term
 
+# Fused kernels such as Liger's return the cross-entropy alone, so that the other losses would need
+# the logits a second time.
 MOST_LOGITS = {"cpu": 2**22, "cuda": 2**25}
 """At once, by type of device: 128 MB in float32 on a GPU, 16 MB on a CPU. The memory of a larger
 tensor is mapped again each time, so a CPU would take up to twice the time."""
