@@ -66,10 +66,7 @@ def test_the_teacher_in_memory_runs_at_every_step(
 
 @pytest.mark.parametrize("features", dumping.FEATURES)
 def test_dumps(
-    features: str,
-    tiny_teacher: Callable[..., Path],
-    corpus: str,
-    monkeypatch: pytest.MonkeyPatch,
+    features: str, tiny_teacher: Callable[..., Path], corpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = dumping.FEATURES[features]
     options = DumpOptions(

@@ -138,10 +138,7 @@ def test_a_spoiled_checkpoint_is_refused_in_one_line_everywhere(
     text = tmp_path / "text.txt"
     text.write_text("\n".join(SENTENCES * 3))
     mlm = MlmSettings(model=str(folder), train=[text], out=tmp_path / "out", steps=1)
-    for use in (
-        lambda: load_teacher(str(folder)),
-        lambda: train_mlm(mlm),
-    ):
+    for use in (lambda: load_teacher(str(folder)), lambda: train_mlm(mlm)):
         with pytest.raises(UserError, match=rf"model {folder}: .*{words}") as caught:
             use()
         assert "\n" not in str(caught.value)
@@ -260,10 +257,7 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
     config |= {
         "model_type": "mini",
         "architectures": ["MiniForMaskedLM"],
-        "auto_map": {
-            "AutoConfig": "own.MiniConfig",
-            "AutoModelForMaskedLM": "own.MiniForMaskedLM",
-        },
+        "auto_map": {"AutoConfig": "own.MiniConfig", "AutoModelForMaskedLM": "own.MiniForMaskedLM"},
     }
     (folder / "config.json").write_text(json.dumps(config))
     corpus, out = tmp_path / "corpus.txt", tmp_path / "store.zarr"

@@ -15,12 +15,7 @@ from typing import Any
 import pytest
 
 from teachonce.checkpoints import names as checkpoint_names
-from teachonce.checkpoints.names import (
-    corpus_of,
-    resolve_model,
-    resolve_teacher,
-    resolve_vectors,
-)
+from teachonce.checkpoints.names import corpus_of, resolve_model, resolve_teacher, resolve_vectors
 from teachonce.support.errors import UserError
 
 

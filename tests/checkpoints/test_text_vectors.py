@@ -325,10 +325,7 @@ def test_modules_that_are_none_of_ours(tiny_teacher: TinyTeacher, tmp_path: Path
     listed = json.loads((folder / "modules.json").read_text())
     for changes, told in (
         ({"type": "x.Pooling"}, "module '1_Pooling' is x.Pooling, a class of another package"),
-        (
-            {"type": "sentence_transformers.models.Dropout"},
-            "no pooling in it",
-        ),
+        ({"type": "sentence_transformers.models.Dropout"}, "no pooling in it"),
         ({"path": "../1_Pooling"}, "which leads out of the folder"),
     ):
         text = json.dumps([listed[0], listed[1] | changes])

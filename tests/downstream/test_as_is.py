@@ -58,12 +58,7 @@ def renamed(path: Path, size: int, seed: int) -> Path:
     [
         ("pos", write_tagged, "", ("--max-length", 8)),
         ("ner", entities, "", ()),
-        (
-            "classify",
-            renamed,
-            ".csv",
-            ("--text-column", "sentence", "--label-column", "class"),
-        ),
+        ("classify", renamed, ".csv", ("--text-column", "sentence", "--label-column", "class")),
         ("classify", compared, ".csv", ()),
         ("pair", paired, ".jsonl", ()),
     ],

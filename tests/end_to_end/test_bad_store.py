@@ -141,10 +141,7 @@ def test_no_store(tmp_path: Path, corpus: Path, name: str) -> None:
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_torn_part_of_an_unfinished_store(
-    tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
-    corpus: Path,
-    ext: str,
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path, ext: str
 ) -> None:
     """The line names what to type, and then the dump goes on and is the same."""
     path = tmp_path / f"store.{ext}"

@@ -15,11 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, processors
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, UserError, open_store

@@ -182,17 +182,10 @@ NO_TASKS: list[tuple[str, ...]] = [
     ("[tasks.mood]\ntask = 'ner'\nsave = 3", "[tasks.mood] save 3: expected true or false"),
     ("[tasks.text]\ntask = 'mlm'\ntrain = 'novels.txt'\nvocab = '1k'", "[tasks.text] vocab"),
     ("[tasks.mood]\ntask = 'table'", "[tasks.mood] task table does not take model"),
-    (
-        "[tasks.mood]\ntask = 'classify'",
-        "[tasks.mood] task classify needs train, or as_is",
-    ),
+    ("[tasks.mood]\ntask = 'classify'", "[tasks.mood] task classify needs train, or as_is"),
     (f"{CLASSIFY}'gone.tsv'", "[tasks.mood] dev gone.tsv: no such file or folder"),
     (f"{CLASSIFY}'novels.txt'", "[tasks.mood] dev novels.txt: expected a file that ends in"),
-    (
-        f"{CLASSIFY}'table.tsv'\nlabel_column = 'x'",
-        "[tasks.mood] train table.tsv, ",
-        "column 'x'",
-    ),
+    (f"{CLASSIFY}'table.tsv'\nlabel_column = 'x'", "[tasks.mood] train table.tsv, ", "column 'x'"),
     (
         f"{CLASSIFY}'table.tsv'\n[models]\nteacher = 'my-techer'",
         "[models] teacher: model 'my-techer': no such folder",

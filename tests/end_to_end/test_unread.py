@@ -29,12 +29,7 @@ def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
         (("bert",), (), {}, "--logits none --attention none"),
         (("bert",), ("--hidden", "none", "--attention", "none"), {}, ""),
         (("gpt2",), (), {"student": "llama:16x1x2"}, "--hidden none --attention none"),
-        (
-            ("distilbert", "classification", ("a", "b")),
-            (),
-            {},
-            "--attention none",
-        ),
+        (("distilbert", "classification", ("a", "b")), (), {}, "--attention none"),
     ],
 )
 def test_a_dump_says_what_no_default_loss_reads(

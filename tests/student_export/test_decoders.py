@@ -46,13 +46,7 @@ from tests.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
 UNTIED = "llama:64x2x4x96x2x24"
-KINDS = (
-    "llama:64x2x4x96x2",
-    UNTIED,
-    "qwen2:64x2x4x96x2",
-    "qwen3:64x2x4x96x2x32",
-    "gpt2:64x2x4x96",
-)
+KINDS = ("llama:64x2x4x96x2", UNTIED, "qwen2:64x2x4x96x2", "qwen3:64x2x4x96x2x32", "gpt2:64x2x4x96")
 TEXTS = [*ENGLISH[:2], "Don't 1234,5 \n\n  été 😀", RUSSIAN[0]]
 
 

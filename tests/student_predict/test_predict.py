@@ -91,9 +91,7 @@ def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, A
 
 @pytest.fixture(scope="module")
 def students(
-    shallow: Path,
-    make_tokenizer: MakeTokenizer,
-    tmp_path_factory: pytest.TempPathFactory,
+    shallow: Path, make_tokenizer: MakeTokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """A student of each kind of answers."""
     root, tokenizer = tmp_path_factory.mktemp("students"), make_tokenizer("wordpiece")

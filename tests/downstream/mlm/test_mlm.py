@@ -24,13 +24,7 @@ from teachonce.downstream.mlm.masked_training import (
     train_tokenizer,
 )
 from teachonce.downstream.mlm.scoring import score_as_is
-from teachonce.downstream.mlm.text_blocks import (
-    Spelling,
-    blocks,
-    hold_out,
-    spelling,
-    tokens_of,
-)
+from teachonce.downstream.mlm.text_blocks import Spelling, blocks, hold_out, spelling, tokens_of
 from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.text_lines import read_lines
 from teachonce.student_train.model.kinds import make_student
@@ -159,8 +153,7 @@ def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path)
     assert len(said) == 1 and "added: cls.predictions" in said[0]
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert torch.equal(
-        model.bert.encoder.layer[3].output.dense.weight,
-        source.encoder.layer[3].output.dense.weight,
+        model.bert.encoder.layer[3].output.dense.weight, source.encoder.layer[3].output.dense.weight
     )
     said.clear()
     load_masked_lm(resolve_model(str(tiny_teacher("bert"))), said.append)

@@ -43,9 +43,7 @@ def scored(out: Path, *words: Word) -> Any:
 def evaluated(folder: Path, small: Path) -> dict[str, float]:
     """What the library's evaluator says; its gains are 1 for every grade above 0."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.evaluation import (
-        InformationRetrievalEvaluator,
-    )
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     read = read_collection(small)
     assert read.judgements

@@ -176,10 +176,7 @@ def forge_array(path: Path, data: bytes, codecs: list[Any], chunk: int) -> None:
     (path / "parts/0/token/id/zarr.json").write_text(text)
     (path / "parts/0/token/id/c/0").write_bytes(data)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    edit_manifest(
-        path,
-        lambda m: m.update(json.loads(json.dumps(m).replace(known, digest))),
-    )
+    edit_manifest(path, lambda m: m.update(json.loads(json.dumps(m).replace(known, digest))))
 
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

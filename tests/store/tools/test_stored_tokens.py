@@ -138,12 +138,7 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "no pair": ("pairs", "text/utf8", no_pair, "needs one '\\x1f'"),
     "a token of both": ("pairs", "token/end", put(1, 10), "tokens: some cover the separator"),
     "a word of both": ("pairs", "view1/mask/end", longer, "view1/mask: some cover the separator"),
-    "a vector": (
-        "embedding",
-        "sequence/embedding/scale",
-        put(4, np.inf),
-        "or below 0 (sequence 4",
-    ),
+    "a vector": ("embedding", "sequence/embedding/scale", put(4, np.inf), "or below 0 (sequence 4"),
     "length": ("embedding", "sequence/embedding/scale", put(2, 0.02), "2 of the part do not have"),
     "prompt": ("embedding", "text/utf8", put(0, ord("T")), "of sequence 0 of the part lacks the"),
     "lengths": ("topk", "sequence/token_start", put(1, 3), "do not match counts.squares"),

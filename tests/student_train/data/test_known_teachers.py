@@ -19,11 +19,7 @@ from teachonce.align import Tokenizations, Tokens, VocabularyMap
 from teachonce.store import Batch, Logits
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import StudentBatch
-from teachonce.student_train.data.next_tokens import (
-    chunk_targets,
-    next_pieces,
-    predicting_tokens,
-)
+from teachonce.student_train.data.next_tokens import chunk_targets, next_pieces, predicting_tokens
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import TargetReader
 from teachonce.student_train.data.vocabularies import vocabulary_map

@@ -161,10 +161,7 @@ def test_several_at_once(
 
 @pytest.mark.parametrize("name", ["ids", "begin", "special", "start"])
 def test_a_forged_table_is_made_anew(
-    store: FeatureStore,
-    make_tokenizer: Callable[[str], Any],
-    cache: Path,
-    name: str,
+    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path, name: str
 ) -> None:
     """Whoever can write the cache can make its checksum fit."""
     tokenizer = fresh("wordpiece", make_tokenizer)

@@ -23,13 +23,7 @@ from teachonce.student_train.losses.logits import (
     mlm,
     outcomes,
 )
-from tests.student_train.kept_logits import (
-    V_STUDENT,
-    V_TEACHER,
-    G,
-    kept_logits,
-    teacher_logits,
-)
+from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, G, kept_logits, teacher_logits
 
 LN2 = math.log(2)
 
@@ -60,9 +54,7 @@ def test_slots_that_are_not_valid_change_nothing(seed: int, slots: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    seed=st.integers(0, 10_000),
-    pieces=st.integers(2, 12),
-    scale=st.sampled_from([0.1, 3.0, 200.0]),
+    seed=st.integers(0, 10_000), pieces=st.integers(2, 12), scale=st.sampled_from([0.1, 3.0, 200.0])
 )
 def test_gradients_of_kept_pieces_and_of_their_rest_are_those_of_the_definition(
     seed: int, pieces: int, scale: float

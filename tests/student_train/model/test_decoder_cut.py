@@ -255,11 +255,7 @@ def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -
         ("gpt2:16x2x4", {"model_type": "gpt2"}, "have size 8, .* gpt2:HxLxA with H = 8 A$"),
         ("llama:16x2x4x64x4x8", {}, "size is 64, .* llama:HxLxAxFxKVx8 with F = 48 or less"),
         ("llama:24x2x6x16x2x4", {"head_dim": 4, "num_attention_heads": 8}, "^$"),
-        (
-            "llama:24x2x3x16x1x16",
-            {"head_dim": 16},
-            "3 query .*:HxLxAxFxKVx16 with .* as 3",
-        ),
+        ("llama:24x2x3x16x1x16", {"head_dim": 16}, "3 query .*:HxLxAxFxKVx16 with .* as 3"),
         ("llama:40x2x5", {}, "the student's hidden size is 40, and the teacher has 32"),
         ("llama:16x2x2x64", {}, "size is 64, .* the teacher has 48; .* llama:HxLxAxF with F = 48 "),
         ("llama:24x2x3x16x1", {}, "3 query heads share .* such as 3"),

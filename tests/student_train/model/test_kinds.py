@@ -125,9 +125,7 @@ def test_trained_under_every_loss(
 
 @pytest.mark.parametrize("kind", WITH_HEADS)
 def test_logits_of_flat_states_are_the_models_own(
-    kind: str,
-    student: Callable[..., PreTrainedModel],
-    make_tokenizer: Callable[[str], Any],
+    kind: str, student: Callable[..., PreTrainedModel], make_tokenizer: Callable[[str], Any]
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
     for task, logits in ((None, lm_logits), ("tagging", tag_logits)):

@@ -16,10 +16,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model import pruning
-from teachonce.student_train.model.student_tokenizer import (
-    student_tokenizer,
-    train_wordpiece,
-)
+from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
 from teachonce.support.errors import UserError
 from teachonce.training import wordpiece
 from teachonce.training.wordpiece import SPECIALS, fewer_pieces, suggested_size, vocabulary_size
@@ -221,10 +218,7 @@ def test_special_tokens_anywhere_keep_their_places_around_a_text(
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [
-        ("pruned:20", "the characters of the text alone need"),
-        ("pruned:many", "expected a size"),
-    ],
+    [("pruned:20", "the characters of the text alone need"), ("pruned:many", "expected a size")],
 )
 def test_what_cannot_be_pruned_is_refused(store: FeatureStore, word: str, message: str) -> None:
     with pytest.raises(UserError, match=f"--vocab {word}: .*{message}"):

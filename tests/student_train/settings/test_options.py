@@ -64,14 +64,8 @@ from teachonce.support.options import options_of, scoped
         ({"patience": 2, "held_out": 0.0}, "--patience 2 and --held-out 0: nothing to validate"),
         ({"batch_texts": 8, "batch_tokens": 99}, "--batch-tokens and --batch-texts contradict"),
         ({"data": "balanced", "loss": {"ce": 1.0}}, "--data balanced: --loss names no loss for"),
-        (
-            {"data": "balanced", "loss": {"kl": 1.0}},
-            "--data balanced: --loss names no loss on",
-        ),
-        (
-            {"data": "unlabelled", "loss": {"ce": 1.0}},
-            "--loss ce and --data unlabelled: unl",
-        ),
+        ({"data": "balanced", "loss": {"kl": 1.0}}, "--data balanced: --loss names no loss on"),
+        ({"data": "unlabelled", "loss": {"ce": 1.0}}, "--loss ce and --data unlabelled: unl"),
         ({"max_length": 2}, "--max-length 2: expected at least 3: two special tokens"),
         ({"seed": 2**32}, "--seed 4294967296: expected 0 to 4294967295"),
         ({"steps": 1, "epochs": 1.0}, "--steps and --epochs contradict each other"),

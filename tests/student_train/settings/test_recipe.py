@@ -61,8 +61,7 @@ def test_the_list_tells_each_recipe_under_its_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "its"),
-    [("bert", "bert:"), ("distilbert", "bert:"), ("modernbert", "modernbert:")],
+    ("kind", "its"), [("bert", "bert:"), ("distilbert", "bert:"), ("modernbert", "modernbert:")]
 )
 def test_a_student_as_wide_as_its_teacher(
     kind: str, its: str, tiny_teacher: Callable[..., Path], tmp_path: Path

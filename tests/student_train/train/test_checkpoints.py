@@ -22,8 +22,7 @@ def saved(out: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "every", "expected"),
-    [(1e9, None, [4]), (0.0, None, [4, 5]), (0.0, 3, [3])],
+    ("seconds", "every", "expected"), [(1e9, None, [4]), (0.0, None, [4, 5]), (0.0, 3, [3])]
 )
 def test_a_slow_training_saves_between_validations(
     store: FeatureStore,

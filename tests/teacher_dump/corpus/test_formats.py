@@ -446,9 +446,7 @@ CELLS = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(KEYS),
-            inner | st.sampled_from(["labels", "choices"]),
-            max_size=4,
+            st.sampled_from(KEYS), inner | st.sampled_from(["labels", "choices"]), max_size=4
         )
     ),
     max_leaves=12,
