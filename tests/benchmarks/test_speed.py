@@ -70,12 +70,9 @@ def test_dumps(
 ) -> None:
     words = dumping.FEATURES[features]
     options = DumpOptions(
-        *(str(tiny_teacher("bert")), Path("none.zarr"), (corpus,)),
-        limit=2000,
-        part_tokens=700,
-        precision="fp32",
-        max_length=64,
-    )
+        *(str(tiny_teacher("bert")), Path("none.zarr"), (corpus,)), limit=2000, part_tokens=700,
+        precision="fp32", max_length=64,
+    )  # fmt: skip
     options, stored, made = replace(options, **words), Counter[str](), list[DumpSummary]()
     put = dumping.Arrays.put
 

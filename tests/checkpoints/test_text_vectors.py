@@ -88,15 +88,10 @@ def test_a_folder_is_read_as_it_is(
     corpus = texts_of(tmp_path / "a.txt")
     store = open_store(
         dumped(
-            folder,
-            corpus,
-            tmp_path / "a.zarr",
-            head="embedding",
-            logits=None,
-            prompt=prompt,
+            folder, corpus, tmp_path / "a.zarr", head="embedding", logits=None, prompt=prompt,
             codec="exact",
         )  # fmt: skip
-    )
+    )  # fmt: skip
     wanted = library(folder, list(ENGLISH[:12]), prompt)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     spec = store.features.embedding
@@ -189,16 +184,10 @@ def test_decoders_pool_their_last_token(
     folder = modules(*behind, base=base, folder=tmp_path / "m", prompts=PROMPTS)
     store = open_store(
         dumped(
-            folder,
-            texts_of(tmp_path / "a.txt"),
-            tmp_path / "a.h5",
-            head="embedding",
-            logits=None,
-            prompt="query",
-            codec="exact",
-            hidden="layer:4",
+            folder, texts_of(tmp_path / "a.txt"), tmp_path / "a.h5", head="embedding", logits=None,
+            prompt="query", codec="exact", hidden="layer:4",
         )  # fmt: skip
-    )
+    )  # fmt: skip
     wanted = library(folder, list(ENGLISH[:12]), "query", batch=1)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     last = store[0].views[0].hidden["layer4"][-1]

@@ -45,15 +45,8 @@ def test_dumped_told_and_compared(embedder: Path, tmp_path: Path) -> None:
 def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 4)
     words = (
-        "--model",
-        embedder,
-        "--corpus",
-        corpus,
-        "--out",
-        tmp_path / "a.zarr",
-        "--device",
-        "cpu",
-    )
+        "--model", embedder, "--corpus", corpus, "--out", tmp_path / "a.zarr", "--device", "cpu",
+    )  # fmt: skip
     said = f"{embedder} is a sentence embedding model, and its vectors are not stored; --head"
     says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")

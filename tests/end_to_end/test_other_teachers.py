@@ -35,12 +35,9 @@ def test_states_of_a_causal_teacher(tmp_path: Path, causal: Path) -> None:
 def test_logits_of_the_next_token(tmp_path: Path, causal: Path, loss: str) -> None:
     words = ("--store", causal, "--out", tmp_path / "student", *STEPS, "--loss", f"mlm,{loss}")
     says(
-        refused(student_train, *words),
-        f"--loss {loss}",
-        "next-token logits of a causal",
-        "kl-next",
-        "mlm",
-    )
+        refused(student_train, *words), f"--loss {loss}", "next-token logits of a causal",
+        "kl-next", "mlm",
+    )  # fmt: skip
 
 
 @pytest.mark.slow

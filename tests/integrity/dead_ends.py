@@ -34,12 +34,9 @@ STARTS = ("verify", "repair", "the command that made it", "show")
 MOST_STEPS = 10
 PART_TOKENS = 90
 ENDINGS = (
-    "sound as it is",
-    "sound, with unknown items",
-    "repaired",
-    "made again by its command",
+    "sound as it is", "sound, with unknown items", "repaired", "made again by its command",
     "beyond repair: made from scratch",
-)
+)  # fmt: skip
 HEAD = ("store", "cases", *ENDINGS, "dead ends", "most commands")
 Words = tuple[str, ...]
 

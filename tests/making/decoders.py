@@ -23,12 +23,9 @@ def random_llama(pieces: int, width: int = 32, layers: int = 2, heads: int = 4) 
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=pieces,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
+        vocab_size=pieces, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
         num_attention_heads=heads,
-    )
+    )  # fmt: skip
     return AutoModelForCausalLM.from_config(config)
 
 

@@ -89,14 +89,11 @@ def bilstm(make_tokenizer: MakeTokenizer, folder: Path) -> Path:
     torch.manual_seed(0)
     model = BiLstmForTokenClassification(
         BiLstmConfig(
-            vocab_size=len(tokenizer),
-            embedding_size=16,
-            lstm_size=12,
-            num_hidden_layers=2,
+            vocab_size=len(tokenizer), embedding_size=16, lstm_size=12, num_hidden_layers=2,
             id2label=dict(enumerate(("DET", "ADJ", "NOUN", "VERB"))),
             pad_token_id=tokenizer.pad_token_id,
         )
-    )
+    )  # fmt: skip
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -211,12 +208,8 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     assert rows["| float32, torch"] == rows["| `onnx/model.onnx`"] == same
     assert rows["| `torchscript/model.pt`"] == ["99.50 % (as much)", ""]
     assert [line[:9] for line in card.splitlines() if line[:1] == "|"] == [
-        "| file | ",
-        "|---|---|",
-        "| float32",
-        "| `onnx/m",
-        "| `torchs",
-    ]
+        "| file | ", "|---|---|", "| float32", "| `onnx/m", "| `torchs",
+    ]  # fmt: skip
     assert "`onnx/model.onnx`" in card and "`torchscript/model.pt`" in card
     again = run(folder, "--to", "torchscript", "--out", tmp_path / "again")
     assert again.exit_code == 0, again.output

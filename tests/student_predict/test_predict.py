@@ -302,22 +302,9 @@ def test_words_have_the_tag_of_their_first_piece(students: dict[str, Path]) -> N
 def test_words_of_any_script() -> None:
     text = "Don't (visit) U.S., 1,000.5 – हिन्दी 東京 [MASK] x_"
     words = [
-        "Don't",
-        "(",
-        "visit",
-        ")",
-        "U.S",
-        ".",
-        ",",
-        "1,000.5",
-        "–",
-        "हिन्दी",
-        "東",
-        "京",
-        "[MASK]",
-        "x",
-        "_",
-    ]
+        "Don't", "(", "visit", ")", "U.S", ".", ",", "1,000.5", "–", "हिन्दी", "東", "京", "[MASK]",
+        "x", "_",
+    ]  # fmt: skip
     assert [text[begin:end] for begin, end in word_spans(text, "[MASK]")] == words
     assert word_spans(" ") == []
 

@@ -14,13 +14,10 @@ from tests.align.support import encode, tokenizer, vocabulary_map
 FOLDER = Path(__file__).parent
 KINDS = ("wordpiece-lower", "bpe-untrimmed", "unigram")
 TEXTS = (
-    "The student's Story, told again.",
-    "",
-    "Ученик учился; ёжик слушал.",
-    "Žiak, cafe\u0301 a café: e\u0301\u0323!",
-    "👩‍👩‍👧 and ❤️ — 猫 1,204",
+    "The student's Story, told again.", "", "Ученик учился; ёжик слушал.",
+    "Žiak, cafe\u0301 a café: e\u0301\u0323!", "👩‍👩‍👧 and ❤️ — 猫 1,204",
     "soft\u00adhyphen  zero\u200bwidth\n½ ﬁne İstanbul",
-)
+)  # fmt: skip
 
 
 def main() -> None:

@@ -44,16 +44,10 @@ def near_sighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = MistralConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=2048,
-        sliding_window=4,
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=64, max_position_embeddings=2048, sliding_window=4,
         initializer_range=0.5,
-    )
+    )  # fmt: skip
     MistralForCausalLM(config).save_pretrained(folder)
     return folder
 

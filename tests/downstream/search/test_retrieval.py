@@ -51,12 +51,9 @@ def evaluated(folder: Path, small: Path) -> dict[str, float]:
     texts: Any = dict(read.documents())
     relevant = {query: set(grades) for query, grades in read.judgements.items()}
     evaluator = InformationRetrievalEvaluator(
-        *(queries, texts, relevant),
-        query_prompt_name="query",
-        corpus_prompt_name="document",
-        precision_recall_at_k=[10, 100],
-        write_csv=False,
-    )
+        *(queries, texts, relevant), query_prompt_name="query", corpus_prompt_name="document",
+        precision_recall_at_k=[10, 100], write_csv=False,
+    )  # fmt: skip
     found: dict[str, float] = evaluator(SentenceTransformer(str(folder), device="cpu"))
     return found
 

@@ -99,20 +99,10 @@ def test_trained_under_every_loss(
     names += ["attention"] if parse_student(named(kind)).heads else []
     out = tmp_path / "student"
     options = TrainOptions(
-        store=str(store.path),
-        vocab="400",
-        out=out,
-        student=named(kind),
-        align=align,
-        loss=dict.fromkeys(names, 1.0),
-        steps=30,
-        eval_every=1000,
-        batch_tokens=512,
-        lr=5e-3,
-        view=0,
-        device="cpu",
-        precision="fp32",
-    )
+        store=str(store.path), vocab="400", out=out, student=named(kind), align=align,
+        loss=dict.fromkeys(names, 1.0), steps=30, eval_every=1000, batch_tokens=512, lr=5e-3,
+        view=0, device="cpu", precision="fp32",
+    )  # fmt: skip
     result = run(options.resolved())["result"]
     records = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     steps = [record for record in records if "loss" in record]

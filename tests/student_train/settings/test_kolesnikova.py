@@ -135,13 +135,8 @@ def test_the_arm_without_pre_training_is_saved_as_it_starts(
     stores: dict[str, Path], tmp_path: Path
 ) -> None:
     words: Words = (
-        "--recipe",
-        "kolesnikova-tiny30-none",
-        "--vocab",
-        300,
-        "--student",
-        "bert:16x2x2",
-    )
+        "--recipe", "kolesnikova-tiny30-none", "--vocab", 300, "--student", "bert:16x2x2",
+    )  # fmt: skip
     given: Words = ("--store", stores["tiny"], *words, "--device", "cpu")
     assert "0 steps of" in ok(main, *given, "--out", tmp_path / "a")
     result = json.loads((tmp_path / "a/training.json").read_text())["result"]

@@ -35,17 +35,9 @@ EXPERIMENTS = {  # Table 4.2: KL, cross-entropy, cosine, layers
     6: (0.7, 0.2, 0.1, "1,2,3,4"),
 }
 SIZE = (
-    "--optimizer",
-    "adamw",
-    "--batch-tokens",
-    "256",
-    "--accumulate",
-    "1",
-    "--steps",
-    "2",
-    "--device",
-    "cpu",
-)
+    "--optimizer", "adamw", "--batch-tokens", "256", "--accumulate", "1", "--steps", "2",
+    "--device", "cpu",
+)  # fmt: skip
 
 
 def options_of(name: str) -> dict[str, Any]:

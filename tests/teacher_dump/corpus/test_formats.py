@@ -425,17 +425,8 @@ def test_a_first_line_that_is_no_header(tmp_path: Path) -> None:
 
 
 KEYS = [
-    "start",
-    "end",
-    "labels",
-    "label",
-    "choices",
-    "result",
-    "value",
-    "type",
-    "from_name",
-    "text",
-]
+    "start", "end", "labels", "label", "choices", "result", "value", "type", "from_name", "text",
+]  # fmt: skip
 KEYS += ["start_offset", "end_offset", "was_cancelled"]
 CELLS = st.recursive(
     st.none()
