@@ -145,8 +145,6 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
         "one": tiny_teacher("bert", "classification", ("LABEL_0",)),
     }
     for task, model, test, message in (
-        ("pos", "lm", tags, "has no tagging head"),
-        ("classify", "lm", texts, "has no classification head"),
         ("mlm", "classifier", texts, "has no masked-LM head"),
         ("pair", "tagger", pairs, "has no classification head"),
         ("pos", "classifier", tags, "has no tagging head"),

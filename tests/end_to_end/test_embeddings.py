@@ -116,11 +116,6 @@ def test_it_goes_on_after_a_stop(
     (
         (("--logits", "topk:4"), "--logits topk:4: --head embedding reads no LM head"),
         (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
-        (
-            ("--label-column", "x"),
-            "--label-column x: labels are stored with the logits of a classification",
-        ),
-        (("--text-column", "a,b"), "pairs of texts need a classification head"),
         (("--prompt", "query", "--max-length", "4"), "the prompt 'find: ' alone is 6 tokens"),
         (("--prompt", "title"), "has no such prompt; it has: document, query"),
         (("--head", "none", "--pooling", "max"), "--pooling max: applies to vectors of texts"),
@@ -154,5 +149,3 @@ def test_minilm_is_dumped_for_its_vectors_where_nothing_is_asked_for() -> None:
     assert features(head="embedding") == ("embedding", "none", "none")
     assert features(hidden="mean") == ("auto", "mean", "mean")
     assert features(logits="none") == ("auto", "mean", "mean")
-    with pytest.raises(UserError, match="unknown feature 'best'"):
-        features(hidden="best")

@@ -259,7 +259,6 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "e.zarr")
     h5py.File(tmp_path / "f.h5", "w").close()
     for name, message in (
-        ("none.zarr", "no such file or folder"),
         ("a.h5", "not a readable HDF5 file"),
         ("b.h5", "neither a Zarr folder nor HDF5"),
         ("c.zarr", "a folder without zarr.json"),

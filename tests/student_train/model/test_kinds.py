@@ -198,6 +198,7 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("modernbert:64x2", "expected tiny, HxLxA or bert:HxLxA"),
         ("300,600", r"expected tiny, HxLxA or bert:HxLxA .*, bilstm:E,H"),
         ("65x2x4", "the hidden size 65 must be a multiple of the 4 heads"),
+        ("0x2x2", "the hidden size 0 must be a multiple of the 2 heads, and all at least 1"),
         ("3x264x1x99", r"264 layers of hidden size 3; .*: 264x3x1x99\?"),
         ("64x2x4x0", "feed-forward size 0; give at least 1"),
         ("64x2x4x", "expected tiny, HxLxA or"),

@@ -274,19 +274,12 @@ def test_bad_input(tmp_path: Path, tiny_teacher: Teachers, labelled: Path, tagge
     says(said, "line 3", "no label 'good'", "it has negative, positive, neither")
     says(line("--label-column", "m", corpus="text\tm\nso\t3\n"), "line 2", "no label '3'")
     says(line(*text, "--logits", "topk:8"), "--logits topk:8", "leave --logits out")
-    says(line(*text, "--head", "classification", "--logits", "head"), "a classification head")
-    says(line(*text, "--stride", "5"), "--stride 5", "one sequence")
-    says(line(*text, "--head", "tagging"), "no tagging head")
-    mlm = ["--model", tiny_teacher("bert"), *text[2:], "--label-column", "mood"]
-    says(line(*mlm), "--label-column mood", "classification or tagging head")
     words = ["--model", tiny_teacher("bert", "tagging", TAGS[:2]), "--out", tmp_path / "a.zarr"]
     says(line(*words, "--corpus", tagged), "words.tsv, line", "no tag 'I-PER'", "it has O, B-PER")
     words[1] = tiny_teacher("bert", "tagging", TAGS)
     wrong = tmp_path / "wrong.tsv"
     wrong.write_text(tagged.read_text("utf-8").replace("\tB-PER", "\tO", 1), "utf-8")
     says(line(*words, "--corpus", wrong), "wrong.tsv, line", "'I-PER' is after 'O'", "B-PER")
-    gpt2 = ["--model", tiny_teacher("gpt2"), *text[2:], "--head", "causal", "--views", "2"]
-    says(line(*gpt2), "--views 2")
     rows = "".join(f'{{"text": "a b", "y": {value}}}\n' for value in ("1", "null", "1.0", "true"))
     (tmp_path / "a.jsonl").write_text(rows)
     said = line(*base, "--corpus", tmp_path / "a.jsonl", "--label-column", "y")
