@@ -136,13 +136,11 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
     wrong.write_text("old\tO\nlamp\tI-PER\nold\tO\nlamp\tB-PER\n")  # neither IOB1 nor IOB2
     texts = table(tmp_path / "a.tsv", "text label", [("a", "KEEPER"), ("b", "SMITH")])
     pairs = paired(tmp_path / "a.csv", 9, 0)
-    same = table(tmp_path / "b.csv", "text_a text_b score", [("a", "b", 1.0), ("b", "c", 1.0)])
     teachers = {
         "lm": tiny_teacher("bert"),
         "tagger": tiny_teacher("bert", "tagging", tuple(sorted(set(TAGS.values()) - {"VERB"}))),
         "entities": tiny_teacher("bert", "tagging", IOB),
         "classifier": tiny_teacher("bert", "classification", LABELS),
-        "one": tiny_teacher("bert", "classification", ("LABEL_0",)),
     }
     for task, model, test, message in (
         ("mlm", "classifier", texts, "has no masked-LM head"),
@@ -161,7 +159,6 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
             "a.tsv, line 3: label 'SMITH' is unknown to the model, which has STUDENT, KEEPER",
         ),
         ("pair", "classifier", pairs, "has 3 labels"),
-        ("pair", "one", same, "every score is 1"),
     ):
         out = tmp_path / "out"
         words = ("--task", task, "--as-is", "--model", teachers[model], "--test", test)

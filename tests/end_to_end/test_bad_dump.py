@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,12 +30,6 @@ def headless(folder: Path) -> None:
     AutoModel.from_pretrained(folder).save_pretrained(folder)
 
 
-def slow(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    settings = {"tokenizer_class": "CanineTokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 def unknown_family(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "mystery"}')
 
@@ -51,7 +44,6 @@ def more_pieces(folder: Path) -> None:
 SPOILED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
     "unknown family": (unknown_family, (), ("mystery",)),
     "more pieces than rows": (more_pieces, (), ("its tokenizer has ids up to", "resize")),
-    "slow tokenizer": (slow, (), ("CanineTokenizer", "offsets", "tokenizer.json")),
     "nothing left": (
         headless,
         ("--hidden", "none", "--attention", "none"),
@@ -68,18 +60,6 @@ def test_teacher(tmp_path: Path, folder: Path, corpus: Path, case: str) -> None:
     out = tmp_path / "out.zarr"
     says(refused(teacher_dump, "--model", folder, "--corpus", corpus, "--out", out, *more), *words)
     assert [path.name for path in tmp_path.iterdir()] == ["teacher"]
-
-
-def test_corpus(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
-    """tests/teacher_dump/corpus has all that can be wrong with one."""
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"plain\n" * 5000 + "schön\n".encode("latin-1"))
-    line = refused(
-        teacher_dump,
-        *("--model", tiny_teacher("bert"), "--corpus", path, "--out", tmp_path / "out.zarr"),
-    )
-    says(line, "text.txt", "line 5001", "not UTF-8", "iconv")
-    assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
 
 
 LATER = {  # test_told_early.py has what is refused before torch is loaded

@@ -327,7 +327,6 @@ def test_what_cannot_grow(
     says(line, "other options: features.hidden is", "use the store's teacher and options")
     cases: tuple[tuple[Words, str], ...] = (
         ((*from_it, *features, "--seed", 3), "arguments.seed is '0' in the store and '3' now"),
-        (("--grow-from", tmp_path / "no.zarr"), "no.zarr: no such file or folder"),
         (("--grow-from", out), "is also --out, and a finished store is not changed"),
         ((*from_it, "--plan"), "--plan and --grow-from"),
         (("--gone", "keep"), "--gone keep: needs the store of --grow-from"),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 import h5py
-import numpy as np
 import pytest
 
 from teachonce.feature_store.cli import main as feature_store
@@ -23,7 +22,6 @@ from tests.end_to_end.support import (
     STUDENT,
     Words,
     dump_options,
-    invoke,
     ok,
     refused,
     says,
@@ -163,18 +161,8 @@ def test_a_training_is_not_resumed_on_other_numbers(
 
 
 def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[str, Path]) -> None:
-    """Refused before anything is trained, and found by verify wherever they are."""
+    """Refused before anything is trained."""
     store = copied(stores["h5"], tmp_path)
-    middle = open_store(store)
-    sequences = middle.manifest.parts[0].counts.sequences
-    ids = np.array(middle[sequences - 1].token_ids)
-    middle.close()
-    with h5py.File(store) as file:
-        place = len(file["parts/0/token/id"]) - 3
-    forge(store, "parts/0/token/id", put(place, int(ids[-3]) % 400 + 7))
-    result = invoke(feature_store, "verify", store)
-    assert result.exit_code == 1
-    says(result.output, "part 0", "does not give the stored tokens")
     forge(store, "parts/0/token/id", put(1, 9))
     line = refused(student_train, "--store", store, "--out", tmp_path / "out", *TRAINING)
     says(line, "does not give the stored tokens", "dump again")

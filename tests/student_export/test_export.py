@@ -373,7 +373,6 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
     ("words", "message"),
     [
         ("--to coreml", "--to coreml: expected one of onnx, openvino, torchscript, gguf"),
-        ("--to tflite", "--to tflite: expected one of onnx, openvino, torchscript"),
         ("", "--to is missing"),
         (
             "--to torchscript --quantize int8",
@@ -383,7 +382,6 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
         ("--to onnx --keep-float a", "--keep-float needs --quantize"),
         ("--to onnx --quantize=", "--quantize : expected one of int8, int4, f16, q8_0"),
         ("--to onnx --least 0", "--least 0: expected a share above 0, at most 1"),
-        ("--to onnx", "no such folder"),
     ],
 )
 def test_what_does_not_fit_is_one_line(words: str, message: str, tmp_path: Path) -> None:

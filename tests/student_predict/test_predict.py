@@ -492,4 +492,3 @@ def test_an_export_that_was_changed_is_one_line(
     # An export has no weights that a pipeline of transformers could load.
     changed(tmp_path, "export.json", kind="causal", inputs=[*INPUT_NAMES[:2]], max_length=16)
     assert "run it as its README.md shows" in refused(tmp_path, "a")
-    assert "no such folder" in refused(tmp_path / "nowhere", "a")

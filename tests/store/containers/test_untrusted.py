@@ -276,6 +276,3 @@ def test_blocks_from_outside_are_checked(copy: Copy) -> None:
     for blocks in ([[0, 13]], [[3, 3]], [[-1, 2]], [[30, 99]], [0, 1]):
         with pytest.raises(StoreError, match="blocks must be"):
             fs.stream(blocks=blocks)
-    for wrong in ({"features": ("all",)}, {"view": 2}, {"batch_tokens": 0}, {"skip": -1}):
-        with pytest.raises(StoreError):
-            fs.stream(**wrong)

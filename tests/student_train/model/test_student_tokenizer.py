@@ -216,15 +216,6 @@ def test_special_tokens_anywhere_keep_their_places_around_a_text(
     assert found.count(pruned.cls_token_id) == 1
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [("pruned:20", "the characters of the text alone need"), ("pruned:many", "expected a size")],
-)
-def test_what_cannot_be_pruned_is_refused(store: FeatureStore, word: str, message: str) -> None:
-    with pytest.raises(UserError, match=f"--vocab {word}: .*{message}"):
-        student_tokenizer(word, store)
-
-
 def test_a_vocabulary_of_another_kind_is_refused(
     tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

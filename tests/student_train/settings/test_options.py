@@ -46,7 +46,6 @@ from teachonce.support.options import options_of, scoped
         ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
         ({"loss": ["mlm=much"]}, "--loss mlm=much: expected NAME=WEIGHT, such as kl=2"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
-        ({"out": 3}, "--out 3: expected a path"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
         ({"lr": -1.0}, "--lr -1: expected a finite number above 0"),
         ({"lr": math.nan}, "--lr nan: expected a finite number above 0"),

@@ -244,10 +244,8 @@ def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: 
         if suffix == ".jsonl":
             path.write_bytes(raw.replace(b"ok", b"  "))
         message = refusal(path)
-        assert (
-            f"line 2: not UTF-8 at byte {position} (0x{raw[position]:02x}): looks like {label}"
-            in message
-        )
+        place = f"line 2: not UTF-8 at byte {position} (0x{raw[position]:02x})"
+        assert f"{place}: looks like {label}" in message
         assert f"iconv -f {remedy} -t UTF-8 '{path}'" in message
 
 

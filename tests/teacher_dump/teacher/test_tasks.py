@@ -269,7 +269,6 @@ def test_bad_input(tmp_path: Path, tiny_teacher: Teachers, labelled: Path, tagge
         return said
 
     says(line(*text, "--label-column", "label"), "no column 'label' of labels", "'mood'", ".txt")
-    says(line(*text, "--label-column", "sentence"), "is the column of the text")
     said = line("--label-column", "mood", corpus="text\tmood\nfine\tpositive\nso\tgood\n")
     says(said, "line 3", "no label 'good'", "it has negative, positive, neither")
     says(line("--label-column", "m", corpus="text\tm\nso\t3\n"), "line 2", "no label '3'")
