@@ -59,12 +59,9 @@ BEHIND: dict[str, Callable[[], list[Any]]] = {
 
 
 def library(
-    folder: Path,
-    texts: list[str],
-    prompt: str | None = None,
-    batch: int = 3,
+    folder: Path, texts: list[str], prompt: str | None = None, batch: int = 3,
     longest: int | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu")
