@@ -298,28 +298,3 @@ def test_the_table_of_a_sweep_at_a_terminal() -> None:
     assert two.split() == ["mlm=1,hidden=30", "7", "0.5"]
     ends = [[cell.end() for cell in re.finditer(r"\S+", line)] for line in (one, two)]
     assert ends[0][1:] == ends[1][1:] and ends[0][0] < ends[1][0]
-
-
-def test_feature_store(store: Path, tmp_path: Path) -> None:
-    told = ok(feature_store, "info", store)
-    fs = open_store(store)
-    for word in ("bert", f"{fs.meta['tokens']:,}", "topk", "mean", "default"):
-        assert word in told
-    described = json.loads(ok(feature_store, "info", store, "--json"))
-    assert described["tokens"] == fs.meta["tokens"] and described["identity"] == fs.identity
-    assert "sound" in ok(feature_store, "verify", store)
-    shown = ok(feature_store, "show", store, "3")
-    assert fs[3].text.split()[0] in shown and "sequence 3" in shown
-
-    ok(feature_store, "convert", store, tmp_path / "copy.h5")
-    ok(feature_store, "convert", tmp_path / "copy.h5", tmp_path / "small.zarr", "--codec", "small")
-    assert "sound" in ok(feature_store, "verify", tmp_path / "small.zarr")
-    copy = open_store(tmp_path / "copy.h5")
-    assert list(copy.texts()) == list(fs.texts()) and copy.identity == fs.identity
-    for name, states in fs[3].views[0].hidden.items():
-        assert (copy[3].views[0].hidden[name] == states).all()
-    ok(
-        student_train,
-        *("--store", tmp_path / "small.zarr", "--vocab", "450", "--steps", "2"),
-        *("--out", tmp_path / "student", *STUDENT),
-    )

@@ -68,8 +68,6 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
         'lr = {low = 1e-4, high = 1e-2, log = true}\nloss = [["mlm"], ["mlm", "kl=0.5"]]'
     )
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out)
-    says(refused(student_sweep, *words), f"{grid}: lr: a range needs --trials N")
-    assert not out.exists()
     first = ok(student_sweep, *words, "--trials", 2)
     assert "[2] lr" in first and states(out) == ["finished"] * 2
     said = ok(student_sweep, *words, "--trials", 3)
@@ -82,13 +80,6 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
     assert len(rates) == 3 and all(1e-4 <= rate <= 1e-2 for rate in rates)
     best = min(read(out, "sweep.json"), key=lambda row: row["valid_mlm_per_character"])
     assert f"best      {best['folder']}" in said
-    grid.write_text("lr = {low = 0.1, high = 1}")
-    says(
-        refused(student_sweep, *words, "--trials", 2),
-        "other ranges (",
-        "lr.low was",
-        "another --out",
-    )
 
 
 def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Path) -> None:
