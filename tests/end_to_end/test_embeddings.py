@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +11,9 @@ import pytest
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
-from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.job import part_writing
-from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.sharing import share
-from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH
 
@@ -84,31 +79,6 @@ def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Pa
     state = record.views[0].hidden["layer4"].mean(axis=0)
     assert np.allclose(record.embedding, state / np.linalg.norm(state), atol=1e-5)
     assert verify(both).problems == verify(alone).problems == []
-
-
-@pytest.mark.slow
-def test_it_goes_on_after_a_stop(
-    embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one process, and as one of several that share the store."""
-    corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
-    asked: dict[str, Any] = {"head": "embedding", "logits": None, "part_tokens": 300}
-    wanted = open_store(dumped(embedder, corpus, tmp_path / "whole.zarr", **asked))
-    out, whole = tmp_path / "cut.zarr", part_writing.write_part
-
-    def cut(*given: Any) -> None:
-        if given[2].number == 2:
-            raise UserError("the disk is full")
-        whole(*given)
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
-        patch.setattr(part_writing, "write_part", cut)
-        dumped(embedder, corpus, out, **asked)
-    assert dumped(embedder, corpus, out, **asked) == out
-    shared = tmp_path / "shared.zarr"
-    share(dump_options(embedder, corpus, shared, **asked), Shard(0, 1))
-    for path in (out, shared):
-        assert open_store(path).manifest.content() == wanted.manifest.content()
 
 
 @pytest.mark.parametrize(

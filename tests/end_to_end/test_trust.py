@@ -64,18 +64,6 @@ def copied(store: Path, folder: Path) -> Path:
     return target
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ext", FORMATS)
-def test_the_same_dump_gives_the_same_bytes(
-    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
-) -> None:
-    """All but the time of day."""
-    again = tmp_path / f"a.{ext}"
-    dump(options(tiny_teacher("bert"), corpus, again))
-    assert contents(again) == contents(stores[ext])
-    assert len({open_store(path).manifest.content() for path in (again, *stores.values())}) == 1
-
-
 @pytest.mark.parametrize("ext", FORMATS)
 def test_damaged_parts_alone_are_dumped_again(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str

@@ -134,7 +134,7 @@ def test_convert_between_formats(made: Made, tmp_path: Path, one: str, other: st
     assert "exists already" in line and "give another name, or remove what is there" in line
 
 
-@pytest.mark.parametrize("tier", ("topk", "head", "tagging"))
+@pytest.mark.parametrize("tier", ("topk", "next-topk", "head", "tagging"))
 @pytest.mark.parametrize("codec", ("default", "small"))
 def test_recoding_equals_writing_with_the_codec(
     made: Made, tmp_path: Path, tier: str, codec: str
