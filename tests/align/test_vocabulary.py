@@ -193,12 +193,8 @@ def test_special_tokens_by_role_and_by_name() -> None:
     assert set(teacher.roles) == {"cls", "sep", "mask", "pad", "unk"}
     found = vocabulary_map("wordpiece", "unigram")
     names = {
-        "[CLS]": "<s>",
-        "[SEP]": "</s>",
-        "[MASK]": "<mask>",
-        "[PAD]": "<pad>",
-        "[UNK]": "<unk>",
-    }
+        "[CLS]": "<s>", "[SEP]": "</s>", "[MASK]": "<mask>", "[PAD]": "<pad>", "[UNK]": "<unk>",
+    }  # fmt: skip
     for own, name in names.items():
         number = teacher.tokens.index(own)
         assert student.tokens[found.match[number]] == name

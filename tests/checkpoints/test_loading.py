@@ -94,11 +94,8 @@ def configured(**changes: object) -> Callable[[Path], None]:
 
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 600,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-}
+    "vocab_size": 600, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+}  # fmt: skip
 
 
 def t5(folder: Path) -> None:

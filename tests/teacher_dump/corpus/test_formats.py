@@ -30,11 +30,8 @@ def zstd(raw: bytes) -> bytes:
 
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd,
-}
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd,
+}  # fmt: skip
 MOODS = ["neg", "mid", "pos"]
 
 
