@@ -119,6 +119,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another size": (shapeless, "cannot be loaded"),
     "a layer lost": (layerless, "lacks weights of its encoder.*layer.2.*copy the whole"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "cannot be loaded"),
+    "unknown family": (configured(model_type="mystery"), "mystery"),
     "width is a word": (configured(hidden_size="wide"), "cannot be loaded"),
     "no heads": (configured(num_attention_heads=0), "cannot be loaded"),
     "T5": (t5, r"encoder-decoder \(t5\).*choose an encoder"),

@@ -11,16 +11,13 @@ from types import SimpleNamespace
 from typing import Any, assert_type, cast
 
 import pytest
-from click.testing import CliRunner
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.arguments import default_losses, fill_in_decoder, of_vectors
-from teachonce.student_train.cli import GROUPS, describe
-from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.cli import describe
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings.option_fields import MACHINE
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.sweep import main as student_sweep
 from teachonce.support.differences import describe_changes as settings_changed
 from teachonce.support.errors import UserError
 from teachonce.support.options import options_of, scoped
@@ -193,13 +190,6 @@ def test_every_option_says_what_it_is() -> None:
         assert about.help, name
 
 
-def test_the_end_of_the_learning_rate_is_a_rate() -> None:
-    options = TrainOptions(store="a.zarr", lr=1e-3, lr_end=1e-4, schedule="cosine", warmup=0.1)
-    factor = options.schedule_over(100).factor
-    assert [1e-3 * factor(step) for step in (10, 55, 100)] == pytest.approx([1e-3, 5.5e-4, 1e-4])
-    assert options.describing()["lr_end"] == 1e-4
-
-
 def test_a_stage_counts_its_batches_in_its_own_way() -> None:
     stages: tuple[dict[str, Any], ...] = ({"batch_texts": 8}, {"batch_tokens": 99}, {})
     options = TrainOptions(store="a.zarr", stages=stages, batch_texts=4)
@@ -208,25 +198,6 @@ def test_a_stage_counts_its_batches_in_its_own_way() -> None:
     told = options.describing()
     assert (told["batch_texts"], told["batch_tokens"]) == (4, None)
     assert "of 4 x 1 texts in each stage" in describe(options.resolved())
-
-
-def test_adadelta_has_a_rate_of_one() -> None:
-    plain = TrainOptions(store="a.zarr", optimizer="adadelta")
-    assert plain.resolved_lr == 1.0 and replace(plain, lr=0.5).resolved_lr == 0.5
-
-
-def test_help_shows_every_option_once_and_the_ten_that_matter_first() -> None:
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert len(grouped) == len(set(grouped)) and len(next(iter(GROUPS.values()))) == 10
-    commands = {"recipe", "resume", "license", "language", "push_to_hub", "private", "as_json"}
-    every = set(options_of(TrainOptions)) | commands
-    assert set(grouped) == every
-    for command in (student_train, student_sweep):
-        told = CliRunner().invoke(command, ["--help"]).output
-        headings = [line[:-1] for line in told.splitlines() if line in {f"{h}:" for h in GROUPS}]
-        assert headings == list(GROUPS)
-        spelt = {option.opts[0] for option in command.params}
-        assert all(f"\n  {flag}" in told for flag in spelt)
 
 
 def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
