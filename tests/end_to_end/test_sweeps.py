@@ -135,8 +135,6 @@ def test_words_about_where_students_are_trained(
     words: Words = ("--store", store, *SMALL, "--out", out)
     for more, told in (
         (("--ray-gpus", 0.5), "--ray-gpus 0.5: applies only to students on Ray; add --ray"),
-        (("--ray", "host"), "--ray host: expected HOST:PORT"),
-        (("--ray", "local", "--ray-gpus", 1.5), "expected a share of one GPU, or whole GPUs"),
         (("--ray", "local", "--jobs", 2), "--jobs 2 and --ray contradict each other"),
         (("--ray", "local", "--device", "cuda:1"), "--device cuda:1: Ray assigns a GPU"),
     ):

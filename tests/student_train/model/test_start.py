@@ -137,7 +137,6 @@ def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
     for size, chosen, line in (
         ("bert:16x2x2", "1,2", "size of .*grown is 32, but the student's is 16, .* --student"),
         ("bert:32x2x2", "1,2", "the number of heads of .*grown is 4, but the student's is 2"),
-        ("bert:32x2x4", "1,9", "expected 2 numbers .* from 1 to 4"),
         ("bert:32x2x4", "1", "expected 2 numbers"),
         ("modernbert:32x2x4", "1,2", "layers cannot be copied: the teacher's layers"),
     ):

@@ -118,7 +118,6 @@ def test_what_is_no_recipe(own: Path, old: str, new: str, words: list[str]) -> N
 
 
 def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
-    says(refused(main, "--store", "a.zarr", "--recipe", "nonsense"), "nonsense", "--recipe list")
     near = refused(main, "--store", "a.zarr", "--recipe", "kolesnikova-tiny30-mlms")
     says(near, "did you mean kolesnikova-tiny30-mlm?", "--recipe list")
     says(refused(main, "--store", "a.zarr", "--recipe", f"{own}:three"), str(own), "two")
