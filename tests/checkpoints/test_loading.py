@@ -20,8 +20,6 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
     dynamic_module_utils,
 )
 from transformers.utils import logging
@@ -98,11 +96,6 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def t5(folder: Path) -> None:
-    sizes: dict[str, Any] = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2}
-    T5ForConditionalGeneration(T5Config(**SMALL, **sizes)).save_pretrained(folder)
-
-
 def bart(folder: Path) -> None:
     half = {"layers": 2, "attention_heads": 2, "ffn_dim": 16}
     sizes: dict[str, Any] = {
@@ -122,7 +115,6 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown family": (configured(model_type="mystery"), "mystery"),
     "width is a word": (configured(hidden_size="wide"), "cannot be loaded"),
     "no heads": (configured(num_attention_heads=0), "cannot be loaded"),
-    "T5": (t5, r"encoder-decoder \(t5\).*choose an encoder"),
     "BART": (bart, r"encoder-decoder \(bart\).*choose an encoder"),
 }
 
