@@ -57,8 +57,8 @@ def test_a_folder_is_scored_by_its_own_modules(
     assert found["spearman"] == pytest.approx(expected["spearman_cosine"], abs=1e-3)
 
 
-def in_subfolder(folder: Path, name: str) -> None:
-    """Move the transformer of a folder into a subfolder."""
+def in_subfolder(folder: Path, name: str) -> Path:
+    """Move the transformer of a folder into a subfolder; returns the folder."""
     files = [path for path in folder.iterdir() if path.is_file()]
     (folder / name).mkdir()
     for path in files:
@@ -67,9 +67,10 @@ def in_subfolder(folder: Path, name: str) -> None:
     listed = json.loads((folder / MODULES).read_text())
     listed[0]["path"] = name
     (folder / MODULES).write_text(json.dumps(listed))
+    return folder
 
 
-RELATIVE = {"position_embedding_type": "relative_key"}
+RELATIVE: dict[str, Any] = {"position_embedding_type": "relative_key"}
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged": (
         lambda f: (f / "1_Pooling" / CONFIG).write_text("{"),
@@ -82,7 +83,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     # What the library passes over.
     "positions": (lambda f: changed(f, CONFIG, **RELATIVE), "is 'relative_key' in config.json"),
     "positions, in the layout of older releases": (
-        lambda f: (in_subfolder(f, "0_Model"), changed(f, f"0_Model/{CONFIG}", **RELATIVE)),
+        lambda f: changed(in_subfolder(f, "0_Model"), f"0_Model/{CONFIG}", **RELATIVE),
         "is 'relative_key' in config.json",
     ),
     "similarity": (
