@@ -120,7 +120,6 @@ def test_an_unfinished_store_only_when_asked_for(
     before = tree(tmp_path)
     commands: tuple[tuple[click.Command, Words, str], ...] = (
         (student_train, ("--store", path, "--out", out, *TRAINING), f"student in {out}"),
-        (feature_store, ("info", path), "writing"),
         (feature_store, ("show", path, "0"), "sequence 0"),
         (feature_store, ("verify", path), "sound"),
     )
