@@ -161,7 +161,6 @@ def test_bad_inputs_are_refused(
     (tmp_path / "empty.txt").write_text("\n\n")
     said = refused(*words, "--model", near_sighted, "--test", tmp_path / "empty.txt")
     assert "has no text; give a file with one document per line" in said
-    assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
 
 
 @pytest.mark.parametrize("tier", ["topk:16", "head"])

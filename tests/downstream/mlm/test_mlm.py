@@ -316,18 +316,6 @@ def test_words_with_tags_are_read_as_their_words(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "a.text") == ["Bo sang"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"\n \n", "no text"), ("naïve".encode("latin-1"), "not UTF-8"), (None, "cannot be read")],
-)
-def test_wrong_text_files_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_lines(path)
-
-
 def test_masks_depend_on_seed_and_batch_only(make_tokenizer: Callable[[str], Any]) -> None:
     tokenizer = make_tokenizer("wordpiece")
     rows = [{"input_ids": row.tolist()} for row in blocks(tokenizer, SENTENCES, 32, "text")]

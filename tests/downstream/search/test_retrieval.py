@@ -176,7 +176,6 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
         words = ("--task", "retrieval", "--model", folder, "--test", made)
         return refused(*words, "--out", tmp_path / "out")
 
-    assert "cannot be read" in told(lambda made: (made / "queries.jsonl").unlink())
     assert "cannot be read" in told(lambda made: (made / "corpus.jsonl").unlink())
     twice = [{"_id": "a", "text": "x"}] * 2
     assert "line 2: duplicate id 'a'" in told(lambda made: write(made / "corpus.jsonl", twice))
