@@ -197,19 +197,6 @@ def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_small_text_gives_what_it_has(text: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    train_mlm(settings(text, tmp_path / "out", "scratch:16x2x2", vocab="30k"), said.append)
-    pieces = len(AutoTokenizer.from_pretrained(tmp_path / "out"))
-    line = f"vocabulary of {pieces:,} pieces, not 30,000 (--vocab 30k): the text has no more pieces"
-    assert line in said
-
-
-def test_a_vocabulary_smaller_than_the_characters_is_refused() -> None:
-    with pytest.raises(UserError, match="--vocab 3: the text has"):
-        train_tokenizer(SENTENCES, "3", 64)
-
-
 def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teacher, tmp_path: Path) -> None:
     """A last batch of one block counts as one block, not as a whole batch."""
     trainer, held_out = held_out_trainer(tiny_teacher("bert"), 5, tmp_path)
