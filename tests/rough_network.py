@@ -183,13 +183,9 @@ class _Handler(BaseHTTPRequestHandler):
         return found
 
     def _send(
-        self,
-        status: int,
-        headers: list[tuple[str, str]],
-        body: bytes,
-        fault: str = "",
+        self, status: int, headers: list[tuple[str, str]], body: bytes, fault: str = "",
         length: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)

@@ -26,14 +26,7 @@ from tokenizers import (
     trainers,
 )
 
-from teachonce.align import (
-    FlatText,
-    Tokens,
-    Vocabulary,
-    VocabularyMap,
-    align_bytes,
-    align_span,
-)
+from teachonce.align import FlatText, Tokens, Vocabulary, VocabularyMap, align_bytes, align_span
 from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, shared_runs, token_ends
 from teachonce.align.vocabulary import byte_of_character
 from teachonce.support.arrays import Array

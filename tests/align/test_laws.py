@@ -203,8 +203,7 @@ def test_untrimmed_offsets_align_like_trimmed_ones(texts: list[str]) -> None:
                 pair
                 for pair in pairs(align_span(text, side, student))
                 if solid_characters(
-                    texts[side.sequence_of(pair[0][0])],
-                    untrimmed.offsets[slice(*pair[0])].tolist(),
+                    texts[side.sequence_of(pair[0][0])], untrimmed.offsets[slice(*pair[0])].tolist()
                 )
             ]
             for side in (trimmed, untrimmed)

@@ -26,14 +26,9 @@ def settings(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory
     made = (pooling("mean"), normalize())
     model = modules(*made, base=tiny_teacher("bert"), folder=folder / "teacher")
     return Settings(
-        out=folder / "out",
-        model=str(model),
-        max_length=32,
-        vocab="300",
-        student="static:8",
-        epochs=2,
-        every=150,
-    )
+        out=folder / "out", model=str(model), max_length=32, vocab="300", student="static:8",
+        epochs=2, every=150,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -130,13 +125,9 @@ def test_a_decoder_and_its_student_continue_the_same_words(
     monkeypatch.setattr(decoder, "write_passages", lambda path, every: write_corpus(path, 40))
     teacher = save_decoder(tmp_path / "teacher", "Llama")
     settings = decoder.Settings(
-        out=tmp_path / "out",
-        model=teacher,
-        tokens=600,
-        student="llama:32x2x4",
-        vocab="300",
+        out=tmp_path / "out", model=teacher, tokens=600, student="llama:32x2x4", vocab="300",
         epochs=1,
-    )
+    )  # fmt: skip
     models = decoder.demo(settings)
     assert [model.name for model in models] == ["teacher", "student"]
     assert all(len(model.texts) == len(decoder.PROMPTS) for model in models)

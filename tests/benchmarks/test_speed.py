@@ -22,21 +22,12 @@ from teachonce.support.arrays import Array
 from teachonce.teacher_dump.job.dump import DumpSummary, dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.teacher import Activations, Teacher
-from tests.texts import ENGLISH, FRENCH, GERMAN
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("speed") / "lines.txt"
-    lines = [f"{a} {b}" for a in ENGLISH + GERMAN for b in FRENCH + GERMAN[:2]]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def base(tiny_teacher: Callable[..., Path], corpus: str) -> TrainOptions:
-    store = Path(corpus).with_name("store.zarr")
-    small_store(str(tiny_teacher("bert")), corpus, 6000, store)
+def base(tiny_teacher: Callable[..., Path], corpus: Path) -> TrainOptions:
+    store = corpus.with_name("store.zarr")
+    small_store(str(tiny_teacher("bert")), str(corpus), 6000, store)
     return TrainOptions(
         *(str(store),),
         student="16x1x2",
@@ -66,19 +57,13 @@ def test_the_teacher_in_memory_runs_at_every_step(
 
 @pytest.mark.parametrize("features", dumping.FEATURES)
 def test_dumps(
-    features: str,
-    tiny_teacher: Callable[..., Path],
-    corpus: str,
-    monkeypatch: pytest.MonkeyPatch,
+    features: str, tiny_teacher: Callable[..., Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = dumping.FEATURES[features]
     options = DumpOptions(
-        *(str(tiny_teacher("bert")), Path("none.zarr"), (corpus,)),
-        limit=2000,
-        part_tokens=700,
-        precision="fp32",
-        max_length=64,
-    )
+        *(str(tiny_teacher("bert")), Path("none.zarr"), (str(corpus),)), limit=2000,
+        part_tokens=700, precision="fp32", max_length=64,
+    )  # fmt: skip
     options, stored, made = replace(options, **words), Counter[str](), list[DumpSummary]()
     put = dumping.Arrays.put
 
@@ -107,13 +92,13 @@ def test_steps(base: TrainOptions) -> None:
 
 @pytest.mark.slow
 def test_what_a_gpu_is_measured_by(
-    tiny_teacher: Callable[..., Path], corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command itself, on a CPU at toy size."""
     small: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     monkeypatch.setattr(gpu, "random_teacher", partial(random_teacher, **small))
     words = {
-        "model": tiny_teacher("bert"), "corpus": corpus, "tokens": 1500, "vocabulary": 900,
+        "model": tiny_teacher("bert"), "corpus": str(corpus), "tokens": 1500, "vocabulary": 900,
         "layers": 1, "decoder-width": 64, "decoder-layers": 1, "part-tokens": 700,
         "dump-batch": 512, "student": "16x1x2", "vocab": 200, "batch-tokens": 1000, "steps": 4,
         "device": "cpu", "precision": "fp32", "repeats": 1,

@@ -32,35 +32,20 @@ def stores(
     corpus = write_corpus(folder / "corpus.txt", 40)
     return {
         codec: dumped(
-            tiny_teacher("bert"),
-            corpus,
-            folder / f"{codec}.zarr",
-            codec=codec,
-            views=2,
-            hidden="mean,groups:2",
-            logits=f"topk:{KEPT}",
-            batch_tokens=1,
+            tiny_teacher("bert"), corpus, folder / f"{codec}.zarr", codec=codec, views=2,
+            hidden="mean,groups:2", logits=f"topk:{KEPT}", batch_tokens=1,
         )
         for codec in ("exact", "default")
-    }
+    }  # fmt: skip
 
 
 def curve(
     store: FeatureStore, source: Any, align: str, view: int, **batches: Any
 ) -> tuple[Curve, dict[str, float]]:
     options = TrainOptions(
-        store=store.path,
-        vocab="500",
-        student="32x2x4",
-        align=align,
-        loss=LOSSES,
-        view=view,
-        steps=STEPS,
-        eval_every=STEPS,
-        **batches,
-        held_out=0.1,
-        device="cpu",
-    ).resolved()
+        store=store.path, vocab="500", student="32x2x4", align=align, loss=LOSSES, view=view,
+        steps=STEPS, eval_every=STEPS, **batches, held_out=0.1, device="cpu",
+    ).resolved()  # fmt: skip
     student, collator, _ = prepare(options, store)
     steps: Curve = []
     done = train(source, student, collator, options, on_step=lambda _, found: steps.append(found))
@@ -84,13 +69,9 @@ STANDING_STILL = {"batch_tokens": 512, "lr": 1e-12}
     ],
 )
 def test_same_losses(
-    stores: dict[str, Path],
-    tiny_teacher: Callable[[str], Path],
-    align: str,
-    view: int,
-    batches: dict[str, Any],
-    bound: float,
-) -> None:
+    stores: dict[str, Path], tiny_teacher: Callable[[str], Path], align: str, view: int,
+    batches: dict[str, Any], bound: float,
+) -> None:  # fmt: skip
     """`bound` is the relative error allowed to codec default; `exact` has EXACT."""
     exact, default = (open_store(stores[codec]) for codec in ("exact", "default"))
     teacher = load_teacher(str(tiny_teacher("bert")), hidden="mean,groups:2", attention="mean")

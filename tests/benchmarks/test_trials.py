@@ -29,13 +29,9 @@ def base(tiny_teacher: Callable[..., Path], corpus: Path) -> TrainOptions:
     vocabulary = corpus.with_name("vocabulary")
     student_tokenizer("200", open_store(store)).save_pretrained(vocabulary)
     return TrainOptions(
-        store=str(store),
-        vocab=str(vocabulary),
-        student="16x1x2",
-        steps=3,
-        batch_tokens=256,
+        store=str(store), vocab=str(vocabulary), student="16x1x2", steps=3, batch_tokens=256,
         held_out=0.2,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,7 @@ def rows_of(results: Path) -> list[list[str]]:
 
 @pytest.mark.apart
 def test_decoders_of_each_start_and_loss(
-    tiny_teacher: Callable[..., Path],
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoders, "HELD_OUT", slice(0, 2000))
     monkeypatch.setattr(decoders, "BATCH", 256)

@@ -118,10 +118,6 @@ Spoil = Callable[[Path], Any]
             "transformer_task is 'text-generation'",
         ),
         (
-            lambda f: changed(f, LENGTHS, modality_config={"message": {}, "text": {}}),
-            "reads texts as chat messages",
-        ),
-        (
             lambda f: (f / "modules.json").write_text(
                 '[{"type": "sentence_transformers.X.Transformer", "path": ""},'
                 ' {"type": "sentence_transformers.X.LogitScore", "path": "1"}]'

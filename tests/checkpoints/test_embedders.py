@@ -57,16 +57,8 @@ def test_a_folder_is_scored_by_its_own_modules(
     assert found["spearman"] == pytest.approx(expected["spearman_cosine"], abs=1e-3)
 
 
-def test_a_damaged_folder_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
-    (folder / "1_Pooling" / "config.json").write_text("{")
-    pairs = alike(tmp_path / "test.tsv", 8, 0)
-    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
-    assert "sentence-transformers cannot load it" in refused(*words, "--out", tmp_path / "out")
-
-
-def in_subfolder(folder: Path, name: str) -> None:
-    """Move the transformer of a folder into a subfolder."""
+def in_subfolder(folder: Path, name: str) -> Path:
+    """Move the transformer of a folder into a subfolder; returns the folder."""
     files = [path for path in folder.iterdir() if path.is_file()]
     (folder / name).mkdir()
     for path in files:
@@ -75,38 +67,40 @@ def in_subfolder(folder: Path, name: str) -> None:
     listed = json.loads((folder / MODULES).read_text())
     listed[0]["path"] = name
     (folder / MODULES).write_text(json.dumps(listed))
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("file", "fields", "line"),
-    (
-        (CONFIG, {"position_embedding_type": "relative_key"}, "is 'relative_key' in config.json"),
-        (
-            f"0_Transformer/{CONFIG}",
-            {"position_embedding_type": "relative_key"},
-            "is 'relative_key' in config.json",
-        ),
-        (SETTINGS, {"similarity_fn_name": "euclidean"}, "compared by euclidean"),
+RELATIVE: dict[str, Any] = {"position_embedding_type": "relative_key"}
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "damaged": (
+        lambda f: (f / "1_Pooling" / CONFIG).write_text("{"),
+        "sentence-transformers cannot load it",
     ),
-)
-def test_what_the_library_passes_over_is_refused(
-    tiny_teacher: Teacher, tmp_path: Path, file: str, fields: dict[str, Any], line: str
+    "no pooling": (
+        lambda f: (f / MODULES).write_text(json.dumps(json.loads((f / MODULES).read_text())[:1])),
+        "no pooling in it (modules.json), so it gives no vector of a text; save it with",
+    ),
+    # What the library passes over.
+    "positions": (lambda f: changed(f, CONFIG, **RELATIVE), "is 'relative_key' in config.json"),
+    "positions, in the layout of older releases": (
+        lambda f: changed(in_subfolder(f, "0_Model"), f"0_Model/{CONFIG}", **RELATIVE),
+        "is 'relative_key' in config.json",
+    ),
+    "similarity": (
+        lambda f: changed(f, SETTINGS, similarity_fn_name="euclidean"), "compared by euclidean",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_what_cannot_be_scored_is_refused_in_a_line(
+    tiny_teacher: Teacher, tmp_path: Path, case: str
 ) -> None:
+    spoil, line = SPOILED[case]
     folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
-    if "/" in file:  # the layout of older releases
-        in_subfolder(folder, file.partition("/")[0])
-    changed(folder, file, **fields)
-    pairs = alike(tmp_path / "test.tsv", 8, 0)
-    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
-    assert line in refused(*words, "--out", tmp_path / "out")
-
-
-def test_a_folder_that_makes_no_vector_is_one_line(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    folder = modules(base=tiny_teacher("bert"), folder=tmp_path / "model")
-    pairs = alike(tmp_path / "test.tsv", 8, 0)
-    words = ("--task", "sts", "--as-is", "--model", folder, "--test", pairs)
-    line = refused(*words, "--out", tmp_path / "out")
-    assert "no pooling in it (modules.json), so it gives no vector of a text; save it with" in line
+    spoil(folder)
+    words = ("--task", "sts", "--as-is", "--model", folder, "--out", tmp_path / "out")
+    assert line in refused(*words, "--test", alike(tmp_path / "test.tsv", 8, 0))
 
 
 def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path) -> None:

@@ -15,12 +15,7 @@ from typing import Any
 import pytest
 
 from teachonce.checkpoints import names as checkpoint_names
-from teachonce.checkpoints.names import (
-    corpus_of,
-    resolve_model,
-    resolve_teacher,
-    resolve_vectors,
-)
+from teachonce.checkpoints.names import corpus_of, resolve_model, resolve_teacher, resolve_vectors
 from teachonce.support.errors import UserError
 
 
@@ -61,11 +56,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        (
-            "scores.json",
-            {"task": "mlm", "model": "base"},
-            "`downstream --task mlm` .* scored, base",
-        ),
+        ("scores.json", {"task": "mlm", "model": "base"}, "`downstream --task mlm` .* scored, bas"),
         ("scores.json", [], "the results of `downstream` .* not a model; .* was scored$"),
         (
             "scores.json",

@@ -59,12 +59,9 @@ BEHIND: dict[str, Callable[[], list[Any]]] = {
 
 
 def library(
-    folder: Path,
-    texts: list[str],
-    prompt: str | None = None,
-    batch: int = 3,
+    folder: Path, texts: list[str], prompt: str | None = None, batch: int = 3,
     longest: int | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu")
@@ -88,15 +85,10 @@ def test_a_folder_is_read_as_it_is(
     corpus = texts_of(tmp_path / "a.txt")
     store = open_store(
         dumped(
-            folder,
-            corpus,
-            tmp_path / "a.zarr",
-            head="embedding",
-            logits=None,
-            prompt=prompt,
+            folder, corpus, tmp_path / "a.zarr", head="embedding", logits=None, prompt=prompt,
             codec="exact",
         )  # fmt: skip
-    )
+    )  # fmt: skip
     wanted = library(folder, list(ENGLISH[:12]), prompt)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     spec = store.features.embedding
@@ -189,16 +181,10 @@ def test_decoders_pool_their_last_token(
     folder = modules(*behind, base=base, folder=tmp_path / "m", prompts=PROMPTS)
     store = open_store(
         dumped(
-            folder,
-            texts_of(tmp_path / "a.txt"),
-            tmp_path / "a.h5",
-            head="embedding",
-            logits=None,
-            prompt="query",
-            codec="exact",
-            hidden="layer:4",
+            folder, texts_of(tmp_path / "a.txt"), tmp_path / "a.h5", head="embedding", logits=None,
+            prompt="query", codec="exact", hidden="layer:4",
         )  # fmt: skip
-    )
+    )  # fmt: skip
     wanted = library(folder, list(ENGLISH[:12]), "query", batch=1)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     last = store[0].views[0].hidden["layer4"][-1]
@@ -325,10 +311,7 @@ def test_modules_that_are_none_of_ours(tiny_teacher: TinyTeacher, tmp_path: Path
     listed = json.loads((folder / "modules.json").read_text())
     for changes, told in (
         ({"type": "x.Pooling"}, "module '1_Pooling' is x.Pooling, a class of another package"),
-        (
-            {"type": "sentence_transformers.models.Dropout"},
-            "no pooling in it",
-        ),
+        ({"type": "sentence_transformers.models.Dropout"}, "no pooling in it"),
         ({"path": "../1_Pooling"}, "which leads out of the folder"),
     ):
         text = json.dumps([listed[0], listed[1] | changes])

@@ -111,14 +111,8 @@ def make(name: str) -> list[list[str]]:
         return [["teacher-dump", "--model", "my-teacher", "--corpus", "novels.txt", "--out", name]]
     if name == "decoder":
         dump = [
-            "teacher-dump",
-            "--model",
-            "my-decoder",
-            "--corpus",
-            "novels.txt",
-            "--out",
-            "c.zarr",
-        ]
+            "teacher-dump", "--model", "my-decoder", "--corpus", "novels.txt", "--out", "c.zarr",
+        ]  # fmt: skip
         train = ["student-train", "--store", "c.zarr", "--student", "llama:64x1x2"]
         return [[*dump, "--attention", "none"], [*train, "--vocab", "400", "--out", name]]
     train = ["student-train", "--vocab", "5k", "--student", "64x2x2", "--out", name, "--store"]

@@ -63,14 +63,6 @@ def test_python_refuses_what_the_command_line_refuses(
     assert str(printed.value) == message
 
 
-def test_a_url_is_refused_by_every_option_with_a_path() -> None:
-    url = "s3://bucket/a.tsv"
-    of_paths = ("train", "dev", "test", "out", "store", "candidates")
-    for words in ([], *([f"--{name}"] for name in of_paths)):
-        line = refused("--task", "classify", *words, url)
-        assert f"{url}: is a URL, expected a path on this machine" in line, words
-
-
 @pytest.mark.parametrize(
     "words", ["--epochs 0", "--lr 0", "--lr inf", "--max-length 7", "--stride -1", "--mask-prob 1"]
 )

@@ -70,15 +70,8 @@ def test_a_masked_lm_goes_on_with_its_run(
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("\n".join(SENTENCES * 3), encoding="utf-8")
     words: Words = (
-        "--task",
-        "mlm",
-        "--model",
-        tiny_teacher("bert"),
-        "--train",
-        text,
-        "--dev",
-        text,
-    )
+        "--task", "mlm", "--model", tiny_teacher("bert"), "--train", text, "--dev", text,
+    )  # fmt: skip
     words += ("--test", text, "--steps", "12", "--batch-size", "2", "--max-length", "16")
     words += ("--evaluate-every", "4", "--out", out, "--log", "wandb")
     step = MlmTrainer.training_step

@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.processes import in_small_parts
@@ -16,10 +17,10 @@ READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 CANNOT = 77  # exit code where this machine allows no mounts
 
 
-def run(module: str, *words: str | Path | int) -> int:
-    """The exit code of a command in this process."""
+def exit_code(run: Callable[..., object], module: str, *words: str | Path | int) -> int:
+    """The exit code of a command that `run` calls in this process."""
     try:
-        in_small_parts(module, *words)
+        run(module, *words)
     except SystemExit as end:
         return int(end.code or 0)
     raise AssertionError("a command ends its process")
@@ -40,11 +41,11 @@ def on_full_disk(
     on_own_disk(disk, size)
     with (disk / "ballast").open("wb") as file:
         file.write(bytes(size - free))
-    first = run(module, *words)
+    first = exit_code(in_small_parts, module, *words)
     print(f"first: {first}", flush=True)
     (disk / "ballast").unlink()
     begun = (disk / "student" / "training.json").exists()
-    second = run(module, *words, *([more] if more and begun else []))
+    second = exit_code(in_small_parts, module, *words, *([more] if more and begun else []))
     print(f"second: {second}", flush=True)
     shutil.copytree(disk, copy)
 

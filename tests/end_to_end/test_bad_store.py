@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +15,6 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, tree
 from tests.store.dying import unsealed
-
-
-def later_version(path: Path) -> None:
-    if path.suffix == ".h5":
-        with h5py.File(path, "r+") as file:
-            file.attrs["version"] = 3
-    else:
-        root = json.loads((path / "zarr.json").read_text())
-        root["attributes"]["version"] = 3
-        (path / "zarr.json").write_text(json.dumps(root))
 
 
 def truncated(path: Path) -> None:
@@ -71,7 +60,6 @@ def flipped(path: Path) -> None:
 
 
 STORES: dict[Callable[[Path], None], tuple[str, ...]] = {
-    later_version: ("version 3", "reads versions 1 and 2"),
     truncated: ("not ", "`feature-store repair {}`"),
     truncated_array: ("parts/1/view0/hidden/mean/values", "`feature-store verify {}`"),
     missing_part: ("parts/1", "damaged", "`feature-store verify {}`"),
@@ -141,10 +129,7 @@ def test_no_store(tmp_path: Path, corpus: Path, name: str) -> None:
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_torn_part_of_an_unfinished_store(
-    tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
-    corpus: Path,
-    ext: str,
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path, ext: str
 ) -> None:
     """The line names what to type, and then the dump goes on and is the same."""
     path = tmp_path / f"store.{ext}"

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.checkpoints.declared import suggested_decoder
 from teachonce.store import open_store
-from teachonce.student_export.cli import main as student_export
 from teachonce.student_train.arguments import checked_from, default_losses
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
@@ -116,8 +115,6 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     read = tokenizer("The old sea", return_tensors="pt")
     made = model.generate(**read, max_new_tokens=5, do_sample=False)
     assert len(made[0]) == read["input_ids"].shape[1] + 5
-    said = refused(student_export, out, "--to", "torchscript", "--out", tmp_path / "x")
-    says(said, "does not export decoders; give --to onnx or gguf")
     card = (out / "README.md").read_text()
     assert "AutoModelForCausalLM" in card and "text-generation" in card
     assert "| lr |" in card
@@ -184,7 +181,6 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--loss", "kl=1,next=1"), ("--loss kl", "a decoder", "next, kl-next")),
         (("--align", "kl-next=span"), ("--align kl-next=span", "white space", "kl-next=bytes")),
         (("--align", "reduce"), ("--align reduce", "white space", "give bytes")),
-        (("--align", "span"), ("--align span", "white space", "give bytes")),
         (("--mask-prob", "0.3"), ("--mask-prob 0.3", "a decoder", "leave it out")),
         (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave it out")),
         (("--vocab", "words"), ("--vocab words", "every byte")),
@@ -196,7 +192,6 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--student", "32x2x4", "--loss", "next"), ("--loss next", "not a decoder", "mlm")),
         (("--student", "./nowhere"), ("--student ./nowhere: no such folder", "128x2x2")),
         (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L with a number",)),
-        (("--student", "llama:32x2x4x64x3"), ("4 heads are not a multiple of 3",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),
         (("--view", "1"), ("--view 1", "a decoder", "leave it out")),
         (("--prune-to", "300"), ("--prune-to 300", "a decoder", "pruned:SIZE")),
@@ -271,8 +266,6 @@ def test_random_draws_train_forwards_only(
     words = ("--store", drawn, "--student", "llama:32x1x4", "--vocab", "300", *SHORT)
     said = refused(student_train, *words, "--loss", "reverse-kl", "--out", tmp_path / "reverse")
     says(said, "--loss reverse-kl", "random draws", "kl-next")
-    said = refused(student_train, *words, "--loss", "jsd:0.3", "--out", tmp_path / "reverse")
-    says(said, "--loss jsd:0.3", "random draws", "kl-next")
     assert "0.33 kl-next + 0.33 alm" in ok(student_train, *words, "--out", tmp_path / "forward")
 
 
@@ -293,9 +286,7 @@ def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
     spec = replace(old.features.logits, observed=False)
     old.features = replace(old.features, logits=spec)
     options = TrainOptions(str(store), student="llama:32x1x4", loss={"alm": 1.0})
-    with pytest.raises(
-        UserError, match=r"--loss alm: .*logits.observed.* use kl-next, or make the store"
-    ):
+    with pytest.raises(UserError, match=r"--loss alm: .*logits.observed.* use kl-next, or make th"):
         checked_plan(options, old)
     assert "`valid_jsd:0.3` is in nats" in (out / "README.md").read_text()
 

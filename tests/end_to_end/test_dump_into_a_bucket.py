@@ -23,13 +23,8 @@ def test_a_dump_into_a_bucket(
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
     words: list[str | Path | int] = [
-        "--model",
-        tiny_teacher("bert"),
-        "--corpus",
-        corpus,
-        "--limit",
-        600,
-    ]
+        "--model", tiny_teacher("bert"), "--corpus", corpus, "--limit", 600,
+    ]  # fmt: skip
     words += ["--logits", "topk:4", "--no-weights", "--device", "cpu"]
     with running_s3():
         said = ok(teacher_dump, *words, "--out", URL)

@@ -20,7 +20,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import STUDENT, Words, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.student_train.support import prepared
@@ -262,9 +262,6 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
         "--combine", "outputs",
     )  # fmt: skip
     says(line, "--combine outputs: --loss embedding compares with the vectors of one teacher")
-    line = refused(student_train, "--store", stores(), "--out", tmp_path / "s", *STUDENT,
-                   "--vocab", "450", "--loss", "hidden=1")  # fmt: skip
-    says(line, "has no hidden states")
     with pytest.raises(UserError, match="did you mean embedding. there are .* in-batch"):
         TrainOptions(store="a.zarr", loss={"embeddings": 1.0})
 

@@ -28,18 +28,11 @@ FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--de
 STEPS = 12
 SETTINGS = (
     *(
-        "--vocab",
-        500,
-        *STUDENT,
-        "--student",
-        "bert:32x2x4",
-        "--loss",
-        "mlm=1,hidden=1",
-        "--held-out",
-        0.1,
+        "--vocab", 500, *STUDENT, "--student", "bert:32x2x4", "--loss", "mlm=1,hidden=1",
+        "--held-out", 0.1,
     ),
     *("--steps", STEPS, "--checkpoint-every", 2),
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -202,10 +202,7 @@ def test_one_vocabulary_for_one_text(store: Path) -> None:
 
 @pytest.mark.parametrize("ext", [pytest.param("zarr", marks=pytest.mark.slow), "h5"])
 def test_killed_dump(
-    tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    ext: str,
+    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, ext: str
 ) -> None:
     corpus, model = write_corpus(tmp_path / "corpus.txt", 50), tiny_teacher("bert")
     (tmp_path / "whole").mkdir()

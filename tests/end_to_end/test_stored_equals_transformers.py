@@ -96,17 +96,10 @@ def test_features(
     corpus = write_corpus(tmp_path / "corpus.txt", 14, SENTENCES)
     store = open_store(
         dumped(
-            tiny_teacher(kind),
-            corpus,
-            tmp_path / f"store.{ext}",
-            codec=codec,
-            views=2,
-            seed=SEED,
-            hidden="mean,groups:2",
-            max_length=48,
-            part_tokens=200,
+            tiny_teacher(kind), corpus, tmp_path / f"store.{ext}", codec=codec, views=2, seed=SEED,
+            hidden="mean,groups:2", max_length=48, part_tokens=200,
         )
-    )
+    )  # fmt: skip
     assert store.meta["parts"] > 1
     plain = Plain(tiny_teacher(kind))
     for record in sampled(store):
@@ -189,17 +182,12 @@ def test_draws(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     stores = [
         open_store(
             dumped(
-                tiny_teacher("bert"),
-                corpus,
-                tmp_path / f"{name}.zarr",
-                logits="sample:50",
-                hidden="none",
-                attention="none",
-                batch_tokens=batch_tokens,
+                tiny_teacher("bert"), corpus, tmp_path / f"{name}.zarr", logits="sample:50",
+                hidden="none", attention="none", batch_tokens=batch_tokens,
             )
         )
         for name, batch_tokens in (("a", 128), ("b", 128), ("c", 2048))
-    ]
+    ]  # fmt: skip
     plain = Plain(tiny_teacher("bert"))
     drawn = [np.concatenate([counts_of(record) for record in store]) for store in stores]
     assert (drawn[0].sum(axis=1) == 50).all()
@@ -229,14 +217,10 @@ def test_logits_of_a_slice_from_the_head(
     corpus = write_corpus(tmp_path / "corpus.txt", 8)
     store = open_store(
         dumped(
-            tiny_teacher(kind),
-            corpus,
-            tmp_path / "store.h5",
-            logits="head",
-            hidden="none",
+            tiny_teacher(kind), corpus, tmp_path / "store.h5", logits="head", hidden="none",
             codec=codec,
         )
-    )
+    )  # fmt: skip
     plain, (weight, bias) = Plain(tiny_teacher(kind)), store.head()
     pieces = np.arange(5, store.features.vocabulary, 7)
     for record in sampled(store):

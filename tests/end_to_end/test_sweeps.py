@@ -68,8 +68,6 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
         'lr = {low = 1e-4, high = 1e-2, log = true}\nloss = [["mlm"], ["mlm", "kl=0.5"]]'
     )
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out)
-    says(refused(student_sweep, *words), f"{grid}: lr: a range needs --trials N")
-    assert not out.exists()
     first = ok(student_sweep, *words, "--trials", 2)
     assert "[2] lr" in first and states(out) == ["finished"] * 2
     said = ok(student_sweep, *words, "--trials", 3)
@@ -82,13 +80,6 @@ def test_a_search(tmp_path: Path, store: Path) -> None:
     assert len(rates) == 3 and all(1e-4 <= rate <= 1e-2 for rate in rates)
     best = min(read(out, "sweep.json"), key=lambda row: row["valid_mlm_per_character"])
     assert f"best      {best['folder']}" in said
-    grid.write_text("lr = {low = 0.1, high = 1}")
-    says(
-        refused(student_sweep, *words, "--trials", 2),
-        "other ranges (",
-        "lr.low was",
-        "another --out",
-    )
 
 
 def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Path) -> None:
@@ -144,8 +135,6 @@ def test_words_about_where_students_are_trained(
     words: Words = ("--store", store, *SMALL, "--out", out)
     for more, told in (
         (("--ray-gpus", 0.5), "--ray-gpus 0.5: applies only to students on Ray; add --ray"),
-        (("--ray", "host"), "--ray host: expected HOST:PORT"),
-        (("--ray", "local", "--ray-gpus", 1.5), "expected a share of one GPU, or whole GPUs"),
         (("--ray", "local", "--jobs", 2), "--jobs 2 and --ray contradict each other"),
         (("--ray", "local", "--device", "cuda:1"), "--device cuda:1: Ray assigns a GPU"),
     ):
@@ -182,17 +171,10 @@ NO_TASKS: list[tuple[str, ...]] = [
     ("[tasks.mood]\ntask = 'ner'\nsave = 3", "[tasks.mood] save 3: expected true or false"),
     ("[tasks.text]\ntask = 'mlm'\ntrain = 'novels.txt'\nvocab = '1k'", "[tasks.text] vocab"),
     ("[tasks.mood]\ntask = 'table'", "[tasks.mood] task table does not take model"),
-    (
-        "[tasks.mood]\ntask = 'classify'",
-        "[tasks.mood] task classify needs train, or as_is",
-    ),
+    ("[tasks.mood]\ntask = 'classify'", "[tasks.mood] task classify needs train, or as_is"),
     (f"{CLASSIFY}'gone.tsv'", "[tasks.mood] dev gone.tsv: no such file or folder"),
     (f"{CLASSIFY}'novels.txt'", "[tasks.mood] dev novels.txt: expected a file that ends in"),
-    (
-        f"{CLASSIFY}'table.tsv'\nlabel_column = 'x'",
-        "[tasks.mood] train table.tsv, ",
-        "column 'x'",
-    ),
+    (f"{CLASSIFY}'table.tsv'\nlabel_column = 'x'", "[tasks.mood] train table.tsv, ", "column 'x'"),
     (
         f"{CLASSIFY}'table.tsv'\n[models]\nteacher = 'my-techer'",
         "[models] teacher: model 'my-techer': no such folder",

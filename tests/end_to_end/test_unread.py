@@ -29,22 +29,13 @@ def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
         (("bert",), (), {}, "--logits none --attention none"),
         (("bert",), ("--hidden", "none", "--attention", "none"), {}, ""),
         (("gpt2",), (), {"student": "llama:16x1x2"}, "--hidden none --attention none"),
-        (
-            ("distilbert", "classification", ("a", "b")),
-            (),
-            {},
-            "--attention none",
-        ),
+        (("distilbert", "classification", ("a", "b")), (), {}, "--attention none"),
     ],
 )
 def test_a_dump_says_what_no_default_loss_reads(
-    teacher: tuple[Any, ...],
-    more: tuple[str, ...],
-    given: dict[str, str],
-    unread: str,
-    tiny_teacher: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
+    teacher: tuple[Any, ...], more: tuple[str, ...], given: dict[str, str], unread: str,
+    tiny_teacher: Callable[..., Path], tmp_path: Path,
+) -> None:  # fmt: skip
     path, said = dump(tiny_teacher(*teacher), tmp_path, *more)
     with open_store(path) as store:
         kind = store.task.output_kind if store.task else None

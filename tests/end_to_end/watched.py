@@ -22,13 +22,9 @@ class Done(NamedTuple):
 
 
 def processes(
-    count: int,
-    module: str,
-    words: Words,
-    folder: Path,
-    gradients: Path | None = None,
+    count: int, module: str, words: Words, folder: Path, gradients: Path | None = None,
     stopped: int | None = None,
-) -> Done:
+) -> Done:  # fmt: skip
     """Run the `main` of a module in `count` processes that train together.
 
     Each keeps the gradient of its first step in the file `gradients`.RANK; number `stopped` gets a

@@ -109,14 +109,9 @@ def edited(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _dumped(
-    teacher: Path,
-    work: Path,
-    kind: str,
-    edit: str,
-    moment: int,
-    limit: int | None,
+    teacher: Path, work: Path, kind: str, edit: str, moment: int, limit: int | None,
     chance: random.Random,
-) -> str:
+) -> str:  # fmt: skip
     lines = [" ".join(chance.choices(WORDS, k=5)) + f" {n}" for n in range(LINES)]
     (work / "text").mkdir()
     path = work / "text" / f"train{'.jsonl' if kind == 'hf' else kind}"

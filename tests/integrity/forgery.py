@@ -213,12 +213,7 @@ def _tried(forged: Path, expected: dict[str, str]) -> tuple[str, object]:
 
 
 def in_process(
-    folder: Path,
-    ext: str,
-    seed: int,
-    count: int,
-    module: str = FORGERY,
-    hows: Hows = HOW,
+    folder: Path, ext: str, seed: int, count: int, module: str = FORGERY, hows: Hows = HOW
 ) -> dict[str, Any]:
     """`fuzz` of a module in processes of their own, which what is forged may crash: that is among
     `wrong`, and the next process goes on behind it."""

@@ -19,7 +19,7 @@ import click
 
 from harness.processes import command, finish, fork
 from teachonce.store.tools.verify import verify
-from tests.end_to_end.disks import CANNOT, on_own_disk
+from tests.end_to_end.disks import CANNOT, exit_code, on_own_disk
 from tests.end_to_end.support import STUDENT, write_corpus
 from tests.integrity.support import content_of, save_teacher
 
@@ -186,21 +186,12 @@ def on_small_disk(
         for number in range(max(0, room.f_favail - free)):
             (disk / "ballast" / str(number)).touch()
     module = case.command.module
-    first = ended(module, case.words(given, disk))
+    first = exit_code(command, module, *case.words(given, disk))
     print(f"first: {first}", flush=True)
     shutil.rmtree(disk / "ballast")
-    second = first and ended(module, case.words(given, disk, again=True))
+    second = first and exit_code(command, module, *case.words(given, disk, again=True))
     print(f"second: {second}", flush=True)
     shutil.copytree(disk, copy, symlinks=True)
-
-
-def ended(module: str, words: Words) -> int:
-    """The exit code of a command in this process."""
-    try:
-        command(module, *words)
-    except SystemExit as end:
-        return int(end.code or 0)
-    raise AssertionError("a command ends its process")
 
 
 def problem_of(said: str, code: int) -> str:

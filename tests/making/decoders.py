@@ -23,12 +23,9 @@ def random_llama(pieces: int, width: int = 32, layers: int = 2, heads: int = 4) 
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=pieces,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
+        vocab_size=pieces, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
         num_attention_heads=heads,
-    )
+    )  # fmt: skip
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -43,15 +40,10 @@ def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: A
         tokenizer.add_special_tokens({"bos_token": bos, "eos_token": bos})
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
     sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": MAX_LENGTH,
-        "initializer_range": 0.2,
-    }
+        "vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64,
+        "max_position_embeddings": MAX_LENGTH, "initializer_range": 0.2,
+    }  # fmt: skip
     config = getattr(transformers, f"{family}Config")(
         **{**ends, **sizes, **FAMILIES[family], **changes}
     )

@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store import (
-    EmbeddingSpec,
-    Features,
-    LogitsSpec,
-    Sequences,
-    StoreWriter,
-    TaskSpec,
-)
+from teachonce.store import EmbeddingSpec, Features, LogitsSpec, Sequences, StoreWriter, TaskSpec
 from teachonce.store.format.features import ROLES, TASKS, UNLISTED_ROLE
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.arrays import Array

@@ -53,11 +53,7 @@ def by_node(script: Path, folder: Path, *texts: str) -> list[Any]:
 @pytest.mark.apart
 @pytest.mark.parametrize("kind", [*KINDS, "embedder"])
 def test_node_answers_as_student_predict(
-    kind: str,
-    script: Path,
-    tiny_teacher: Teacher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, script: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`apart`, as it fetches transformers.js from npm."""
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)

@@ -91,9 +91,7 @@ def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, A
 
 @pytest.fixture(scope="module")
 def students(
-    shallow: Path,
-    make_tokenizer: MakeTokenizer,
-    tmp_path_factory: pytest.TempPathFactory,
+    shallow: Path, make_tokenizer: MakeTokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """A student of each kind of answers."""
     root, tokenizer = tmp_path_factory.mktemp("students"), make_tokenizer("wordpiece")
@@ -197,9 +195,7 @@ def test_an_export_answers_as_its_student(
         task["features"]["task"] = {"kind": "classification"}  # of single texts
         (folder / "training.json").write_text(json.dumps(record))
         assert "is a pair, and the student reads single" in refused(folder, pair, "--pairs")
-        with pytest.raises(
-            AssertionError, match="<stdin>, line 2: expected two texts with a TAB between"
-        ):
+        with pytest.raises(AssertionError, match="<stdin>, line 2: expected two texts with a TAB"):
             by_code(program, f"{pair}\nno tab\n")
 
 
@@ -304,22 +300,9 @@ def test_words_have_the_tag_of_their_first_piece(students: dict[str, Path]) -> N
 def test_words_of_any_script() -> None:
     text = "Don't (visit) U.S., 1,000.5 – हिन्दी 東京 [MASK] x_"
     words = [
-        "Don't",
-        "(",
-        "visit",
-        ")",
-        "U.S",
-        ".",
-        ",",
-        "1,000.5",
-        "–",
-        "हिन्दी",
-        "東",
-        "京",
-        "[MASK]",
-        "x",
-        "_",
-    ]
+        "Don't", "(", "visit", ")", "U.S", ".", ",", "1,000.5", "–", "हिन्दी", "東", "京", "[MASK]",
+        "x", "_",
+    ]  # fmt: skip
     assert [text[begin:end] for begin, end in word_spans(text, "[MASK]")] == words
     assert word_spans(" ") == []
 
@@ -382,7 +365,6 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
     [
         ("classifier", [""], "the texts: has no text; give TEXT, --input FILE or lines on stdin"),
         ("classifier", [], "stdin: has no text"),
-        ("classifier", ["--input", "missing.txt"], "--input missing.txt: cannot be read: No such"),
         ("classifier", ["a", "--input", "b.txt"], "give texts on the command line or --input"),
         ("classifier", ["a", "--pairs"], "TEXT 1: expected two texts with a TAB between them"),
         ("classifier", ["a", "--file", "onnx/model.onnx"], "is not an export (export.json)"),
@@ -507,4 +489,3 @@ def test_an_export_that_was_changed_is_one_line(
     # An export has no weights that a pipeline of transformers could load.
     changed(tmp_path, "export.json", kind="causal", inputs=[*INPUT_NAMES[:2]], max_length=16)
     assert "run it as its README.md shows" in refused(tmp_path, "a")
-    assert "no such folder" in refused(tmp_path / "nowhere", "a")

@@ -109,9 +109,7 @@ def test_the_distiller_gives_both_sides_of_each_loss(batches: StudentBatches) ->
             torch.testing.assert_close(formula(*arguments), losses[name], rtol=0, atol=0)
         weighted = sum(losses.values())
         torch.testing.assert_close(distiller.weighted(losses), weighted)
-    with pytest.raises(
-        ValueError, match="no loss 'hard' is trained; there are mlm, hidden, attention, kl"
-    ):
+    with pytest.raises(ValueError, match="no loss 'hard' is trained; there are mlm, hidden, atten"):
         sides.of("hard")
     assert batches.validate(distiller)["valid_loss"] > 0
     assert sum(batch.tokens for batch in batches.held_out()) > 0
@@ -143,9 +141,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
     assert distiller(batch)["hidden"].requires_grad
     own, teacher = distiller.sides(batch).of("hidden")[0]
     assert own.shape == teacher.shape == (len(batch.aligned["span"].runs.begin), 32)
-    with pytest.raises(
-        UserError, match=r"Own: has no method logits\(states\).*choose losses on hidden st"
-    ):
+    with pytest.raises(UserError, match=r"Own: has no method logits\(states\).*choose losses on h"):
         StudentBatches(batches.store, batches.tokenizer, loss={"mlm": 1.0}).distiller(Own())(batch)
     with pytest.raises(UserError, match="Own: your own module has no attention maps"):
         batches.distiller(Own())(batch)
@@ -158,13 +154,8 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (
-            {"lr": 1.0},
-            "no setting 'lr'; there are align, batch_texts, batch_tokens, data, held_out",
-        ),
-        ({"loss": {"ce": 1.0}}, "--loss ce: the teacher of .* has no task head"),
+        ({"lr": 1.0}, "no setting 'lr'; there are align, batch_texts, batch_tokens, data, held_o"),
         ({"loss": {"embedding": 1.0}}, "--loss embedding: .* has no text vectors"),
-        ({"loss": "mlm=0"}, "--loss mlm=0: expected a finite weight above 0"),
         ({"view": 7}, "--view 7: .* has views 0 to 1"),
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: expected both or neither"),
         ({"rank": 1}, "rank 1 of world_size None"),

@@ -99,11 +99,7 @@ def test_a_varied_option_is_given_once_for_each_setting() -> None:
     words = "--kind match --kind span --no-best --best --loss kl=1,mlm=1 --loss mlm=1"
     told = CliRunner().invoke(command, words.split()).output
     assert told.strip() == repr(
-        {
-            "kind": ("match", "span"),
-            "best": (False, True),
-            "loss": ("kl=1,mlm=1", "mlm=1"),
-        }
+        {"kind": ("match", "span"), "best": (False, True), "loss": ("kl=1,mlm=1", "mlm=1")}
     )
     assert set(eval(CliRunner().invoke(command, []).output).values()) == {()}
     help = " ".join(CliRunner().invoke(command, ["--help"]).output.split())

@@ -50,11 +50,6 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     assert teachonce.__version__ == version("teachonce")
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'teachonce' has no attribute 'trian'"):
-        teachonce.trian  # type: ignore[attr-defined] # noqa: B018
-
-
 def test_the_front_door_holds_nothing_of_its_own() -> None:
     stub = ast.parse(Path(teachonce.__file__).with_suffix(".pyi").read_text("utf-8"))
     assert {type(statement) for statement in stub.body} == {ast.ImportFrom, ast.AnnAssign}

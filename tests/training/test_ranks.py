@@ -24,13 +24,9 @@ def join() -> None:
     ("name", "word", "read"),
     [
         ("RANK", "first", is_main_process),
-        ("RANK", "1.0", lambda: shard_of(None)),
         ("WORLD_SIZE", "two", lambda: shard_of(None)),
-        ("RANK", "first", join),
         ("WORLD_SIZE", "²", join),
         ("RANK", "-1", lambda: _place(None, None)),
-        ("WORLD_SIZE", "two", lambda: _place(None, None)),
-        ("LOCAL_RANK", "gpu", join),
         ("LOCAL_RANK", "gpu", lambda: resolved_device("cuda")),
     ],
 )

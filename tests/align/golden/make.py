@@ -14,13 +14,10 @@ from tests.align.support import encode, tokenizer, vocabulary_map
 FOLDER = Path(__file__).parent
 KINDS = ("wordpiece-lower", "bpe-untrimmed", "unigram")
 TEXTS = (
-    "The student's Story, told again.",
-    "",
-    "Ученик учился; ёжик слушал.",
-    "Žiak, cafe\u0301 a café: e\u0301\u0323!",
-    "👩‍👩‍👧 and ❤️ — 猫 1,204",
+    "The student's Story, told again.", "", "Ученик учился; ёжик слушал.",
+    "Žiak, cafe\u0301 a café: e\u0301\u0323!", "👩‍👩‍👧 and ❤️ — 猫 1,204",
     "soft\u00adhyphen  zero\u200bwidth\n½ ﬁne İstanbul",
-)
+)  # fmt: skip
 
 
 def main() -> None:
@@ -50,15 +47,12 @@ def main() -> None:
         runs = {name: [a.teacher.tolist(), a.student.tolist()] for name, a in found.items()}
         alignments.append(
             {
-                "teacher": teacher,
-                "student": student,
-                **runs,
-                "reduce_max_length": 16,
+                "teacher": teacher, "student": student, **runs, "reduce_max_length": 16,
                 "reduced_ids": reduced.tokens.ids.tolist(),
                 "reduced_start": reduced.tokens.start.tolist(),
                 "reduced_unknown": reduced.unknown.tolist(),
             }
-        )
+        )  # fmt: skip
     content["alignments"] = alignments
     for kind in KINDS:
         settings = json.dumps(json.loads(tokenizer(kind).to_str()), ensure_ascii=False)

@@ -44,16 +44,10 @@ def near_sighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = MistralConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=2048,
-        sliding_window=4,
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=64, max_position_embeddings=2048, sliding_window=4,
         initializer_range=0.5,
-    )
+    )  # fmt: skip
     MistralForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -162,14 +156,11 @@ def test_bad_inputs_are_refused(
 ) -> None:
     words = ("--task", "lm", "--out", tmp_path / "out")
     said = refused(*words, "--model", tiny_teacher("bert"), "--test", text)
-    assert (
-        "no causal-LM head (missing: it is a BertForMaskedLM)" in said
-        and "--task mlm --as-is" in said
-    )
+    assert "no causal-LM head (missing: it is a BertForMaskedLM)" in said
+    assert "--task mlm --as-is" in said
     (tmp_path / "empty.txt").write_text("\n\n")
     said = refused(*words, "--model", near_sighted, "--test", tmp_path / "empty.txt")
     assert "has no text; give a file with one document per line" in said
-    assert "--task lm needs --test" in refused(*words, "--model", near_sighted)
 
 
 @pytest.mark.parametrize("tier", ["topk:16", "head"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from teachonce.downstream.tasks.fine_tune import fine_tune
 from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.downstream.tasks.task_interface import Task
-from teachonce.support.errors import UserError
 from tests.downstream.learnable import classified, paired, splits, write_tagged
 
 Teacher = Callable[[str], Path]
@@ -54,13 +52,9 @@ def tuned(
     [(Classify, classified, 15), (PairScore, paired, 15), (PartsOfSpeech, write_tagged, 16)],
 )
 def test_accumulated_batches_have_the_gradient_of_one_large_batch(
-    task: type[Task],
-    write: Callable[..., Path],
-    rows: int,
-    norms: list[float],
-    tiny_teacher: Teacher,
-    tmp_path: Path,
-) -> None:
+    task: type[Task], write: Callable[..., Path], rows: int, norms: list[float],
+    tiny_teacher: Teacher, tmp_path: Path,
+) -> None:  # fmt: skip
     """Also at the end of an epoch, where a batch is lacking. The model has no dropout."""
     train, model = write(tmp_path / "train.tsv", rows, 0), tiny_teacher("modernbert")
     steps = []
@@ -120,9 +114,3 @@ def test_it_learns_with_other_optimizers(
     settings = FineTuneSettings(epochs=5, batch_size=4, optimizer=optimizer, lr=lr, seeds=1)
     found = fine_tune(PartsOfSpeech(), str(tiny_teacher("bert")), files, settings, lambda _: None)
     assert found["seeds"][0]["lr"] == (lr or 1) and found["mean"]["dev"]["accuracy"] > 0.9
-
-
-def test_lamb_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--optimizer lamb: .*pip install pytorch-optimizer"):
-        FineTuneSettings(optimizer="lamb")

@@ -93,10 +93,7 @@ def test_any_encoder_is_scored_as_it_is(
 
 @pytest.mark.parametrize("kind", ["modernbert", "bilstm"])
 def test_it_learns_and_a_kept_model_scores_as_it_did(
-    kind: str,
-    tiny_teacher: Teacher,
-    make_tokenizer: Callable[[str], Any],
-    tmp_path: Path,
+    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
     model = student(kind, tiny_teacher, make_tokenizer, tmp_path / "model")
     files = splits(alike, tmp_path, ".tsv", train=96, dev=32, test=40)

@@ -15,13 +15,7 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 
 from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.fine_tune import default_lr, fine_tune
-from teachonce.downstream.tasks.tagging import (
-    LATER,
-    Entities,
-    PartsOfSpeech,
-    Sentence,
-    read_tagged,
-)
+from teachonce.downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, Sentence, read_tagged
 from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
 from teachonce.store import TaskSpec
@@ -238,10 +232,7 @@ def test_tagged_files_are_read(tmp_path: Path) -> None:
 def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Callable[[str], Any]) -> None:
     """By predictions that are right everywhere: no word counts as O because it was cut off."""
     words = ("old", "lamp", "Wolkenkratzer") * 20
-    sentences = [
-        Sentence(words, ("B-X", "I-X", "O") * 20),
-        Sentence(("lamp",), ("B-X",)),
-    ]
+    sentences = [Sentence(words, ("B-X", "I-X", "O") * 20), Sentence(("lamp",), ("B-X",))]
     task = Entities()
     task.prepare({"train": sentences})
     rows = task.encode(make_tokenizer("wordpiece"), sentences, 16)

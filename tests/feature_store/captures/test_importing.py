@@ -244,9 +244,7 @@ def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) ->
     assert chat[begin:end] == "<|user|>"
 
 
-def test_a_sequence_that_begins_inside_a_word_says_so(
-    make_tokenizer: Callable[[str], Any],
-) -> None:
+def test_a_sequence_that_begins_inside_a_word_says_so(make_tokenizer: Callable[[str], Any]) -> None:
     tokenizer = RoundTripTokenizer(make_tokenizer("bpe-plain").backend_tokenizer)
     encoding = tokenizer.tokenizer.encode(ENGLISH[2])
     word = next(i for i, piece in enumerate(encoding.tokens) if i and piece[0].isalpha()

@@ -45,10 +45,7 @@ def test_cached_vectors(cached: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_is_named_as_a_model_of_teacher_dump(
-    cached: Path,
-    tiny_teacher: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cached: Path, tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here by its alias, whose package comes before the hub."""
     folder = tiny_teacher("bert")

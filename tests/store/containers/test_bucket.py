@@ -21,7 +21,6 @@ from teachonce.store.containers.bucket_lease import BucketLease
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.lease import Taken, parse_lease
-from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.options import StageOneDump
 from tests.rough_network import BUCKET, S3, Weather
 from tests.store.containers.far_stores import STATES_ALONE
@@ -274,7 +273,6 @@ def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
         "written only to a local path or a bucket": lambda: StoreWriter.check_writable(
             "ftp://a/b.zarr"
         ),
-        "a bucket has no folders": lambda: DumpOptions(model="minilm", out=URL, shard="0/2"),
         "writes its checkpoints next to the store": lambda: StageOneDump(
             model="rubert-base", out=URL
         ),

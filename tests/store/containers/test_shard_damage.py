@@ -46,9 +46,7 @@ def test_every_flipped_byte_is_found(shard: tuple[Path, Path, Array]) -> None:
     assert (both(folder)[0].read(0, 5000) == values).all()
 
 
-def test_damage_is_named_and_leaves_the_rest_readable(
-    shard: tuple[Path, Path, Array],
-) -> None:
+def test_damage_is_named_and_leaves_the_rest_readable(shard: tuple[Path, Path, Array]) -> None:
     folder, file, values = shard
     put = bytearray(file.read_bytes())
     put[int(index_of(file)[2, 0]) + 50] ^= 1

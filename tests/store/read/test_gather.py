@@ -48,5 +48,7 @@ def test_unknown_arguments_are_refused_at_once(made: Callable[..., Any], read: s
     ):
         with pytest.raises(StoreError, match=f"{fs.path}: {told}"):
             start(**wrong)
-    with pytest.raises(StoreError, match="batch_texts, pool_blocks and every must be over 0"):
-        fs.stream(batch_texts=0)
+    below: dict[str, Any] = {"batch_texts": 0, "batch_tokens": 0, "every": 0, "skip": -1}
+    for name in below:
+        with pytest.raises(StoreError, match="batch_texts, pool_blocks and every must be over 0"):
+            fs.stream(**{name: below[name]})

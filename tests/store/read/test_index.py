@@ -87,7 +87,7 @@ def test_an_index_says_what_the_list_says(both: list[Path]) -> None:
     assert read(indexed) == read(listed)
     told = [describe(fs) for fs in (indexed, listed)]
     assert {key for key in told[0] if told[0][key] != told[1][key]} <= {
-        *("path", "version", "created", "bytes_on_disk"),
+        *("path", "version", "created", "bytes_on_disk")
     }
     assert [verify(path).problems + verify(path).unknown for path in both] == [[], []]
 
@@ -125,9 +125,8 @@ def test_a_damaged_index_is_told_and_mended(both: list[Path]) -> None:
     for file in files[::3]:  # one of each kind
         flip(file, 1, 3)
         found = verify(path)
-        assert (
-            len(found.problems) == 1 and "index/" in found.problems[0] and not found.unknown_flaws
-        )
+        assert len(found.problems) == 1 and "index/" in found.problems[0]
+        assert not found.unknown_flaws
         with pytest.raises(StoreError, match="repair"):
             read(open_store(path))
         _, report = repair(path)
@@ -234,10 +233,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no entry": (lambda m: m["arrays"].update(first=7), "first: the manifest's entry is not valid"),
     "no counts": (lambda m: m.update(counts=7), "counts must be a JSON object"),
     "other counts": (lambda m: m["counts"].update(sequences=3), "not end at the number of seq"),
-    "other totals": (
-        lambda m: m["counts"].update(tokens=3),
-        "do not sum to the counts of",
-    ),
+    "other totals": (lambda m: m["counts"].update(tokens=3), "do not sum to the counts of"),
 }
 
 

@@ -143,8 +143,7 @@ def test_a_sequence_without_a_token_is_refused(store: Path) -> None:
     array[:] = starts
     squares = int((np.diff(starts) ** 2).sum())
     edit_manifest(
-        store,
-        lambda m: m.pop("lengths") and m["parts"][0]["counts"].update(squares=squares),
+        store, lambda m: m.pop("lengths") and m["parts"][0]["counts"].update(squares=squares)
     )
     with pytest.raises(StoreError, match="part 0: a sequence has no token"):
         open_store(store)[0].token_ids  # noqa: B018

@@ -11,13 +11,9 @@ from teachonce.store import StoreError, open_store
 from tests.integrity.laundering import alter
 
 NAMES = (
-    "view1/logits/logprobs",
-    "view1/hidden/mean/values",
-    "view1/attention/mean/values",
-    "view1/mask/action",
-    "token/id",
-    "text/utf8",
-)
+    "view1/logits/logprobs", "view1/hidden/mean/values", "view1/attention/mean/values",
+    "view1/mask/action", "token/id", "text/utf8",
+)  # fmt: skip
 
 
 @pytest.fixture(params=["zarr", "h5"])

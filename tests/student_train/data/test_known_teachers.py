@@ -19,11 +19,7 @@ from teachonce.align import Tokenizations, Tokens, VocabularyMap
 from teachonce.store import Batch, Logits
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import StudentBatch
-from teachonce.student_train.data.next_tokens import (
-    chunk_targets,
-    next_pieces,
-    predicting_tokens,
-)
+from teachonce.student_train.data.next_tokens import chunk_targets, next_pieces, predicting_tokens
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import TargetReader
 from teachonce.student_train.data.vocabularies import vocabulary_map
@@ -116,12 +112,9 @@ def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -
     logprobs, count = enumerated.rows(), len(THEIRS) + 4
     nothing: Any = np.zeros(len(logprobs))  # float64, as the targets then are
     stored = Logits(
-        "topk",
-        nothing,
-        ids=np.tile(np.arange(count), (len(logprobs), 1)),
-        logprobs=logprobs,
+        "topk", nothing, ids=np.tile(np.arange(count), (len(logprobs), 1)), logprobs=logprobs,
         rest=np.full(len(logprobs), -np.inf),
-    )
+    )  # fmt: skip
     reader = TargetReader(next_pieces(enumerated.map, enumerated.student))
     targets, some = reader.of(stored, rows)
     assert some.all() and len(before) == len(rows)
@@ -222,12 +215,9 @@ def test_probabilities_of_runs_are_those_of_transformers(
             own = teacher(ids[None]).logits[0].log_softmax(dim=1)
         steps[low + 1 : high] = own[:-1].gather(1, ids[1:, None])[:, 0]
     sides = Tokenizations(
-        raw.texts,
-        Tokens(raw.token_ids, raw.offsets, raw.special, raw.start),
-        tokenize(batches.collator.tokenizer, raw.texts),
-        batches.collator.vocabulary,
-        512,
-    )
+        raw.texts, Tokens(raw.token_ids, raw.offsets, raw.special, raw.start),
+        tokenize(batches.collator.tokenizer, raw.texts), batches.collator.vocabulary, 512,
+    )  # fmt: skip
     student, runs = sides.align("bytes")
     wanted = _sums(steps, runs.teacher, ~np.isin(runs.teacher[:, 0], raw.start[:-1]))
     assert len(student.ids) and len(wanted) > 50

@@ -83,13 +83,10 @@ def test_words_are_the_files_in_texts_with_tags_else_those_that_student_predict_
     first = np.array([i for length in lengths for i in range(length)], np.int32)
     tagged = np.repeat(np.arange(len(texts)) % 2, lengths).astype(bool)
     batch: Any = SimpleNamespace(
-        texts=texts,
-        start=np.cumsum([0, *lengths]),
-        offsets=np.stack([first, first + 1], axis=1),
-        special=np.zeros(len(first), bool),
-        token_ids=first,
+        texts=texts, start=np.cumsum([0, *lengths]), offsets=np.stack([first, first + 1], axis=1),
+        special=np.zeros(len(first), bool), token_ids=first,
         tags=np.where(tagged & (first == 0), 0, -1),
-    )
+    )  # fmt: skip
     wanted = [
         [match.start() for match in re.finditer(r"\S+", text)]
         if number % 2

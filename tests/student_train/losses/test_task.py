@@ -27,8 +27,6 @@ def test_losses_are_what_their_papers_say() -> None:
     nothing.backward()
     assert own.grad is not None
     assert float(nothing.detach()) == 0 and float(own.grad.abs().sum()) == 0
-    for loss in (task.logit, task.hard, task.log_odds):
-        assert float(loss(own[:0], teacher[:0]).detach()) == 0
 
 
 def test_losses_of_several_labels_are_binary_ones_of_each_label() -> None:
@@ -47,9 +45,7 @@ def test_losses_of_several_labels_are_binary_ones_of_each_label() -> None:
     certain = torch.tensor([[99.0, -99.0]])
     for loss in (task.hard_labels, task.log_odds_labels, task.half_log_odds_labels):
         assert loss(torch.zeros(1, 2), certain).isfinite()
-        assert float(loss(own[:0], teacher[:0]).detach()) == 0
     assert task.kl_labels(-certain, certain, 1.0).isfinite()
-    assert float(task.kl_labels(own[:0], teacher[:0], 1.0).detach()) == 0
 
 
 def test_logit_is_the_number_worked_out_by_hand() -> None:

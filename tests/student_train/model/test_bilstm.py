@@ -152,10 +152,7 @@ def test_the_last_state_is_of_the_last_token_forwards_and_of_the_first_backwards
         found = model(input_ids=ids, attention_mask=mask).logits
         states = model.bilstm(ids[:, :3], output_hidden_states=True).hidden_states[1]
         layer = model.bilstm.layers[1]
-        ends = [
-            layer.left_to_right(states)[1][0][0],
-            layer.right_to_left(states.flip(1))[1][0][0],
-        ]
+        ends = [layer.left_to_right(states)[1][0][0], layer.right_to_left(states.flip(1))[1][0][0]]
         torch.testing.assert_close(found, model.classifier(torch.cat(ends, dim=1)))
 
 
@@ -196,12 +193,9 @@ def test_bfloat16_without_instructions_for_it_is_one_line() -> None:
     ],
 )
 def test_words_of_onednn_and_the_precision_decide_what_it_lacks(
-    words: str,
-    autocast: torch.dtype | None,
-    weights: torch.dtype,
-    refused: bool,
+    words: str, autocast: torch.dtype | None, weights: torch.dtype, refused: bool,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """In any other case the error is unchanged, and means a lack of memory."""
 
     def fails(*_: Any) -> Any:
@@ -306,10 +300,7 @@ def test_word_vectors_go_to_whole_words(
     ],
 )
 def test_wrong_word_vectors_are_refused(
-    lines: list[str] | bytes | None,
-    told: str,
-    make_tokenizer: Callable[[str], Any],
-    tmp_path: Path,
+    lines: list[str] | bytes | None, told: str, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
     tokenizer, path = make_tokenizer("wordpiece-lower"), tmp_path / "a.txt"
     student: Any = make_student("bilstm:3,4", tokenizer, 64)

@@ -183,11 +183,8 @@ def test_heads_with_common_keys_stay_together() -> None:
 
 
 def test_layers_and_places() -> None:
-    assert (
-        spread_layers(30, 4) == [1, 11, 20, 30]
-        and spread_layers(4, 4) == [1, 2, 3, 4]
-        and spread_layers(4, 1) == [1]
-    )
+    assert spread_layers(30, 4) == [1, 11, 20, 30] and spread_layers(4, 4) == [1, 2, 3, 4]
+    assert spread_layers(4, 1) == [1]
     assert largest(np.array([1.0, 3.0, 3.0, 0.0]), 2).tolist() == [1, 2]
     with pytest.raises(UserError, match="student has 5 layers, the teacher only 4"):
         spread_layers(4, 5)
@@ -255,11 +252,7 @@ def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -
         ("gpt2:16x2x4", {"model_type": "gpt2"}, "have size 8, .* gpt2:HxLxA with H = 8 A$"),
         ("llama:16x2x4x64x4x8", {}, "size is 64, .* llama:HxLxAxFxKVx8 with F = 48 or less"),
         ("llama:24x2x6x16x2x4", {"head_dim": 4, "num_attention_heads": 8}, "^$"),
-        (
-            "llama:24x2x3x16x1x16",
-            {"head_dim": 16},
-            "3 query .*:HxLxAxFxKVx16 with .* as 3",
-        ),
+        ("llama:24x2x3x16x1x16", {"head_dim": 16}, "3 query .*:HxLxAxFxKVx16 with .* as 3"),
         ("llama:40x2x5", {}, "the student's hidden size is 40, and the teacher has 32"),
         ("llama:16x2x2x64", {}, "size is 64, .* the teacher has 48; .* llama:HxLxAxF with F = 48 "),
         ("llama:24x2x3x16x1", {}, "3 query heads share .* such as 3"),
@@ -327,11 +320,7 @@ def test_weights_that_do_not_fit_their_config(stores: dict[str, Path], tmp_path:
         weights = dict(store.teacher_weights().items())
         for name, values, said in (
             ("norm.weight", None, "the teacher's weights lack norm.weight"),
-            (
-                "norm.weight",
-                np.ones(31, np.float16),
-                r"has shape \[31\], but .* by its config.json",
-            ),
+            ("norm.weight", np.ones(31, np.float16), r"has shape \[31\], but .* by its config.jso"),
         ):
             changed = {n: v for n, v in weights.items() if n != name}
             changed |= {} if values is None else {name: values}

@@ -99,20 +99,10 @@ def test_trained_under_every_loss(
     names += ["attention"] if parse_student(named(kind)).heads else []
     out = tmp_path / "student"
     options = TrainOptions(
-        store=str(store.path),
-        vocab="400",
-        out=out,
-        student=named(kind),
-        align=align,
-        loss=dict.fromkeys(names, 1.0),
-        steps=30,
-        eval_every=1000,
-        batch_tokens=512,
-        lr=5e-3,
-        view=0,
-        device="cpu",
-        precision="fp32",
-    )
+        store=str(store.path), vocab="400", out=out, student=named(kind), align=align,
+        loss=dict.fromkeys(names, 1.0), steps=30, eval_every=1000, batch_tokens=512, lr=5e-3,
+        view=0, device="cpu", precision="fp32",
+    )  # fmt: skip
     result = run(options.resolved())["result"]
     records = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     steps = [record for record in records if "loss" in record]
@@ -125,9 +115,7 @@ def test_trained_under_every_loss(
 
 @pytest.mark.parametrize("kind", WITH_HEADS)
 def test_logits_of_flat_states_are_the_models_own(
-    kind: str,
-    student: Callable[..., PreTrainedModel],
-    make_tokenizer: Callable[[str], Any],
+    kind: str, student: Callable[..., PreTrainedModel], make_tokenizer: Callable[[str], Any]
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
     for task, logits in ((None, lm_logits), ("tagging", tag_logits)):
@@ -210,6 +198,7 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("modernbert:64x2", "expected tiny, HxLxA or bert:HxLxA"),
         ("300,600", r"expected tiny, HxLxA or bert:HxLxA .*, bilstm:E,H"),
         ("65x2x4", "the hidden size 65 must be a multiple of the 4 heads"),
+        ("0x2x2", "the hidden size 0 must be a multiple of the 2 heads, and all at least 1"),
         ("3x264x1x99", r"264 layers of hidden size 3; .*: 264x3x1x99\?"),
         ("64x2x4x0", "feed-forward size 0; give at least 1"),
         ("64x2x4x", "expected tiny, HxLxA or"),

@@ -132,35 +132,20 @@ def test_layers_embeddings_and_head_of_another_model(
 
 
 def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
-    started: Start, store: FeatureStore, other_model: Path, tiny_teacher: Callable[..., Path],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    started: Start, store: FeatureStore, other_model: Path, tiny_teacher: Callable[..., Path]
+) -> None:
     for size, chosen, line in (
-        (
-            "bert:16x2x2",
-            "1,2",
-            "the hidden size of .*grown is 32, but the student's is 16, .* --student",
-        ),
-        (
-            "bert:32x2x2",
-            "1,2",
-            "the number of heads of .*grown is 4, but the student's is 2",
-        ),
-        ("bert:32x2x4", "1,9", "expected 2 numbers .* from 1 to 4"),
+        ("bert:16x2x2", "1,2", "size of .*grown is 32, but the student's is 16, .* --student"),
+        ("bert:32x2x2", "1,2", "the number of heads of .*grown is 4, but the student's is 2"),
         ("bert:32x2x4", "1", "expected 2 numbers"),
         ("modernbert:32x2x4", "1,2", "layers cannot be copied: the teacher's layers"),
     ):
         with pytest.raises(UserError, match=line):
             started(f"layers:{chosen}@{other_model}", size)
-    for folder, line in (
-        (tiny_teacher("roberta"), "the .* pieces of its model differ .* the same vocabulary"),
-        (tmp_path / "gone", "gone: there is no such folder; check the path"),
-    ):
-        with pytest.raises(UserError, match=line):
-            options = TrainOptions(
-                store=store.path, student="bert:32x2x4", init=f"layers:1,2@{folder}"
-            )
-            checked_plan(options.resolved(), store)
+    init = f"layers:1,2@{tiny_teacher('roberta')}"
+    options = TrainOptions(store=store.path, student="bert:32x2x4", init=init)
+    with pytest.raises(UserError, match="the .* pieces of its model differ .* the same vocabulary"):
+        checked_plan(options.resolved(), store)
     with pytest.raises(UserError, match="teacher:1@x: expected auto"):
         TrainOptions(store=store.path, init="teacher:1@x")
 
@@ -250,12 +235,9 @@ def test_layers_of_an_electra_read_more_than_its_embeddings(
 
 
 def test_svd_of_another_teacher_with_the_same_pieces(
-    started: Start,
-    store: FeatureStore,
-    tiny_teacher: Callable[..., Path],
-    tmp_path: Path,
+    started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """As of a teacher before it was fine-tuned into that of the store."""
     text = write_corpus(tmp_path / "text.txt", 2)
     other, foreign = (
@@ -274,9 +256,8 @@ def test_svd_of_another_teacher_with_the_same_pieces(
         with pytest.raises(UserError, match=r"svd:.*differ from the .* the same vocabulary"):
             started(f"svd:{foreign}")
     assert [*map(str, closed)] == [str(foreign)]
-    for wrong, line in ((f"svd:{foreign}", "same vocabulary"), ("svd:gone.zarr", "gone.zarr")):
-        with pytest.raises(UserError, match=line):
-            checked_plan(TrainOptions(store=store.path, init=wrong).resolved(), store)
+    with pytest.raises(UserError, match="same vocabulary"):
+        checked_plan(TrainOptions(store=store.path, init=f"svd:{foreign}").resolved(), store)
     with pytest.raises(UserError, match="svd:: expected auto"):
         TrainOptions(store=store.path, init="svd:")
 

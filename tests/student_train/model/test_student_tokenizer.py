@@ -16,10 +16,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model import pruning
-from teachonce.student_train.model.student_tokenizer import (
-    student_tokenizer,
-    train_wordpiece,
-)
+from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
 from teachonce.support.errors import UserError
 from teachonce.training import wordpiece
 from teachonce.training.wordpiece import SPECIALS, fewer_pieces, suggested_size, vocabulary_size
@@ -217,18 +214,6 @@ def test_special_tokens_anywhere_keep_their_places_around_a_text(
     assert found[0] == pruned.cls_token_id == 149 and found[-1] == pruned.sep_token_id
     assert store[0].token_ids[0] == ids["[CLS]"] > 149
     assert found.count(pruned.cls_token_id) == 1
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("pruned:20", "the characters of the text alone need"),
-        ("pruned:many", "expected a size"),
-    ],
-)
-def test_what_cannot_be_pruned_is_refused(store: FeatureStore, word: str, message: str) -> None:
-    with pytest.raises(UserError, match=f"--vocab {word}: .*{message}"):
-        student_tokenizer(word, store)
 
 
 def test_a_vocabulary_of_another_kind_is_refused(

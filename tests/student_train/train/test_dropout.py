@@ -22,12 +22,7 @@ options_for = partial(support.options_for, loss=LOSS, steps=4, lr=1e-2, checkpoi
 MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
 DROPPED = {
     "bert:16x2x2": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "16x2x2": (
-        "embedding_dropout",
-        "mlp_dropout",
-        "attention_dropout",
-        "classifier_dropout",
-    ),
+    "16x2x2": ("embedding_dropout", "mlp_dropout", "attention_dropout", "classifier_dropout"),
     "bilstm:8,8": ("dropout", "recurrent_dropout"),
 }
 

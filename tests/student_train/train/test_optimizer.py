@@ -116,13 +116,8 @@ def test_folders_of_students_keep_their_names() -> None:
 def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path: Path) -> None:
     def begun(**changes: Any) -> dict[str, Any]:
         settings = options_for(store, **changes).describing()
-        return {
-            "settings": settings,
-            "store": {},
-            "others": [],
-            "environments": [],
-            "tokenizer": "",
-        }
+        nothing: dict[str, Any] = {"store": {}, "others": [], "environments": [], "tokenizer": ""}
+        return {"settings": settings, **nothing}
 
     before = begun()
     (tmp_path / "training.json").write_text(json.dumps(before))

@@ -50,12 +50,9 @@ def test_all_shared_pieces_of_the_head_are_compared(head: FeatureStore, align: s
     shared = np.flatnonzero(match >= 0)
     assert len(np.unique(match[shared])) == len(shared) == wanted.shared.ids.shape[1]
     sides = Tokenizations(
-        raw.texts,
-        Tokens(raw.token_ids, raw.offsets, raw.special, raw.start),
-        tokenize(collator.tokenizer, raw.texts),
-        collator.vocabulary,
-        collator.max_length,
-    )
+        raw.texts, Tokens(raw.token_ids, raw.offsets, raw.special, raw.start),
+        tokenize(collator.tokenizer, raw.texts), collator.vocabulary, collator.max_length,
+    )  # fmt: skip
     _, alignment = sides.align(align)
     assert raw.logits is not None and wanted.logit_runs is not None
     rows = alignment.teacher[:, 0]  # each run has one token of the teacher

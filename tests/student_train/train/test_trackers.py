@@ -12,7 +12,7 @@ import pytest
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
-from tests.end_to_end.support import STUDENT, ok, refused, says
+from tests.end_to_end.support import STUDENT, ok
 from tests.training.tracker_packages import install, told
 
 
@@ -37,8 +37,3 @@ def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_p
     ok(student_sweep, *words, "--steps", "1", *rates, "--out", tmp_path / "sweep")
     assert [each["group"] for each in told(file) if "init" in each] == ["sweep", "sweep"]
     assert len({each["id"] for each in told(file)}) == 2
-
-
-def test_a_tracker_that_nobody_knows_is_refused(store: FeatureStore) -> None:
-    words = ("--store", store.path, "--log")
-    says(refused(student_train, *words, "neptune"), "--log neptune", "wandb, mlflow, trackio")

@@ -22,19 +22,15 @@ OUT = Path("store.zarr")
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"views": 0}, "--views 0: expected at least 1"),
         ({"codec": "tiny"}, "--codec tiny: expected one of default, exact, small"),
-        ({"mask_words": "rare"}, "--mask-words rare: no word is masked in view 0"),
         ({"mask_prob": 0.3}, "--mask-prob 0.3: no word is masked in view 0"),
         ({"plan": True, "shard": "0/2"}, "--plan and --shard: a plan covers a whole dump"),
         ({"plan": True, "ray": "local"}, "--plan and --ray: a plan covers a whole dump"),
-        ({"logits": "none", "hidden": "none", "attention": "none"}, "hold no output of the"),
         ({"head": "causal", "logits": "none"}, "--head causal and --logits none contradict"),
         ({"head": "none", "logits": "topk:8"}, "--head none and --logits topk:8 contradict"),
         ({"head": "causal", "views": 2}, "--views 2: a causal head reads no masked words"),
         ({"head": "classification", "stride": 3}, "--stride 3: for a classification head"),
         ({"head": "tagging", "logits": "head"}, "--logits head: applies to the logits of a"),
-        ({"head": "mlm", "label_column": "x"}, "--label-column x: labels are stored with"),
     ],
 )
 def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], told: str) -> None:

@@ -107,7 +107,6 @@ def test_a_tokenizer_folder_is_taken_as_it_is(
     [
         (("--width", 33), "which is 32 in .*; choose 1 to 32"),
         (("--width", 0), "--width 0: expected at least 1"),
-        (("--vocab", 20), "--vocab 20: the text has .* give more"),
         (("--vocab", "nowhere"), "expected a size .* or a folder"),
         (("--student-share", 1), "--student-share 1: expected a share between"),
         (("--mask-prob", 0), "--mask-prob 0: expected a share"),
@@ -189,15 +188,6 @@ def test_tied_pieces_train_and_are_told(trained: Any, tmp_path: Path) -> None:
     assert not {"tie", "accumulate", "warmup"} & plain.keys()
 
 
-def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
-    trained: Any, tmp_path: Path
-) -> None:
-    out = tmp_path / "store.zarr"
-    said = ok(teacher_dump, *trained[2], "--vocab", "5k", "--steps", 1, "--out", out)
-    pieces = len(MixedVocab.of(open_store(out)).embeddings)
-    assert f"text      vocabulary of {pieces:,} pieces, not 5,000 (--vocab 5k)" in said
-
-
 def test_a_cpu_trains_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that multiplies bfloat16: a masked LM is not compared in it."""
     monkeypatch.setattr("teachonce.training.device._multiplies_bf16", lambda device: True)
@@ -207,8 +197,6 @@ def test_a_cpu_trains_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_shows_the_subcommand() -> None:
     assert "mixed-vocab" in ok(teacher_dump, "--help").partition("Commands:")[2]
-    short, long = (ok(teacher_dump, "mixed-vocab", option) for option in ("-h", "--help"))
-    assert short == long and "Usage: main mixed-vocab" in short and "--student-share" in short
     assert "--width" in refused(teacher_dump, "mixed-vocab", "--model", "x", "--out", "y.zarr")
     assert MixedVocabOptions(StageOneDump("m", Path("s.h5")), "5k", 16).checkpoint() == Path(
         "s.h5.mixed-vocab"

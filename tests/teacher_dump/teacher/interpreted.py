@@ -19,13 +19,7 @@ CASES = (  # least programs, rows, width, vocabulary, k, type, whether there is 
 
 
 def check(
-    programs: int,
-    rows: int,
-    width: int,
-    vocabulary: int,
-    k: int,
-    dtype: torch.dtype,
-    shifted: bool,
+    programs: int, rows: int, width: int, vocabulary: int, k: int, dtype: torch.dtype, shifted: bool
 ) -> None:
     """Raises AssertionError where the kernel is further off than float32 rounds."""
     fused_head.PROGRAMS = programs

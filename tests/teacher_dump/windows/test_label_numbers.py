@@ -40,10 +40,8 @@ def test_labels(tmp_path: Path, suffix: str) -> None:
     assert [document.text for document in corpus] == [*TEXTS, "one more"]
     corpus.check()
     assert set(corpus.found_labels("classification")) == {"good", "bad", "1"}
-    assert (
-        str(path) in corpus.found_labels("classification")["bad"]
-        and corpus.found_labels("tagging") == {}
-    )
+    assert str(path) in corpus.found_labels("classification")["bad"]
+    assert corpus.found_labels("tagging") == {}
     assert corpus.identity()["label_column"] == "mood"
     with pytest.raises(CorpusError, match=r"no column 'x' of labels; its columns are 's', 'mood'"):
         list(Corpus.open([str(path)], "s", "x"))
@@ -220,9 +218,7 @@ def test_numbers_are_explained_and_not_mixed_with_names() -> None:
         "labels of the corpus are taken as the teacher's label ids: 0 = negative, 1 = positive,"
         " 2 = neither"
     ]
-    with pytest.raises(
-        UserError, match=r"b: label '2' is a number, but 'positive' \(d\) is a name"
-    ):
+    with pytest.raises(UserError, match=r"b: label '2' is a number, but 'positive' \(d\) is a nam"):
         labels.number("positive", "d")
     names = Labels(TaskSpec("classification", MOODS), "t", said.append)
     names.check({"-1": "a", "neither": "b"}, {})
