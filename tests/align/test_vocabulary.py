@@ -193,8 +193,12 @@ def test_special_tokens_by_role_and_by_name() -> None:
     assert set(teacher.roles) == {"cls", "sep", "mask", "pad", "unk"}
     found = vocabulary_map("wordpiece", "unigram")
     names = {
-        "[CLS]": "<s>", "[SEP]": "</s>", "[MASK]": "<mask>", "[PAD]": "<pad>", "[UNK]": "<unk>",
-    }  # fmt: skip
+        "[CLS]": "<s>",
+        "[SEP]": "</s>",
+        "[MASK]": "<mask>",
+        "[PAD]": "<pad>",
+        "[UNK]": "<unk>",
+    }
     for own, name in names.items():
         number = teacher.tokens.index(own)
         assert student.tokens[found.match[number]] == name

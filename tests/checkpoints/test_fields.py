@@ -237,8 +237,11 @@ def test_layers_that_are_not_seen_are_not_averaged(make_tokenizer: Any, tmp_path
 
     tokenizer = make_tokenizer("bpe-plain")
     sizes: dict[str, Any] = {
-        "hidden_size": 32, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "ffn_dim": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = OPTConfig(
         vocab_size=len(tokenizer), max_position_embeddings=64, word_embed_proj_dim=32, **sizes
     )

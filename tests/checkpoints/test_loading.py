@@ -92,8 +92,11 @@ def configured(**changes: object) -> Callable[[Path], None]:
 
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 600, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 600,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 
 
 def bart(folder: Path) -> None:

@@ -11,9 +11,14 @@ from transformers import AutoConfig, AutoModel
 from teachonce.checkpoints.declared import AFTER_PADDING, first_position
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 16, "max_position_embeddings": 40, "pad_token_id": 5,
-}  # fmt: skip
+    "vocab_size": 30,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 40,
+    "pad_token_id": 5,
+}
 OWN: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
     "esm": {"position_embedding_type": "absolute", "mask_token_id": 6},

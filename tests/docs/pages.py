@@ -20,10 +20,14 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Command] = {
-    "downstream": downstream, "feature-store": feature_store, "student-export": student_export,
-    "student-predict": student_predict, "student-sweep": student_sweep,
-    "student-train": student_train, "teacher-dump": teacher_dump,
-}  # fmt: skip
+    "downstream": downstream,
+    "feature-store": feature_store,
+    "student-export": student_export,
+    "student-predict": student_predict,
+    "student-sweep": student_sweep,
+    "student-train": student_train,
+    "teacher-dump": teacher_dump,
+}
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
 )

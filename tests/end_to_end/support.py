@@ -37,9 +37,12 @@ def write_corpus(
 
 def dump_options(model: Path, corpus: Path, out: Path | str, **changes: Any) -> DumpOptions:
     small: dict[str, Any] = {
-        "logits": "topk:8", "part_tokens": 2000, "batch_tokens": 512, "device": "cpu",
+        "logits": "topk:8",
+        "part_tokens": 2000,
+        "batch_tokens": 512,
+        "device": "cpu",
         "precision": "fp32",
-    }  # fmt: skip
+    }
     return DumpOptions(model=str(model), corpus=(str(corpus),), out=out, **{**small, **changes})
 
 

@@ -219,11 +219,17 @@ def test_every_kind_of_text(
     words = tmp_path / "words.txt"
     written(words, [text * 9 for text in ENGLISH[:3]])
     vectors: dict[str, Any] = {
-        "head": "embedding", "pooling": "mean", "logits": None, "max_length": 32,
-    }  # fmt: skip
+        "head": "embedding",
+        "pooling": "mean",
+        "logits": None,
+        "max_length": 32,
+    }
     scores: dict[str, Any] = {
-        "head": "classification", "text_column": "a,b", "logits": None, "max_length": 24,
-    }  # fmt: skip
+        "head": "classification",
+        "text_column": "a,b",
+        "logits": None,
+        "max_length": 24,
+    }
     teacher = tiny_teacher("bert"), tiny_teacher("bert", "classification", MOODS)
     for number, (text, options) in enumerate(((words, vectors), (pairs, scores))):
         path = dumped(teacher[number], text, tmp_path / f"{number}.zarr", **options)

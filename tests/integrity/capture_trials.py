@@ -237,10 +237,13 @@ def read_vectors(source: Path) -> Iterator[Read]:
 
 
 READ: dict[str, Callable[[Path], Iterator[Read]]] = {
-    "speculators": read_speculators, "specforge": read_specforge, "distillkit": read_distillkit,
-    "megatron": read_megatron, **dict.fromkeys(ENGINES, read_engine),
+    "speculators": read_speculators,
+    "specforge": read_specforge,
+    "distillkit": read_distillkit,
+    "megatron": read_megatron,
+    **dict.fromkeys(ENGINES, read_engine),
     "sentence-transformers": read_vectors,
-}  # fmt: skip
+}
 
 
 def unlike(target: Path, samples: list[Read], left_out: int) -> str:

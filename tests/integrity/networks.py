@@ -55,8 +55,11 @@ def _uploaded(folder: Path, s3: S3) -> str:
 
 
 WAYS: dict[str, Callable[[Path, S3], str]] = {
-    "stream": _streamed, "verify": _verified, "convert": _converted, "upload": _uploaded,
-}  # fmt: skip
+    "stream": _streamed,
+    "verify": _verified,
+    "convert": _converted,
+    "upload": _uploaded,
+}
 
 
 def rough(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:

@@ -91,8 +91,11 @@ def _erasing(content: str, kind: str, **settings_of_step: bool) -> Change:
 def _bytes_of_bytes(settings: Settings, chance: random.Random) -> None:
     """Each step makes two letters of one."""
     step = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
-    }  # fmt: skip
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     for _ in range(8):
         _step(settings, "pre_tokenizer", step, "pretokenizers")
 

@@ -40,10 +40,15 @@ def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: A
         tokenizer.add_special_tokens({"bos_token": bos, "eos_token": bos})
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
     sizes = {
-        "vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64,
-        "max_position_embeddings": MAX_LENGTH, "initializer_range": 0.2,
-    }  # fmt: skip
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": MAX_LENGTH,
+        "initializer_range": 0.2,
+    }
     config = getattr(transformers, f"{family}Config")(
         **{**ends, **sizes, **FAMILIES[family], **changes}
     )

@@ -16,9 +16,15 @@ from tests.texts import SENTENCES
 TOKENIZER_KINDS = ("wordpiece", "wordpiece-lower", "bpe", "unigram")
 TEACHER_KINDS = ("bert", "roberta", "deberta", "electra", "xlmr", "distilbert", "modernbert")
 TOKENIZER_OF = {
-    "bert": "wordpiece", "roberta": "bpe", "deberta": "unigram", "electra": "wordpiece-lower",
-    "xlmr": "unigram", "distilbert": "wordpiece", "modernbert": "bpe", "gpt2": "bpe-plain",
-}  # fmt: skip
+    "bert": "wordpiece",
+    "roberta": "bpe",
+    "deberta": "unigram",
+    "electra": "wordpiece-lower",
+    "xlmr": "unigram",
+    "distilbert": "wordpiece",
+    "modernbert": "bpe",
+    "gpt2": "bpe-plain",
+}
 HEADS = {
     "mlm": "ForMaskedLM",
     "classification": "ForSequenceClassification",
@@ -145,9 +151,12 @@ def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str
         common["id2label"] = dict(enumerate(labels))
         common["label2id"] = {label: number for number, label in enumerate(labels)}
     sizes: dict[str, Any] = {
-        "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "intermediate_size": 64, "max_position_embeddings": MAX_LENGTH,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": MAX_LENGTH,
+    }
     shifted = {**sizes, "max_position_embeddings": MAX_LENGTH + 1 + (tokenizer.pad_token_id or 0)}
     settings: dict[str, tuple[str, dict[str, Any]]] = {
         "bert": ("Bert", sizes),
@@ -168,7 +177,10 @@ def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str
         "distilbert": (
             "DistilBert",
             {
-                "dim": 32, "n_layers": 4, "n_heads": 4, "hidden_dim": 64,
+                "dim": 32,
+                "n_layers": 4,
+                "n_heads": 4,
+                "hidden_dim": 64,
                 "max_position_embeddings": MAX_LENGTH,
             },
         ),
@@ -177,7 +189,7 @@ def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str
             {**sizes, "local_attention": 16, "global_attn_every_n_layers": 2},
         ),
         "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": MAX_LENGTH}),
-    }  # fmt: skip
+    }
     if kind not in settings:
         raise ValueError(f"teacher kind {kind!r}: expected one of {', '.join(settings)}")
     prefix, own = settings[kind]

@@ -47,12 +47,15 @@ def main() -> None:
         runs = {name: [a.teacher.tolist(), a.student.tolist()] for name, a in found.items()}
         alignments.append(
             {
-                "teacher": teacher, "student": student, **runs, "reduce_max_length": 16,
+                "teacher": teacher,
+                "student": student,
+                **runs,
+                "reduce_max_length": 16,
                 "reduced_ids": reduced.tokens.ids.tolist(),
                 "reduced_start": reduced.tokens.start.tolist(),
                 "reduced_unknown": reduced.unknown.tolist(),
             }
-        )  # fmt: skip
+        )
     content["alignments"] = alignments
     for kind in KINDS:
         settings = json.dumps(json.loads(tokenizer(kind).to_str()), ensure_ascii=False)

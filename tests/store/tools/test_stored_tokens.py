@@ -100,7 +100,10 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "starts": ("topk", "view1/mask/start", put(-1, 3), "view1/mask/start"),
     "best": ("topk", "view1/logits/ids", put(2, 5000), "logits/ids is outside the vocabulary"),
     "a place": (
-        "ranked-topk", "view1/logits/places", put((2, 1), 5000), "distinct ids (sequence 0 of",
+        "ranked-topk",
+        "view1/logits/places",
+        put((2, 1), 5000),
+        "distinct ids (sequence 0 of",
     ),
     "distinct": ("ranked-topk", "view0/logits/distinct", put(3, 1000), "distinct is outside the"),
     "distinct twice": ("ranked-topk", "view0/logits/distinct", twice, "distinct has an id twice"),
@@ -108,14 +111,23 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "drawn": ("sample", "view0/logits/ids", put(1, 7000), "logits/ids is outside the vocabulary"),
     "drawn twice": ("sample", "view0/logits/ids", twice, "has ids that do not ascend"),
     "label": (
-        "classification", "sequence/label", put(3, 4), "holds a number that is not a label (-1..3)",
+        "classification",
+        "sequence/label",
+        put(3, 4),
+        "holds a number that is not a label (-1..3)",
     ),
     "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds a number that is not a label"),
     "tag of a special": (
-        "tagging", "token/tag", put(0, 1), "token/tag holds a number that is not a label",
+        "tagging",
+        "token/tag",
+        put(0, 1),
+        "token/tag holds a number that is not a label",
     ),
     "classes": (
-        "classification", "view1/classes/values", put((1, 2), np.nan), "infinite (sequence 1 of",
+        "classification",
+        "view1/classes/values",
+        put((1, 2), np.nan),
+        "infinite (sequence 1 of",
     ),
     "tags": (
         "tagging",
@@ -130,7 +142,7 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "length": ("embedding", "sequence/embedding/scale", put(2, 0.02), "2 of the part do not have"),
     "prompt": ("embedding", "text/utf8", put(0, ord("T")), "of sequence 0 of the part lacks the"),
     "lengths": ("topk", "sequence/token_start", put(1, 3), "do not match counts.squares"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("law", LAWS)

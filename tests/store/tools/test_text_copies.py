@@ -75,10 +75,14 @@ def test_caches_go_and_copies_are_named(path: Path, tmp_path: Path) -> None:
     assert facts["removed_caches"] and holding(tmp_path / "rows", text) == []
     named = {each["path"]: each["kind"] for each in facts["copies"]}
     assert named == {
-        str(tmp_path / "a-page.html"): "page", str(out / "a.parquet"): "table",
-        str(out / "copy.h5"): "store", str(out / "both.zarr"): "store",
-        "memory://far/a.zarr": "address", str(out / "rows"): "table", str(mapped): "mapped",
-    }  # fmt: skip
+        str(tmp_path / "a-page.html"): "page",
+        str(out / "a.parquet"): "table",
+        str(out / "copy.h5"): "store",
+        str(out / "both.zarr"): "store",
+        "memory://far/a.zarr": "address",
+        str(out / "rows"): "table",
+        str(mapped): "mapped",
+    }
     assert facts["copies_not_found"] == []
     assert verify(path).problems == verify(path).unknown == []
     shutil.rmtree(out)

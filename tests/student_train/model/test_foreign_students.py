@@ -27,12 +27,21 @@ from teachonce.support.errors import UserError
 from tests.student_train.support import first_batch, prepared
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 500, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 32, "max_position_embeddings": 300, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 500,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 300,
+    "pad_token_id": 0,
+}
 TYPES: dict[str, dict[str, Any]] = {
     "distilbert": {
-        "vocab_size": 500, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32,
+        "vocab_size": 500,
+        "dim": 16,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 32,
         "pad_token_id": 0,
     },
     "albert": {**SMALL, "embedding_size": 8},
@@ -40,7 +49,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "deberta-v2": {**SMALL, "relative_attention": True, "pos_att_type": "c2p|p2c"},
     "electra": {**SMALL, "embedding_size": 8},
     "roberta": SMALL,
-}  # fmt: skip
+}
 
 
 def made(kind: str, factory: Any = AutoModelForMaskedLM) -> Any:

@@ -30,8 +30,11 @@ def zstd(raw: bytes) -> bytes:
 
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd,
-}  # fmt: skip
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
 MOODS = ["neg", "mid", "pos"]
 
 

@@ -26,8 +26,12 @@ def test_hub_dataset_in_a_local_folder(tmp_path: Path, suffix: str) -> None:
     (source,) = corpus.identity()["sources"]
     assert len(source.pop("sha256")) == 64
     assert source == {
-        "kind": "hf", "name": "name", "config": None, "split": "test", "revision": None,
-    }  # fmt: skip
+        "kind": "hf",
+        "name": "name",
+        "config": None,
+        "split": "test",
+        "revision": None,
+    }
     assert "hf:" in refusal(f"hf:{folder}:dev") and "dev" in refusal(f"hf:{folder}:dev")
     assert "no column 'body'; its columns are 'n', 'text'" in refusal(f"hf:{folder}", "body")
     assert "row 1: expected text in column 'n', got int 0" in refusal(f"hf:{folder}", "n")
