@@ -141,8 +141,10 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
     says(refused(teacher_dump, *words, "--bos", "3", "--head", "none"), "--bos 3", "causal head")
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert prepend_token(tokenizer, "auto", "m") is None  # nothing says that it read a bos
-    assert prepend_token(tokenizer, "5", "m") == 5
-    assert tokenizer("a", text_pair="b")["input_ids"][0] == 5
+    assert (
+        prepend_token(tokenizer, "5", "m") == 5
+        and tokenizer("a", text_pair="b")["input_ids"][0] == 5
+    )
     assert prepend_token(tokenizer, "5", "m") is None
     with pytest.raises(UserError, match="in front of each text itself; leave --bos out"):
         prepend_token(tokenizer, "6", "m")

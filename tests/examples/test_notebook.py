@@ -48,5 +48,6 @@ def test_three_students(
     assert students._repr_html_().count("<tr>") == 4
     points = curves.to_dict()["data"]["values"]
     assert {point["student"] for point in points} == {"text-alone", "states", "modernbert"}
-    assert all(point["nats"] > 0 for point in points)
-    assert len(sizes.to_dict()["data"]["values"]) == 3
+    assert (
+        all(point["nats"] > 0 for point in points) and len(sizes.to_dict()["data"]["values"]) == 3
+    )

@@ -125,8 +125,9 @@ def test_a_damaged_index_is_told_and_mended(both: list[Path]) -> None:
     for file in files[::3]:  # one of each kind
         flip(file, 1, 3)
         found = verify(path)
-        assert len(found.problems) == 1 and "index/" in found.problems[0]
-        assert not found.unknown_flaws
+        assert (
+            len(found.problems) == 1 and "index/" in found.problems[0] and not found.unknown_flaws
+        )
         with pytest.raises(StoreError, match="repair"):
             read(open_store(path))
         _, report = repair(path)

@@ -317,8 +317,10 @@ def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
     before = kept_of(path, ())
     file.write_text(f"77\n\n{hashlib.sha256(b'no such').hexdigest()}\n1\n")
     line = refused("forget", path, "--documents", file)
-    assert "cannot forget 2 documents that the store does not have (" in line
-    assert "line 1: number 77" in line
+    assert (
+        "cannot forget 2 documents that the store does not have (" in line
+        and "line 1: number 77" in line
+    )
     assert "nothing was changed" in line and "--missing-ok" in line
     assert kept_of(path, ()) == before
     of_five = hashlib.sha256(texts[5].encode()).hexdigest()

@@ -183,8 +183,11 @@ def test_heads_with_common_keys_stay_together() -> None:
 
 
 def test_layers_and_places() -> None:
-    assert spread_layers(30, 4) == [1, 11, 20, 30] and spread_layers(4, 4) == [1, 2, 3, 4]
-    assert spread_layers(4, 1) == [1]
+    assert (
+        spread_layers(30, 4) == [1, 11, 20, 30]
+        and spread_layers(4, 4) == [1, 2, 3, 4]
+        and spread_layers(4, 1) == [1]
+    )
     assert largest(np.array([1.0, 3.0, 3.0, 0.0]), 2).tolist() == [1, 2]
     with pytest.raises(UserError, match="student has 5 layers, the teacher only 4"):
         spread_layers(4, 5)

@@ -122,8 +122,9 @@ def test_tokens_and_tags(tmp_path: Path) -> None:
     assert texts(path) == ['" Čo .', "no"]
     path.write_text("a\tO\n\nb\tO\n" * 600 + "c O\n")
     message = refusal(path)
-    assert f"{path}, line 1801: expected token<TAB>tag" in message
-    assert "got 1 column; divide its columns by tabs" in message
+    assert f"{path}, line 1801: expected token<TAB>tag" in message and (
+        "got 1 column; divide its columns by tabs" in message
+    )
 
 
 def test_null_is_an_empty_text(tmp_path: Path) -> None:

@@ -96,8 +96,9 @@ def test_classes(
     assert fs.meta["features"]["task"]["labels"] == list(MOODS)
     assert fs.identity["corpus"]["label_column"] == "mood" and fs.features.logits is None
     assert [r.label for r in fs] == [1, 0, None, 2, None, 2] * 3 + [1]
-    assert len(fs) == 19 and len(fs[18].token_ids) <= fs.features.max_length
-    assert fs.meta["parts"] > 1
+    assert (
+        len(fs) == 19 and len(fs[18].token_ids) <= fs.features.max_length and fs.meta["parts"] > 1
+    )
     for record in (fs[0], fs[7], fs[18]):
         want = plain(AutoModelForSequenceClassification, model, record.token_ids)
         np.testing.assert_allclose(
@@ -316,6 +317,8 @@ def test_sequences_of_a_batch_are_told_apart() -> None:
         kept = known.of(~found["logits"])
         assert kept.sequences.tolist() == [7, 9 if of_sequences else 8]
         first = kept.logits[0][:, 0].tolist()
-        assert first == ([1, 3] if of_sequences else [0, 1, 2])
-        assert kept.unusable()["logits"].sum() == 0
+        assert (
+            first == ([1, 3] if of_sequences else [0, 1, 2])
+            and kept.unusable()["logits"].sum() == 0
+        )
         assert len(kept.hidden["h"]) == kept.lengths.sum()
