@@ -251,7 +251,10 @@ def test_a_file_without_types_is_read() -> None:
         ("{", "not a tokenizer's file"),
         ("[]", "not a tokenizer's file"),
         ('{"version": "1.0"}', "not a tokenizer's file .*model"),
-        ('{"model": {"type": "Unigram", "vocab": [], "unk_id": 3}}', "a tokenizer's file .*IndexE"),
+        (
+            '{"model": {"type": "Unigram", "vocab": [], "unk_id": 3}}',
+            "a tokenizer's file .*IndexError",
+        ),
         ('{"model": {"type": "Magic", "vocab": {}}}', "model: unknown type 'Magic'"),
         (
             '{"normalizer": {"type": "Odd"}, "model": {"type": "BPE", "vocab": {}}}',

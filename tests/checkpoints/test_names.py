@@ -56,7 +56,11 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("scores.json", {"task": "mlm", "model": "base"}, "`downstream --task mlm` .* scored, bas"),
+        (
+            "scores.json",
+            {"task": "mlm", "model": "base"},
+            "`downstream --task mlm` .* scored, base",
+        ),
         ("scores.json", [], "the results of `downstream` .* not a model; .* was scored$"),
         (
             "scores.json",

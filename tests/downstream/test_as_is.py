@@ -142,7 +142,12 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
         ("mlm", "classifier", texts, "has no masked-LM head"),
         ("pair", "tagger", pairs, "has no classification head"),
         ("pos", "classifier", tags, "has no tagging head"),
-        ("pos", "tagger", tags, "tags, line 1: tag 'VERB' is unknown to the model, which has ADJ,"),
+        (
+            "pos",
+            "tagger",
+            tags,
+            "tags, line 1: tag 'VERB' is unknown to the model, which has ADJ, DET",
+        ),
         ("ner", "tagger", tags, "--model: tag 'ADJ' is neither O nor B-"),
         ("ner", "entities", wrong, "wrong, line 2: tag 'I-PER' is after 'O', without a PER"),
         (

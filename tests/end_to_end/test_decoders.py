@@ -286,7 +286,9 @@ def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
     spec = replace(old.features.logits, observed=False)
     old.features = replace(old.features, logits=spec)
     options = TrainOptions(str(store), student="llama:32x1x4", loss={"alm": 1.0})
-    with pytest.raises(UserError, match=r"--loss alm: .*logits.observed.* use kl-next, or make th"):
+    with pytest.raises(
+        UserError, match=r"--loss alm: .*logits.observed.* use kl-next, or make the store"
+    ):
         checked_plan(options, old)
     assert "`valid_jsd:0.3` is in nats" in (out / "README.md").read_text()
 

@@ -53,7 +53,10 @@ CHANGES: list[tuple[Callable[[Path], None] | dict[str, Any], str]] = [
         r"features\.max_length is '128' in the store and '64' now",
     ),
     ({"seed": 1}, r"identity\.arguments\.seed is '0' in the store and '1' now"),
-    ({"mask_words": "rare"}, r"identity\.arguments\.mask_words is not given in the store and 'rar"),
+    (
+        {"mask_words": "rare"},
+        r"identity\.arguments\.mask_words is not given in the store and 'rare' now",
+    ),
     ({"hidden": "layer:2"}, r"features\.hidden\.0 is 'mean' in the store and 'layer2' now"),
 ]
 

@@ -351,7 +351,10 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
     [
         ("--to coreml", "--to coreml: expected one of onnx, openvino, torchscript, gguf"),
         ("", "--to is missing"),
-        ("--to torchscript --quantize int8", "torchscript does not support it; give --to onnx or"),
+        (
+            "--to torchscript --quantize int8",
+            "torchscript does not support it; give --to onnx or openvino",
+        ),
         ("--to openvino --quantize int4", "openvino does not support it; give --to onnx"),
         ("--to onnx --keep-float a", "--keep-float needs --quantize"),
         ("--to onnx --quantize=", "--quantize : expected one of int8, int4, f16, q8_0"),

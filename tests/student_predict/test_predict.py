@@ -195,7 +195,9 @@ def test_an_export_answers_as_its_student(
         task["features"]["task"] = {"kind": "classification"}  # of single texts
         (folder / "training.json").write_text(json.dumps(record))
         assert "is a pair, and the student reads single" in refused(folder, pair, "--pairs")
-        with pytest.raises(AssertionError, match="<stdin>, line 2: expected two texts with a TAB"):
+        with pytest.raises(
+            AssertionError, match="<stdin>, line 2: expected two texts with a TAB between"
+        ):
             by_code(program, f"{pair}\nno tab\n")
 
 

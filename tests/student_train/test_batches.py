@@ -109,7 +109,9 @@ def test_the_distiller_gives_both_sides_of_each_loss(batches: StudentBatches) ->
             torch.testing.assert_close(formula(*arguments), losses[name], rtol=0, atol=0)
         weighted = sum(losses.values())
         torch.testing.assert_close(distiller.weighted(losses), weighted)
-    with pytest.raises(ValueError, match="no loss 'hard' is trained; there are mlm, hidden, atten"):
+    with pytest.raises(
+        ValueError, match="no loss 'hard' is trained; there are mlm, hidden, attention, kl"
+    ):
         sides.of("hard")
     assert batches.validate(distiller)["valid_loss"] > 0
     assert sum(batch.tokens for batch in batches.held_out()) > 0
@@ -141,7 +143,9 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
     assert distiller(batch)["hidden"].requires_grad
     own, teacher = distiller.sides(batch).of("hidden")[0]
     assert own.shape == teacher.shape == (len(batch.aligned["span"].runs.begin), 32)
-    with pytest.raises(UserError, match=r"Own: has no method logits\(states\).*choose losses on h"):
+    with pytest.raises(
+        UserError, match=r"Own: has no method logits\(states\).*choose losses on hidden st"
+    ):
         StudentBatches(batches.store, batches.tokenizer, loss={"mlm": 1.0}).distiller(Own())(batch)
     with pytest.raises(UserError, match="Own: your own module has no attention maps"):
         batches.distiller(Own())(batch)

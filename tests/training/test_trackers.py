@@ -115,7 +115,9 @@ def test_words_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match="--log neptune: expected wandb, mlflow, trackio"):
         check_known(["neptune"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--log mlflow: mlflow is not installed; `pip install mlfl"):
+    with pytest.raises(
+        UserError, match="--log mlflow: mlflow is not installed; `pip install mlflow`"
+    ):
         check_installed(["mlflow"])
 
 

@@ -284,7 +284,12 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\t3,5\n", r"line 2: expected a number"),
     (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\tnan\n", r"line 2: expected a number"),
     (PairScore(), "a.tsv", b"text_a\tb\tscore\na\tb\t1\n", r"no column 'text_b'.*--text-b-column"),
-    (Classify(), "a.tsv", b"text_a\tb\tlabel\na\tb\t1\n", r"no column 'text_b'.*'b'.*--text-b-col"),
+    (
+        Classify(),
+        "a.tsv",
+        b"text_a\tb\tlabel\na\tb\t1\n",
+        r"no column 'text_b'.*'b'.*--text-b-column",
+    ),
     (Classify(), "a.tsv", b"text_a\ttext_b\tb\na\tb\t1\n", r"no column 'label'.*--label-co"),
     (Classify(), "a.jsonl", b'{"text_a": "a", "text_b": 3}\n', r"expected text in .*'text_b'"),
     (PartsOfSpeech(), "a.tsv", b"a\tX\nb\n", r"line 2"),

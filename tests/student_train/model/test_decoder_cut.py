@@ -323,7 +323,11 @@ def test_weights_that_do_not_fit_their_config(stores: dict[str, Path], tmp_path:
         weights = dict(store.teacher_weights().items())
         for name, values, said in (
             ("norm.weight", None, "the teacher's weights lack norm.weight"),
-            ("norm.weight", np.ones(31, np.float16), r"has shape \[31\], but .* by its config.jso"),
+            (
+                "norm.weight",
+                np.ones(31, np.float16),
+                r"has shape \[31\], but .* by its config.json",
+            ),
         ):
             changed = {n: v for n, v in weights.items() if n != name}
             changed |= {} if values is None else {name: values}

@@ -32,14 +32,20 @@ def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("sideways", "--align sideways: expected one of span, match, reduce, bytes, or for a sing"),
+        (
+            "sideways",
+            "--align sideways: expected one of span, match, reduce, bytes, or for a single loss",
+        ),
         ("kl=sideways", "--align kl=sideways: expected one of span"),
         ("", "--align : expected one of span"),
         ("kl:match", "--align kl:match: expected one of span"),
         ("hiden=match", "--align hiden=match: no loss 'hiden'; there are mlm, next, hidden"),
         ("mlm=match", "mlm compares the student with its own text, not .* leave it out"),
         ("kl=match,kl=span", "--align kl=span: kl is given twice"),
-        ("span,match", "--align span,match: span and match cannot both apply to all losses; give"),
+        (
+            "span,match",
+            "--align span,match: span and match cannot both apply to all losses; give one",
+        ),
     ],
 )
 def test_what_is_no_alignment_of_a_loss_is_told(words: str, told: str) -> None:

@@ -161,7 +161,10 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
         ("embeddings", "layers.1", "projection"), ("embeddings", "layers.1"), ("embeddings",), (),
     ]  # fmt: skip
     for order, told in (
-        (["head", "layers.3"], "stage 1: unfreeze layers.3: a student bert:16x2x2 has no such par"),
+        (
+            ["head", "layers.3"],
+            "stage 1: unfreeze layers.3: a student bert:16x2x2 has no such part",
+        ),
         (["nose"], "stage 1: unfreeze .*nose.*: expected 'top-down', or a list of different parts"),
         (["head", "head"], "different parts"),
         (list[str](), "a list of different parts"),

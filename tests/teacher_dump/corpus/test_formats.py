@@ -400,7 +400,10 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
         ({"data": {"text": text}, "annotations": ["a", [0, 4, "A"]]}, "2 labels of one text, "),
         ({"data": {"text": text}, "annotations": [[0, 4, "A"], [3, 6, "B"]]}, "overlap"),
         ({"data": {"text": text}, "annotations": [[0, 400, "A"]]}, "ends after the text"),
-        ({"data": {"text": text}, "annotations": [[4, 2, "A"]]}, "expected a span with 0 <= begin"),
+        (
+            {"data": {"text": text}, "annotations": [[4, 2, "A"]]},
+            "expected a span with 0 <= begin < end",
+        ),
     ):
         path.write_text(json.dumps([row]))
         with pytest.raises(CorpusError, match=f"a.json, line 1: .*{told}"):

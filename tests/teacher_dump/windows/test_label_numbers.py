@@ -220,7 +220,9 @@ def test_numbers_are_explained_and_not_mixed_with_names() -> None:
         "labels of the corpus are taken as the teacher's label ids: 0 = negative, 1 = positive,"
         " 2 = neither"
     ]
-    with pytest.raises(UserError, match=r"b: label '2' is a number, but 'positive' \(d\) is a nam"):
+    with pytest.raises(
+        UserError, match=r"b: label '2' is a number, but 'positive' \(d\) is a name"
+    ):
         labels.number("positive", "d")
     names = Labels(TaskSpec("classification", MOODS), "t", said.append)
     names.check({"-1": "a", "neither": "b"}, {})
