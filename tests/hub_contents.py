@@ -113,9 +113,12 @@ class Hub:
         return Blob(sha256, len(data), lfs, git_oid(pointer(sha256, len(data)) if lfs else data))
 
     def commit(
-        self, repository: Repository, branch: str, changed: Mapping[str, Blob | None],
+        self,
+        repository: Repository,
+        branch: str,
+        changed: Mapping[str, Blob | None],
         message: str = "",
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Add a commit; None stands for a file that is removed. Returns its hash."""
         files = {**repository.files(branch), **changed}
         repository.commits.append({path: blob for path, blob in files.items() if blob})

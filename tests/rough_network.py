@@ -183,9 +183,13 @@ class _Handler(BaseHTTPRequestHandler):
         return found
 
     def _send(
-        self, status: int, headers: list[tuple[str, str]], body: bytes, fault: str = "",
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        fault: str = "",
         length: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)

@@ -167,9 +167,12 @@ def test_a_missing_file_is_refused(name: str, tmp_path: Path, teacher: Path) -> 
 @pytest.mark.apart
 @pytest.mark.parametrize("table", ARMS)
 def test_the_published_plan_runs(
-    table: str, tmp_path: Path, teacher: Path, data: dict[str, Path],
+    table: str,
+    tmp_path: Path,
+    teacher: Path,
+    data: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(steps, "in_own_process", in_this_process)
     monkeypatch.setattr(zhao, "FROM_SCRATCH", ("--model", "scratch:bert:32x2x4"))
     results = tmp_path / "RESULTS.md"

@@ -69,9 +69,13 @@ STANDING_STILL = {"batch_tokens": 512, "lr": 1e-12}
     ],
 )
 def test_same_losses(
-    stores: dict[str, Path], tiny_teacher: Callable[[str], Path], align: str, view: int,
-    batches: dict[str, Any], bound: float,
-) -> None:  # fmt: skip
+    stores: dict[str, Path],
+    tiny_teacher: Callable[[str], Path],
+    align: str,
+    view: int,
+    batches: dict[str, Any],
+    bound: float,
+) -> None:
     """`bound` is the relative error allowed to codec default; `exact` has EXACT."""
     exact, default = (open_store(stores[codec]) for codec in ("exact", "default"))
     teacher = load_teacher(str(tiny_teacher("bert")), hidden="mean,groups:2", attention="mean")

@@ -59,9 +59,12 @@ BEHIND: dict[str, Callable[[], list[Any]]] = {
 
 
 def library(
-    folder: Path, texts: list[str], prompt: str | None = None, batch: int = 3,
+    folder: Path,
+    texts: list[str],
+    prompt: str | None = None,
+    batch: int = 3,
     longest: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu")

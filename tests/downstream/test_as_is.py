@@ -64,9 +64,13 @@ def renamed(path: Path, size: int, seed: int) -> Path:
     ],
 )
 def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
-    task: str, write: Callable[..., Path], suffix: str, more: Words, tiny_teacher: Teacher,
+    task: str,
+    write: Callable[..., Path],
+    suffix: str,
+    more: Words,
+    tiny_teacher: Teacher,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     train, dev = (write(tmp_path / f"{size}{suffix}", size, size) for size in (40, 70))
     tuned, out = tmp_path / "tuned", tmp_path / "as-is"
     done(

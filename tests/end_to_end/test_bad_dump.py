@@ -55,9 +55,12 @@ def test_dump_options(
 
 
 def test_out_exists(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path, store: Path,
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    store: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Refused before the teacher runs: a big one takes minutes to calibrate."""
     words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--out")
     (tmp_path / "file.zarr").write_text("mine")

@@ -406,9 +406,12 @@ def test_equal_documents_are_paired_once(stored: Array, corpus: Array) -> None:
 )
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_law(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers, first: list[int],
-    second: list[int], ext: str,
-) -> None:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_teacher: Teachers,
+    first: list[int],
+    second: list[int],
+    ext: str,
+) -> None:
     """dump(A + B) is what dump(A) becomes when it grows by B; without B it is dump(A)."""
     folder, teacher = tmp_path_factory.mktemp("law"), tiny_teacher("bert")
     pool = lines_of(write_corpus(folder / "pool.txt", 10))

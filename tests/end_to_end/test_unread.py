@@ -33,9 +33,13 @@ def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
     ],
 )
 def test_a_dump_says_what_no_default_loss_reads(
-    teacher: tuple[Any, ...], more: tuple[str, ...], given: dict[str, str], unread: str,
-    tiny_teacher: Callable[..., Path], tmp_path: Path,
-) -> None:  # fmt: skip
+    teacher: tuple[Any, ...],
+    more: tuple[str, ...],
+    given: dict[str, str],
+    unread: str,
+    tiny_teacher: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
     path, said = dump(tiny_teacher(*teacher), tmp_path, *more)
     with open_store(path) as store:
         kind = store.task.output_kind if store.task else None

@@ -22,9 +22,13 @@ class Done(NamedTuple):
 
 
 def processes(
-    count: int, module: str, words: Words, folder: Path, gradients: Path | None = None,
+    count: int,
+    module: str,
+    words: Words,
+    folder: Path,
+    gradients: Path | None = None,
     stopped: int | None = None,
-) -> Done:  # fmt: skip
+) -> Done:
     """Run the `main` of a module in `count` processes that train together.
 
     Each keeps the gradient of its first step in the file `gradients`.RANK; number `stopped` gets a

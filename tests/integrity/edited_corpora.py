@@ -109,9 +109,14 @@ def edited(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _dumped(
-    teacher: Path, work: Path, kind: str, edit: str, moment: int, limit: int | None,
+    teacher: Path,
+    work: Path,
+    kind: str,
+    edit: str,
+    moment: int,
+    limit: int | None,
     chance: random.Random,
-) -> str:  # fmt: skip
+) -> str:
     lines = [" ".join(chance.choices(WORDS, k=5)) + f" {n}" for n in range(LINES)]
     (work / "text").mkdir()
     path = work / "text" / f"train{'.jsonl' if kind == 'hf' else kind}"

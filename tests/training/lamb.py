@@ -13,9 +13,12 @@ EPSILON, LONGEST = 1e-6, 10.0
 
 
 def lamb(
-    weights: Array, gradients: list[Array], rates: list[float], betas: tuple[float, float],
+    weights: Array,
+    gradients: list[Array],
+    rates: list[float],
+    betas: tuple[float, float],
     decay: float,
-) -> Array:  # fmt: skip
+) -> Array:
     """The weights after a step with each gradient. A vector neither decays nor is scaled."""
     first, second = np.zeros_like(weights), np.zeros_like(weights)
     for gradient, rate in zip(gradients, rates, strict=True):
@@ -31,9 +34,11 @@ def lamb(
 
 
 def check_steps(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, betas: tuple[float, float],
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    betas: tuple[float, float],
     decay: float,
-) -> None:  # fmt: skip
+) -> None:
     """Take three steps with gradients drawn at random; each parameter must go where `lamb` says."""
     draw, rates = np.random.default_rng(5), [1e-2, 2e-2, 5e-3]
     starts = {n: p.detach().double().numpy().copy() for n, p in model.named_parameters()}

@@ -52,9 +52,13 @@ def tuned(
     [(Classify, classified, 15), (PairScore, paired, 15), (PartsOfSpeech, write_tagged, 16)],
 )
 def test_accumulated_batches_have_the_gradient_of_one_large_batch(
-    task: type[Task], write: Callable[..., Path], rows: int, norms: list[float],
-    tiny_teacher: Teacher, tmp_path: Path,
-) -> None:  # fmt: skip
+    task: type[Task],
+    write: Callable[..., Path],
+    rows: int,
+    norms: list[float],
+    tiny_teacher: Teacher,
+    tmp_path: Path,
+) -> None:
     """Also at the end of an epoch, where a batch is lacking. The model has no dropout."""
     train, model = write(tmp_path / "train.tsv", rows, 0), tiny_teacher("modernbert")
     steps = []

@@ -124,9 +124,13 @@ def _compressed(sample: Taught, exact: int, kept: int) -> tuple[list[Any], ...]:
 
 
 def megatron(
-    folder: Path, batches: Sequence[Sequence[torch.Tensor]], kept: int, dp: int = 1, cp: int = 1,
+    folder: Path,
+    batches: Sequence[Sequence[torch.Tensor]],
+    kept: int,
+    dp: int = 1,
+    cp: int = 1,
     nucleus: float | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Archives of a run: `batches[iteration][microbatch]` are log-probabilities [S,B,V] of all data
     ranks in turn; an archive holds two iterations."""
     folder.mkdir(parents=True)
@@ -201,9 +205,12 @@ def speculators(folder: Path, samples: Sequence[Taught], layers: Sequence[int]) 
 
 
 def specforge(
-    folder: Path, samples: Sequence[Taught], layers: Sequence[int], padded: int = 0,
+    folder: Path,
+    samples: Sequence[Taught],
+    layers: Sequence[int],
+    padded: int = 0,
     gz: bool = False,
-) -> Path:  # fmt: skip
+) -> Path:
     """Files rows_0-2000/data_<i>.ckpt of EAGLE3, with the padding of a batch behind each."""
     (folder / "rows_0-2000").mkdir(parents=True)
     for number, sample in enumerate(samples):
@@ -246,9 +253,12 @@ class Engine:
         return found
 
     def generate(
-        self, prompts: Sequence[Any] = (), settings: Any = None,
-        input_ids: Sequence[list[int]] = (), **asked: Any,
-    ) -> list[Any]:  # fmt: skip
+        self,
+        prompts: Sequence[Any] = (),
+        settings: Any = None,
+        input_ids: Sequence[list[int]] = (),
+        **asked: Any,
+    ) -> list[Any]:
         if input_ids:
             assert asked["return_logprob"] and asked["logprob_start_len"] == 0
             return [self._sglang(ids) for ids in input_ids]

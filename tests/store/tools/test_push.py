@@ -138,9 +138,14 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
     ],
 )
 def test_who_may_not_push_is_told_in_a_line(
-    hub: Hub, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
-    token: str | None, words: tuple[str, ...],
-) -> None:  # fmt: skip
+    hub: Hub,
+    made: Made,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    token: str | None,
+    words: tuple[str, ...],
+) -> None:
     asked_by_this_process(hub, monkeypatch, tmp_path / "home", token)
     line = refused("push", made("zarr")[0], name)
     says(line, name, *words)

@@ -32,9 +32,12 @@ def sides(tokens: Tokens, texts: list[str]) -> Any:
 @settings(max_examples=25)
 @given(pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3), size=st.integers(20, 200))
 def test_runs_stay_within_a_text_of_a_pair(
-    make_tokenizer: Callable[[str], Any], teacher: str, student: str, pairs: list[tuple[str, str]],
+    make_tokenizer: Callable[[str], Any],
+    teacher: str,
+    student: str,
+    pairs: list[tuple[str, str]],
     size: int,
-) -> None:  # fmt: skip
+) -> None:
     texts = [SEPARATOR.join(pair) for pair in pairs]
     backend = copy.deepcopy(make_tokenizer(student).backend_tokenizer)
     backend.no_padding()

@@ -47,9 +47,11 @@ def test_the_table_holds_what_the_tokenizer_gives(
 
 
 def test_made_once_for_a_text_a_vocabulary_and_a_length(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path,
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    cache: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     token_table(store, fresh("wordpiece", make_tokenizer))
     (first,) = cache.iterdir()
     monkeypatch.setattr(token_cache, "_write", None)  # nothing more is made
@@ -90,9 +92,12 @@ def flip(file: Path) -> None:
 @pytest.mark.parametrize("damage", [shorten, flip, Path.unlink])
 @pytest.mark.parametrize("name", ["ids", "start", "sha256"])
 def test_a_damaged_table_is_made_anew(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path,
-    damage: Callable[[Path], None], name: str,
-) -> None:  # fmt: skip
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    cache: Path,
+    damage: Callable[[Path], None],
+    name: str,
+) -> None:
     tokenizer, index = fresh("wordpiece", make_tokenizer), np.arange(len(store))
     want = token_table(store, tokenizer).of(index)
     (folder,) = cache.iterdir()
@@ -105,9 +110,12 @@ def test_a_damaged_table_is_made_anew(
 
 
 def test_another_text_has_another_table(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path, tmp_path: Path,
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    cache: Path,
+    tmp_path: Path,
     tiny_teacher: Callable[..., Path],
-) -> None:  # fmt: skip
+) -> None:
     text = tmp_path / "other.txt"
     text.write_text("Quite another text.\n", encoding="utf-8")
     out = dumped(tiny_teacher("bert"), text, tmp_path / "other.zarr")
@@ -118,9 +126,11 @@ def test_another_text_has_another_table(
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], tmp_path: Path,
+    store: FeatureStore,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.setenv("TEACHONCE_CACHE", str(blocked))

@@ -193,9 +193,12 @@ def test_bfloat16_without_instructions_for_it_is_one_line() -> None:
     ],
 )
 def test_words_of_onednn_and_the_precision_decide_what_it_lacks(
-    words: str, autocast: torch.dtype | None, weights: torch.dtype, refused: bool,
+    words: str,
+    autocast: torch.dtype | None,
+    weights: torch.dtype,
+    refused: bool,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """In any other case the error is unchanged, and means a lack of memory."""
 
     def fails(*_: Any) -> Any:

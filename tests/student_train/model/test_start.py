@@ -235,9 +235,12 @@ def test_layers_of_an_electra_read_more_than_its_embeddings(
 
 
 def test_svd_of_another_teacher_with_the_same_pieces(
-    started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path], tmp_path: Path,
+    started: Start,
+    store: FeatureStore,
+    tiny_teacher: Callable[..., Path],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """As of a teacher before it was fine-tuned into that of the store."""
     text = write_corpus(tmp_path / "text.txt", 2)
     other, foreign = (

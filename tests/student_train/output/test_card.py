@@ -120,9 +120,12 @@ def test_a_teacher_is_named_by_its_folder(teacher: str | None, name: str) -> Non
 @pytest.mark.parametrize("task", [None, "classification", "tagging"])
 @pytest.mark.parametrize("size", ["32x1x4", "modernbert:32x1x4", "bilstm:8,8"])
 def test_the_code_of_the_card_loads_the_student_and_predicts(
-    size: str, task: str | None, make_tokenizer: Callable[[str], Any], tmp_path: Path,
+    size: str,
+    task: str | None,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     tokenizer = make_tokenizer("wordpiece")
     labels = ("NOUN", "VERB", "X")
     spec = TaskSpec(task, labels) if task else None

@@ -25,9 +25,13 @@ def saved(out: Path) -> list[int]:
     ("seconds", "every", "expected"), [(1e9, None, [4]), (0.0, None, [4, 5]), (0.0, 3, [3])]
 )
 def test_a_slow_training_saves_between_validations(
-    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float,
-    every: int | None, expected: list[int],
-) -> None:  # fmt: skip
+    store: FeatureStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    every: int | None,
+    expected: list[int],
+) -> None:
     monkeypatch.setattr(student_training, "UNSAVED", seconds)
     changes: dict[str, Any] = {"eval_every": 4, "schedule": "plateau", "best": True, "dropout": 0.1}
     options = options_for(

@@ -194,9 +194,13 @@ NARROW = [
 
 @pytest.mark.parametrize(("case", "precision"), [*((case, "fp32") for case in WRONG), *NARROW])
 def test_wrong_stores(
-    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch,
-    case: str, precision: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    tiny_teacher: Teachers,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    precision: str,
+) -> None:
     (spoil, words), model = WRONG[case], tmp_path / "model"
     shutil.copytree(tiny_teacher("bert"), model)
     with pytest.MonkeyPatch.context() as patch:

@@ -59,9 +59,12 @@ def short_of_memory(
 
 @pytest.mark.parametrize("kind", SHORTAGES)
 def test_batches_are_halved(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path,
-    monkeypatch: pytest.MonkeyPatch, kind: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
     model = tiny_teacher("bert")
     exact = {"codec": "exact", "views": 2, "weights": False}
     whole = dump(dump_options(model, corpus, tmp_path / "whole.h5", **exact))
@@ -80,9 +83,11 @@ def test_batches_are_halved(
 
 
 def test_one_sequence_alone_is_too_large(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path,
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", part_tokens=400)
     memory = 10_000
     short_of_memory(monkeypatch, SHORTAGES["cpu"], lambda: memory)
@@ -176,9 +181,11 @@ def overflowing(model: Path, folder: Path, most: float, corpus: Path) -> Path:
 
 
 def test_overflow_is_run_again_in_float32(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path,
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     model = overflowing(tiny_teacher("bert"), tmp_path / "model", HALF_MAX, corpus)
 
     def options(name: str, precision: str) -> Any:
@@ -259,9 +266,11 @@ def test_a_weight_that_is_nan_is_named(
 
 
 def test_the_calibration_of_a_small_first_part_costs_no_pass(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path,
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """The teacher's output is written, not computed again; a part that is computed again after the
     calibration, as by a process that continues a stopped dump, has the same bytes."""
     model, sequences = tiny_teacher("bert"), [0]
