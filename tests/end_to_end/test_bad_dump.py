@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from transformers import AutoModel, AutoTokenizer
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused, says, tree
 
+MB = 1 << 20
+
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
@@ -21,18 +24,62 @@ def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
     return Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "teacher"))
 
 
-@pytest.mark.slow
-def test_teacher(tmp_path: Path, folder: Path, corpus: Path) -> None:
-    """tests/checkpoints/test_loading.py has what no command loads."""
-    words = ("--model", folder, "--corpus", corpus, "--out", tmp_path / "out.zarr")
+# what the teacher is
+
+
+def headless(folder: Path) -> None:
     AutoModel.from_pretrained(folder).save_pretrained(folder)
-    line = refused(teacher_dump, *words, "--hidden", "none", "--attention", "none")
-    says(line, "no LM head", "nothing to dump")
+
+
+def slow(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    settings = {"tokenizer_class": "CanineTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def unknown_family(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "mystery"}')
+
+
+def more_pieces(folder: Path) -> None:
+    """A tokenizer that somebody has added to, beside a table of embeddings as it was."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"added{n}" for n in range(50)])  # its embeddings stay as they were
+    tokenizer.add_tokens([f"added{n}" for n in range(50)])
     tokenizer.save_pretrained(folder)
-    says(refused(teacher_dump, *words), "its tokenizer has ids up to", "resize")
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
+    "unknown family": (unknown_family, (), ("mystery",)),
+    "more pieces than rows": (more_pieces, (), ("its tokenizer has ids up to", "resize")),
+    "slow tokenizer": (slow, (), ("CanineTokenizer", "offsets", "tokenizer.json")),
+    "nothing left": (
+        headless,
+        ("--hidden", "none", "--attention", "none"),
+        ("no LM head", "nothing to dump"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SPOILED)
+def test_teacher(tmp_path: Path, folder: Path, corpus: Path, case: str) -> None:
+    spoil, more, words = SPOILED[case]
+    spoil(folder)
+    out = tmp_path / "out.zarr"
+    says(refused(teacher_dump, "--model", folder, "--corpus", corpus, "--out", out, *more), *words)
     assert [path.name for path in tmp_path.iterdir()] == ["teacher"]
+
+
+def test_corpus(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+    """tests/teacher_dump/corpus has all that can be wrong with one."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"plain\n" * 5000 + "schön\n".encode("latin-1"))
+    line = refused(
+        teacher_dump,
+        *("--model", tiny_teacher("bert"), "--corpus", path, "--out", tmp_path / "out.zarr"),
+    )
+    says(line, "text.txt", "line 5001", "not UTF-8", "iconv")
+    assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
 
 
 LATER = {  # test_told_early.py has what is refused before torch is loaded

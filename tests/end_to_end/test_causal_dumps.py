@@ -159,8 +159,7 @@ def test_overlapping_windows_are_learnt_once(
     model = tiny_teacher("gpt2")
     store = open_store(dumped(model, corpus, tmp_path / "a.zarr", stride=24, **words))
     assert store.features.context
-    about = ok(feature_store, "info", store.path)
-    says(about, "first tokens of windows that only give context", "own log-probability is stored")
+    assert "first tokens of windows that only give context" in ok(feature_store, "info", store.path)
     seen: dict[int, int] = {}
     for record in store:
         new = record.document_begin + record.offsets[record.context :]
@@ -185,6 +184,33 @@ def test_overlapping_windows_are_learnt_once(
     small = tmp_path / "small.h5"
     ok(feature_store, "convert", store.path, small, "--codec", "small")
     assert [r.context for r in open_store(small)] == [r.context for r in store]
+
+
+@pytest.mark.slow
+def test_it_goes_through_every_command(
+    tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
+) -> None:
+    model, more = tiny_teacher("gpt2"), write_corpus(tmp_path / "more.txt", 9)
+    one, two = (
+        dumped(model, text, tmp_path / f"{text.stem}.zarr", attention="none", logits="topk:8")
+        for text in (corpus, more)
+    )
+    small, both = tmp_path / "small.h5", tmp_path / "both.h5"
+    ok(feature_store, "convert", one, small, "--codec", "small")
+    ok(feature_store, "merge", one, two, both, "--recode")
+    stores = [open_store(path) for path in (one, two, small, both)]
+    rows = [np.concatenate([r.views[0].logits.observed for r in each]) for each in stores]
+    assert np.array_equal(rows[0], rows[2]) and np.array_equal(np.append(*rows[:2]), rows[3])
+    streamed = {
+        number: batch.logits.observed[batch.start[place] : batch.start[place + 1]].copy()
+        for batch in stores[3].stream(batch_tokens=300)
+        for place, number in enumerate(batch.index.tolist())
+        if batch.logits
+    }
+    assert np.array_equal(np.concatenate([streamed[n] for n in sorted(streamed)]), rows[3])
+    assert "whose own log-probability is stored" in ok(feature_store, "info", small)
+    for path in (one, small, both):
+        ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
 
 
 def test_values_of_another_token_are_found(

@@ -46,6 +46,15 @@ from tests.end_to_end.support import (
     write_corpus,
 )
 
+DUMP_OPTIONS = (
+    "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --mask-words"
+    " --seed --codec --max-length --stride --batch-tokens --device --precision --limit"
+    " --text-column"
+)
+TRAIN_OPTIONS = (
+    "--store --vocab --out --student --align --loss --projection --init --steps --epochs"
+    " --batch-tokens --lr --seed --accumulate --clip --schedule --device --precision"
+)
 STORE_COMMANDS = "info verify convert merge show"
 
 
@@ -56,21 +65,31 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
     return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", attention="none")
 
 
+NAMED = {
+    "teachonce.teacher_dump.cli": DUMP_OPTIONS,
+    "teachonce.student_train.cli": TRAIN_OPTIONS + " --resume",
+    "teachonce.student_train.sweep": TRAIN_OPTIONS,
+    "teachonce.feature_store.cli": STORE_COMMANDS,
+}
 HELP = """
 import importlib, sys
 for module in sys.argv[1:]:
     try:
-        importlib.import_module(f"teachonce.{module}").main(["--help"])
+        importlib.import_module(module).main(["--help"])
     except SystemExit as end:
         print(end.code, {"torch", "transformers"} & set(sys.modules))
 """
 
 
-def test_help_loads_no_torch() -> None:
-    modules = ("teacher_dump.cli", "student_train.cli", "student_train.sweep", "feature_store.cli")
-    call = [sys.executable, "-c", HELP, *modules]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.count("\n0 set()\n") == len(modules)
+def test_help_lists_every_option_and_loads_no_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, *NAMED], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    *pages, rest = done.stdout.split("0 set()\n")
+    assert rest == ""
+    for page, (module, expected) in zip(pages, NAMED.items(), strict=True):
+        words = page.replace(",", " ").split()
+        assert [name for name in expected.split() if name not in words] == [], module
 
 
 COMMANDS: list[tuple[click.Command, tuple[str, ...]]] = [
@@ -279,3 +298,28 @@ def test_the_table_of_a_sweep_at_a_terminal() -> None:
     assert two.split() == ["mlm=1,hidden=30", "7", "0.5"]
     ends = [[cell.end() for cell in re.finditer(r"\S+", line)] for line in (one, two)]
     assert ends[0][1:] == ends[1][1:] and ends[0][0] < ends[1][0]
+
+
+def test_feature_store(store: Path, tmp_path: Path) -> None:
+    told = ok(feature_store, "info", store)
+    fs = open_store(store)
+    for word in ("bert", f"{fs.meta['tokens']:,}", "topk", "mean", "default"):
+        assert word in told
+    described = json.loads(ok(feature_store, "info", store, "--json"))
+    assert described["tokens"] == fs.meta["tokens"] and described["identity"] == fs.identity
+    assert "sound" in ok(feature_store, "verify", store)
+    shown = ok(feature_store, "show", store, "3")
+    assert fs[3].text.split()[0] in shown and "sequence 3" in shown
+
+    ok(feature_store, "convert", store, tmp_path / "copy.h5")
+    ok(feature_store, "convert", tmp_path / "copy.h5", tmp_path / "small.zarr", "--codec", "small")
+    assert "sound" in ok(feature_store, "verify", tmp_path / "small.zarr")
+    copy = open_store(tmp_path / "copy.h5")
+    assert list(copy.texts()) == list(fs.texts()) and copy.identity == fs.identity
+    for name, states in fs[3].views[0].hidden.items():
+        assert (copy[3].views[0].hidden[name] == states).all()
+    ok(
+        student_train,
+        *("--store", tmp_path / "small.zarr", "--vocab", "450", "--steps", "2"),
+        *("--out", tmp_path / "student", *STUDENT),
+    )

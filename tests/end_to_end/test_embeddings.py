@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ import pytest
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
+from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job import part_writing
+from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from teachonce.teacher_dump.job.sharing import share
+from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
 from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.texts import ENGLISH
 
@@ -40,8 +45,15 @@ def test_dumped_told_and_compared(embedder: Path, tmp_path: Path) -> None:
 def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 4)
     words = (
-        "--model", embedder, "--corpus", corpus, "--out", tmp_path / "a.zarr", "--device", "cpu",
-    )  # fmt: skip
+        "--model",
+        embedder,
+        "--corpus",
+        corpus,
+        "--out",
+        tmp_path / "a.zarr",
+        "--device",
+        "cpu",
+    )
     said = f"{embedder} is a sentence embedding model, and its vectors are not stored; --head"
     says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")
@@ -81,11 +93,43 @@ def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Pa
     assert verify(both).problems == verify(alone).problems == []
 
 
+@pytest.mark.slow
+def test_it_goes_on_after_a_stop(
+    embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, and as one of several that share the store."""
+    corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
+    asked: dict[str, Any] = {"head": "embedding", "logits": None, "part_tokens": 300}
+    wanted = open_store(dumped(embedder, corpus, tmp_path / "whole.zarr", **asked))
+    out, whole = tmp_path / "cut.zarr", part_writing.write_part
+
+    def cut(*given: Any) -> None:
+        if given[2].number == 2:
+            raise UserError("the disk is full")
+        whole(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
+        patch.setattr(part_writing, "write_part", cut)
+        dumped(embedder, corpus, out, **asked)
+    assert dumped(embedder, corpus, out, **asked) == out
+    shared = tmp_path / "shared.zarr"
+    share(dump_options(embedder, corpus, shared, **asked), Shard(0, 1))
+    for path in (out, shared):
+        assert open_store(path).manifest.content() == wanted.manifest.content()
+
+
 @pytest.mark.parametrize(
     "words, told",
     (
         (("--logits", "topk:4"), "--logits topk:4: --head embedding reads no LM head"),
+        (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
+        (
+            ("--label-column", "x"),
+            "--label-column x: labels are stored with the logits of a classification",
+        ),
+        (("--text-column", "a,b"), "pairs of texts need a classification head"),
         (("--prompt", "query", "--max-length", "4"), "the prompt 'find: ' alone is 6 tokens"),
+        (("--prompt", "title"), "has no such prompt; it has: document, query"),
         (("--head", "none", "--pooling", "max"), "--pooling max: applies to vectors of texts"),
         (("--head", "none", "--prompt", "query"), "--prompt query: applies to vectors of texts"),
     ),
@@ -100,6 +144,7 @@ def test_refused(embedder: Path, tmp_path: Path, words: tuple[str, ...], told: s
 def test_no_pooling_and_none_asked_for(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
     corpus, base = write_corpus(tmp_path / "a.txt", 4), tiny_teacher("bert")
     given = ("--model", base, "--corpus", corpus, "--out", tmp_path / "a.zarr")
+    says(refused(teacher_dump, *given, "--head", "embedding"), "no pooling in it", "give --pooling")
     told = ok(teacher_dump, *given, "--head", "embedding", "--pooling", "cls", "--device", "cpu")
     says(told, "embedding of width 32 (cls)")
     assert open_store(tmp_path / "a.zarr").identity["arguments"]["pooling"] == "cls"
@@ -116,3 +161,5 @@ def test_minilm_is_dumped_for_its_vectors_where_nothing_is_asked_for() -> None:
     assert features(head="embedding") == ("embedding", "none", "none")
     assert features(hidden="mean") == ("auto", "mean", "mean")
     assert features(logits="none") == ("auto", "mean", "mean")
+    with pytest.raises(UserError, match="unknown feature 'best'"):
+        features(hidden="best")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
+from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, dumped, ok, start, write_corpus
 
@@ -48,6 +51,27 @@ def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     check_student(tmp_path / "student", 400)
+
+
+def test_initialisation(tmp_path: Path, store: Path) -> None:
+    """So little a rate that what is saved is where the student started; for the other starts see
+    tests/student_train/model/test_start.py."""
+    out = tmp_path / "student"
+    said = ok(
+        student_train,
+        *("--store", store, "--vocab", "teacher", "--init", "layers:2,4", "--out", out, *STUDENT),
+        *("--student", "bert:32x2x4", "--steps", "1", "--lr", "1e-12"),
+    )
+    model: Any = AutoModelForMaskedLM.from_pretrained(out)
+    weights = open_store(store).teacher_weights()
+    words = model.get_input_embeddings().weight.detach().numpy()
+    taught = np.asarray(weights["embeddings.word_embeddings.weight"], np.float32)
+    check_student(out, len(taught))
+    first = model.bert.encoder.layer[0].output.dense.weight.detach().numpy()
+    second = np.asarray(weights["transformer.layer.1.ffn.lin2.weight"], np.float32)
+    np.testing.assert_allclose(words, taught, atol=1e-4)
+    np.testing.assert_allclose(first[:, : second.shape[1]], second, atol=1e-4)
+    assert "cut to 32" in said
 
 
 def test_vocabulary_of_a_folder(

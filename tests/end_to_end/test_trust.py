@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import h5py
+import numpy as np
 import pytest
 
 from teachonce.feature_store.cli import main as feature_store
@@ -22,6 +23,7 @@ from tests.end_to_end.support import (
     STUDENT,
     Words,
     dump_options,
+    invoke,
     ok,
     refused,
     says,
@@ -62,6 +64,18 @@ def copied(store: Path, folder: Path) -> Path:
     target = folder / store.name
     shutil.copytree(store, target) if store.is_dir() else shutil.copy(store, target)
     return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ext", FORMATS)
+def test_the_same_dump_gives_the_same_bytes(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
+) -> None:
+    """All but the time of day."""
+    again = tmp_path / f"a.{ext}"
+    dump(options(tiny_teacher("bert"), corpus, again))
+    assert contents(again) == contents(stores[ext])
+    assert len({open_store(path).manifest.content() for path in (again, *stores.values())}) == 1
 
 
 @pytest.mark.parametrize("ext", FORMATS)
@@ -120,6 +134,7 @@ def test_an_unfinished_store_only_when_asked_for(
     before = tree(tmp_path)
     commands: tuple[tuple[click.Command, Words, str], ...] = (
         (student_train, ("--store", path, "--out", out, *TRAINING), f"student in {out}"),
+        (feature_store, ("info", path), "writing"),
         (feature_store, ("show", path, "0"), "sequence 0"),
         (feature_store, ("verify", path), "sound"),
     )
@@ -148,8 +163,18 @@ def test_a_training_is_not_resumed_on_other_numbers(
 
 
 def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[str, Path]) -> None:
-    """Refused before anything is trained."""
+    """Refused before anything is trained, and found by verify wherever they are."""
     store = copied(stores["h5"], tmp_path)
+    middle = open_store(store)
+    sequences = middle.manifest.parts[0].counts.sequences
+    ids = np.array(middle[sequences - 1].token_ids)
+    middle.close()
+    with h5py.File(store) as file:
+        place = len(file["parts/0/token/id"]) - 3
+    forge(store, "parts/0/token/id", put(place, int(ids[-3]) % 400 + 7))
+    result = invoke(feature_store, "verify", store)
+    assert result.exit_code == 1
+    says(result.output, "part 0", "does not give the stored tokens")
     forge(store, "parts/0/token/id", put(1, 9))
     line = refused(student_train, "--store", store, "--out", tmp_path / "out", *TRAINING)
     says(line, "does not give the stored tokens", "dump again")

@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from huggingface_hub import ModelCard
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
 from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
 from teachonce.downstream.tasks.sts import SentenceSimilarity
@@ -89,11 +89,14 @@ def bilstm(make_tokenizer: MakeTokenizer, folder: Path) -> Path:
     torch.manual_seed(0)
     model = BiLstmForTokenClassification(
         BiLstmConfig(
-            vocab_size=len(tokenizer), embedding_size=16, lstm_size=12, num_hidden_layers=2,
+            vocab_size=len(tokenizer),
+            embedding_size=16,
+            lstm_size=12,
+            num_hidden_layers=2,
             id2label=dict(enumerate(("DET", "ADJ", "NOUN", "VERB"))),
             pad_token_id=tokenizer.pad_token_id,
         )
-    )  # fmt: skip
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -113,12 +116,18 @@ POOLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "several": ({"mode": ("mean", "cls", "lasttoken")}, {}),
     "without the prompt": ({"mode": ("weightedmean", "max"), "include_prompt": False}, {}),
     "cut": ({"mode": "mean"}, {"truncate_dim": 8}),
+    "cls": ({"mode": "cls"}, {}),
+    "mean": ({"mode": "mean"}, {}),
+    "max": ({"mode": "max"}, {}),
 }
+SINGLE = ("cls", "mean", "max")  # a mode alone is apart: each of them is among the others
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.apart] * (name in SINGLE)) for name in POOLINGS]
+)
 def test_every_pooling_is_exported(shallow: Path, tmp_path: Path, name: str) -> None:
     """Exported vectors are those of the library, for texts of any number and length."""
     from sentence_transformers import SentenceTransformer
@@ -176,7 +185,9 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_second_export_joins_the_table(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
     folder = bilstm(make_tokenizer, tmp_path / "student")
     record = "`training.json` has all of these values in full.\n"
     (folder / "README.md").write_text(f"# Mine\n\nWords of mine.\n{record}")
@@ -200,8 +211,12 @@ def test_a_second_export_joins_the_table(make_tokenizer: MakeTokenizer, tmp_path
     assert rows["| float32, torch"] == rows["| `onnx/model.onnx`"] == same
     assert rows["| `torchscript/model.pt`"] == ["99.50 % (as much)", ""]
     assert [line[:9] for line in card.splitlines() if line[:1] == "|"] == [
-        "| file | ", "|---|---|", "| float32", "| `onnx/m", "| `torchs",
-    ]  # fmt: skip
+        "| file | ",
+        "|---|---|",
+        "| float32",
+        "| `onnx/m",
+        "| `torchs",
+    ]
     assert "`onnx/model.onnx`" in card and "`torchscript/model.pt`" in card
     again = run(folder, "--to", "torchscript", "--out", tmp_path / "again")
     assert again.exit_code == 0, again.output
@@ -209,6 +224,14 @@ def test_a_second_export_joins_the_table(make_tokenizer: MakeTokenizer, tmp_path
     assert "`torchscript/model.pt`" in table and "onnx" not in table  # which is in another folder
     assert f"| {score} |" in table  # as the student was scored with the first export
     assert "`onnx/model.onnx`" in (folder / "README.md").read_text()
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        expected = model(inputs["input_ids"], inputs["attention_mask"]).logits.numpy()
+    found = by_example(tmp_path / "out", *TEXTS)
+    present = inputs["attention_mask"].numpy().astype(bool)
+    assert found[present] == pytest.approx(expected[present], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -288,6 +311,13 @@ def test_a_loss_is_refused_and_its_layers_are_named(
     assert "--quantize int4: no layer is left to quantise" in line
 
 
+def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    student, format = load_student(bilstm(make_tokenizer, tmp_path / "s")), FORMATS["torchscript"]
+    format.write(student, tmp_path / "model.pt")
+    run = format.open(tmp_path / "model.pt", student.output, 1)
+    assert export_check(student, None).share(run) == 1
+
+
 @pytest.mark.usefixtures("unmeasured")
 def test_word_vectors_for_model2vec(
     make_tokenizer: MakeTokenizer, shallow: Path, tmp_path: Path
@@ -350,6 +380,7 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
     ("words", "message"),
     [
         ("--to coreml", "--to coreml: expected one of onnx, openvino, torchscript, gguf"),
+        ("--to tflite", "--to tflite: expected one of onnx, openvino, torchscript"),
         ("", "--to is missing"),
         (
             "--to torchscript --quantize int8",
@@ -359,6 +390,7 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
         ("--to onnx --keep-float a", "--keep-float needs --quantize"),
         ("--to onnx --quantize=", "--quantize : expected one of int8, int4, f16, q8_0"),
         ("--to onnx --least 0", "--least 0: expected a share above 0, at most 1"),
+        ("--to onnx", "no such folder"),
     ],
 )
 def test_what_does_not_fit_is_one_line(words: str, message: str, tmp_path: Path) -> None:

@@ -24,7 +24,13 @@ from teachonce.downstream.mlm.masked_training import (
     train_tokenizer,
 )
 from teachonce.downstream.mlm.scoring import score_as_is
-from teachonce.downstream.mlm.text_blocks import Spelling, blocks, hold_out, spelling, tokens_of
+from teachonce.downstream.mlm.text_blocks import (
+    Spelling,
+    blocks,
+    hold_out,
+    spelling,
+    tokens_of,
+)
 from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.text_lines import read_lines
 from teachonce.student_train.model.kinds import make_student
@@ -153,7 +159,8 @@ def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path)
     assert len(said) == 1 and "added: cls.predictions" in said[0]
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert torch.equal(
-        model.bert.encoder.layer[3].output.dense.weight, source.encoder.layer[3].output.dense.weight
+        model.bert.encoder.layer[3].output.dense.weight,
+        source.encoder.layer[3].output.dense.weight,
     )
     said.clear()
     load_masked_lm(resolve_model(str(tiny_teacher("bert"))), said.append)
@@ -188,6 +195,9 @@ def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
     [
         ("4x256", "expected tiny, HxLxA or bert:HxLxA (hidden size x layers"),
         ("", "expected tiny, HxLxA or bert:HxLxA"),
+        ("0x2x2", "all at least 1"),
+        ("16x2x3", "the hidden size 16 must be a multiple of the 3 heads"),
+        ("4x256x4", "256x4x4?"),
     ],
 )
 def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Path) -> None:
@@ -195,6 +205,19 @@ def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Pa
         train_mlm(settings(text, tmp_path / "out", f"scratch:{size}", vocab="600"))
     assert str(caught.value).startswith(f"--model scratch:{size}: ") and told in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_small_text_gives_what_it_has(text: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    train_mlm(settings(text, tmp_path / "out", "scratch:16x2x2", vocab="30k"), said.append)
+    pieces = len(AutoTokenizer.from_pretrained(tmp_path / "out"))
+    line = f"vocabulary of {pieces:,} pieces, not 30,000 (--vocab 30k): the text has no more pieces"
+    assert line in said
+
+
+def test_a_vocabulary_smaller_than_the_characters_is_refused() -> None:
+    with pytest.raises(UserError, match="--vocab 3: the text has"):
+        train_tokenizer(SENTENCES, "3", 64)
 
 
 def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teacher, tmp_path: Path) -> None:
@@ -301,6 +324,18 @@ def test_words_with_tags_are_read_as_their_words(tmp_path: Path) -> None:
         read_lines(tmp_path / "a.txt")
     (tmp_path / "a.text").write_text("Bo sang\n")
     assert read_lines(tmp_path / "a.text") == ["Bo sang"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\n \n", "no text"), ("naïve".encode("latin-1"), "not UTF-8"), (None, "cannot be read")],
+)
+def test_wrong_text_files_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_lines(path)
 
 
 def test_masks_depend_on_seed_and_batch_only(make_tokenizer: Callable[[str], Any]) -> None:

@@ -134,7 +134,15 @@ def test_convert_between_formats(made: Made, tmp_path: Path, one: str, other: st
     assert "exists already" in line and "give another name, or remove what is there" in line
 
 
-@pytest.mark.parametrize("tier", ("topk", "next-topk", "head", "tagging"))
+@pytest.mark.parametrize("name", ("text.h5", "text.zarr", "folder.h5", "folder.zarr"))
+def test_convert_onto_what_is_no_store(made: Made, tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    target.mkdir() if name.startswith("folder") else target.write_text("mine")
+    line = refused("convert", made("h5")[0], target)
+    assert "nothing was changed" in line and "another name, or remove what is there" in line
+
+
+@pytest.mark.parametrize("tier", ("topk", "head", "tagging"))
 @pytest.mark.parametrize("codec", ("default", "small"))
 def test_recoding_equals_writing_with_the_codec(
     made: Made, tmp_path: Path, tier: str, codec: str
@@ -143,6 +151,7 @@ def test_recoding_equals_writing_with_the_codec(
     assert run("convert", source, target, "--codec", codec).exit_code == 0
     recoded, direct = open_store(target), open_store(made("h5", codec, tier)[0])
     assert recoded.manifest.parts == direct.manifest.parts
+    assert "cannot become 'exact'" in refused("convert", target, "c.h5", "--codec", "exact")
 
 
 def test_recoding_in_two_steps_adds_the_errors(made: Made, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,42 @@ from teachonce.support import files
 from tests.store.dying import Killed, dies_at
 from tests.store.write import killed
 from tests.store.write.test_writing import contents
+from tests.support.leased import Writer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ext", ["zarr", pytest.param("h5", marks=pytest.mark.apart)])
+def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
+    """Whatever the moment, what has the store's name can be opened: begun, or finished."""
+    whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
+    whole.parent.mkdir()
+    broken.parent.mkdir()
+    killed.main(whole)
+    states: list[str] = []
+    for delay in (0, 0.003, 0.01, 0.03):
+        with Writer(broken) as writer:
+            if writer.answer() != "done":  # finished at last, and killed too late
+                break
+            for number in range(killed.PARTS if not states else 0):
+                assert writer.tell(number) == "done"
+            writer.say("seal")
+            time.sleep(delay)
+            writer.process.kill()
+        fs = open_store(broken, allow_partial=True)
+        states.append(fs.meta["state"])
+        assert len(fs.manifest.parts) == killed.PARTS
+        fs.close()
+    killed.main(broken)
+    assert "writing" in states
+    assert contents(whole) == contents(broken)
+    assert [file.name for file in broken.parent.iterdir()] == [broken.name]
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 def test_killed_at_every_rename(tmp_path: Path, ext: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop just before and just after each step that gives something its name, the seal's too."""
+    """Stop just before and just after each step that gives something its name."""
     whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
     whole.parent.mkdir()
     broken.parent.mkdir()
@@ -29,8 +61,6 @@ def test_killed_at_every_rename(tmp_path: Path, ext: str, monkeypatch: pytest.Mo
                 break
             except Killed:
                 stops += 1
-        if broken.exists():  # what has the store's name can be opened: begun, or finished
-            open_store(broken, allow_partial=True).close()
     killed.main(broken)
     assert stops > killed.PARTS // 2
     assert contents(whole) == contents(broken)
