@@ -163,12 +163,6 @@ def _coded(array: CodecArray, tokens: int) -> ArraySpec:
     return _token(array.dtype, tokens, *array.row, packing=array.packing)
 
 
-def _hidden(features: Features, tokens: int) -> dict[str, ArraySpec]:
-    """List the arrays of one hidden state."""
-    arrays = features.level.hidden.codec.arrays((features.width,))
-    return {name: _coded(array, tokens) for name, array in arrays.items()}
-
-
 def _logits(features: Features, tokens: int, draws: int) -> dict[str, ArraySpec]:
     """List the arrays of the store's tier of logits."""
     if features.logits is None:
@@ -283,8 +277,8 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
         for name, spec in _logits(features, tokens, counts.draws[view]).items():
             arrays[f"{here}/logits/{name}"] = spec
         for hidden in features.hidden:
-            for name, spec in _hidden(features, tokens).items():
-                arrays[f"{here}/hidden/{hidden}/{name}"] = spec
+            for name, array in features.level.hidden.codec.arrays((features.width,)).items():
+                arrays[f"{here}/hidden/{hidden}/{name}"] = _coded(array, tokens)
         for name in features.attention:
             arrays[f"{here}/attention/{name}/values"] = _flat(
                 attention.dtype, counts.squares, attention.packing

@@ -175,13 +175,6 @@ def _checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
     return values
 
 
-def unsealed_manifest(
-    source: StoreSource, attributes: Mapping[str, Any], features: Features
-) -> Manifest:
-    """Make the manifest of an unfinished store from its published parts. Raises StoreError."""
-    return manifest_of(source, attributes, list(published_parts(source, features)))
-
-
 def manifest_of(
     source: StoreSource, attributes: Mapping[str, Any], parts: Sequence[Part]
 ) -> Manifest:

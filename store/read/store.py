@@ -28,10 +28,11 @@ from teachonce.store.read.manifests import (
     calibration_paths,
     check_calibration,
     check_finite,
+    manifest_of,
+    published_parts,
     read_outside,
     sealed_manifest,
     unfinished_error,
-    unsealed_manifest,
 )
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
@@ -85,7 +86,7 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
     if attributes["state"] != "sealed":
         if not allow_partial:
             raise unfinished_error(source)
-        manifest = unsealed_manifest(source, attributes, features)
+        manifest = manifest_of(source, attributes, list(published_parts(source, features)))
         with suggest_repair():
             return FeatureStore(source, attributes, features, manifest)
     with suggest_repair():

@@ -70,7 +70,10 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
             staging.clean()
         opened = _opened(staging)
         report = verify_opened(opened, progress)
-        _check_repairable(staging, opened, report)
+        for problem in report.found:
+            # The checksum of a wrong value is right: making the part again gives the same bytes.
+            if (problem.part, problem.array, problem.group) == (None, None, None):
+                raise _hopeless(staging, problem.line, opened.store.identity)
         numbers = set(opened.store.manifest.numbers.tolist())
         left = len(numbers - report.damaged_parts())
         # Another process may have taken the lease over during the verification.
@@ -93,14 +96,6 @@ def _opened(staging: LocalStaging) -> DamagedStore:
         if isinstance(error.__cause__, PermissionError):
             raise
         raise _hopeless(staging, without_remedy(error), {}) from error
-
-
-def _check_repairable(staging: LocalStaging, opened: DamagedStore, report: Report) -> None:
-    """Raise UserError for a wrong value whose checksum is right: making the part again would give
-    the same bytes."""
-    for problem in report.found:
-        if (problem.part, problem.array, problem.group) == (None, None, None):
-            raise _hopeless(staging, problem.line, opened.store.identity)
 
 
 def _hopeless(staging: LocalStaging, why: str, identity: Mapping[str, Any]) -> UserError:

@@ -226,8 +226,10 @@ def forward_pass(student: Any, inputs: Inputs, maps: bool = False) -> Outputs:
     https://arxiv.org/abs/1604.06174). Raises UserError for maps of your own module.
     """
     # Outputs and gradients are the same as without splitting; the cost is a second forward pass.
-    texts, length = inputs.ids.shape
-    budget = activation_budget(inputs.ids.device)
+    device, length = inputs.ids.device, inputs.ids.shape[1]
+    budget = CPU_BUDGET
+    if device.type == "cuda":
+        budget = torch.cuda.get_device_properties(device).total_memory // GPU_SHARE
     parts = inputs.split(max(1, budget // bytes_of_text(student, length)))
     if len(parts) == 1:
         return _run(student, inputs, maps)
@@ -264,13 +266,6 @@ def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) 
         return [ranks.gather(each[:end], begin, sum(rows)) for each in values]
 
     return Outputs(gathered(found.states, tokens), gathered(found.maps, texts), inputs.present)
-
-
-def activation_budget(device: torch.device) -> int:
-    """Return the bytes of activations that a forward pass may leave on a device."""
-    if device.type != "cuda":
-        return CPU_BUDGET
-    return torch.cuda.get_device_properties(device).total_memory // GPU_SHARE
 
 
 def bytes_of_text(student: Any, length: int) -> int:

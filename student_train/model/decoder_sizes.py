@@ -82,12 +82,6 @@ class Sizes:
         attention = 2 * (self.heads + self.groups) * self.each
         return self.width * (attention + 3 * self.units)
 
-    @classmethod
-    def of_shape(cls, shape: Shape) -> Sizes:
-        """Return the sizes of a student."""
-        groups, each = shape.key_value_heads, shape.head_size
-        return cls(shape.width, shape.heads, groups, each, shape.feed_forward)
-
     @property
     def fill_width(self) -> bool:
         """Return whether the heads fill the hidden size, as in a shape without their size."""
@@ -116,7 +110,9 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
             f"{start}: {where} is a {kind!s:.40} and the student a {shape.kind}; layers are copied"
             f" only between models of the same kind ({able}): {remedy or 'use --init vocab'}"
         )
-    theirs, own = Sizes.of_config(config, where), Sizes.of_shape(shape)
+    theirs = Sizes.of_config(config, where)
+    groups, each = shape.key_value_heads, shape.head_size
+    own = Sizes(shape.width, shape.heads, groups, each, shape.feed_forward)
     if own.each != theirs.each:
         # A shape of GPT-2 has no size of heads.
         fitting = f"{kind}:HxLxAxFxKVx{theirs.each}, or " if kind != "gpt2" else ""

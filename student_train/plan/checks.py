@@ -373,7 +373,13 @@ def _check_groups(stage: Stage, store: FeatureStore, shape: Shape) -> None:
     compared: list[str] = []
     if any(loss.student == "runs" for loss in losses):
         compared += store.features.hidden
-        _check_mean(options, store, shape)
+        if "mean0" in store.features.hidden and shape.embeddings != shape.width:
+            raise UserError(
+                f"--student {options.student}: {store.path} has means that include the embeddings"
+                f" (mean:0), and the student's embedding size {shape.embeddings} is not its hidden"
+                f" size {shape.width}; dump with --hidden mean, or choose a student with equal"
+                " sizes"
+            )
     if mapped:
         compared += store.features.attention
     for name in compared:
@@ -383,12 +389,3 @@ def _check_groups(stage: Stage, store: FeatureStore, shape: Shape) -> None:
                 f" layers cannot be divided into {count} groups; choose a multiple of {count}"
                 " layers"
             )
-
-
-def _check_mean(options: TrainOptions, store: FeatureStore, shape: Shape) -> None:
-    if "mean0" in store.features.hidden and shape.embeddings != shape.width:
-        raise UserError(
-            f"--student {options.student}: {store.path} has means that include the embeddings"
-            f" (mean:0), and the student's embedding size {shape.embeddings} is not its hidden size"
-            f" {shape.width}; dump with --hidden mean, or choose a student with equal sizes"
-        )

@@ -71,7 +71,9 @@ class TrainOptions(OptionFields):
         for number, stage in enumerate(self.stages, 1):
             check_stage(stage, f"stage {number}")
             try:
-                self._check_stage(stage)
+                for name in stage.keys() - {"unfreeze"}:
+                    check_value(TrainOptions, name, options_of(TrainOptions)[name], stage[name])
+                check_together(self.in_stage(stage))
             except UserError as error:
                 raise UserError(f"stage {number}: {error}") from error
 
@@ -91,11 +93,6 @@ class TrainOptions(OptionFields):
         more = tuple(map(os.fspath, (*stores[1:], *others)))
         found = {"store": stores[0], "others": more, "stages": stages}
         vars(self).update(found)  # frozen for its callers
-
-    def _check_stage(self, stage: Mapping[str, Any]) -> None:
-        for name in stage.keys() - {"unfreeze"}:
-            check_value(TrainOptions, name, options_of(TrainOptions)[name], stage[name])
-        check_together(self.in_stage(stage))
 
     def terms(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of a student, in the order of the registry.

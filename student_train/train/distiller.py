@@ -79,7 +79,11 @@ class Distiller(nn.Module):
                 self.projected_losses.add(loss.name)
                 continue
             for name in features.hidden:
-                self.projections[_key(loss, name)] = _projection(own, features.width, start == "he")
+                linear = nn.Linear(own, features.width)
+                if start == "he":  # He et al. 2015; 2.4 times the deviation of PyTorch's start
+                    nn.init.kaiming_normal_(linear.weight)
+                    nn.init.zeros_(linear.bias)
+                self.projections[_key(loss, name)] = linear
         read = {term.loss.student for term in self.every}
         self.scores: nn.Module | None = None
         if separate and {"classes", "scores"} <= read:
@@ -231,14 +235,6 @@ class Distiller(nn.Module):
             )
         size = len(values) // count
         return torch.stack(values[i * size : (i + 1) * size]).mean(dim=0)
-
-
-def _projection(own: int, width: int, he: bool) -> nn.Linear:
-    linear = nn.Linear(own, width)
-    if he:  # He et al. 2015; 2.4 times the deviation of PyTorch's start
-        nn.init.kaiming_normal_(linear.weight)
-        nn.init.zeros_(linear.bias)
-    return linear
 
 
 def _key(loss: Loss, name: str) -> str:

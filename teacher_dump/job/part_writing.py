@@ -58,7 +58,8 @@ def write_part(
     start = starts(lengths)
     writing = writer.part(part.number, lengths)
     writing.set_sequences(sequences_of(windows, features))
-    inputs, vocabulary = [w.teacher_ids for w in windows], MaskVocabulary.of(teacher.tokenizer)
+    inputs = [w.ids if w.read is None else w.read for w in windows]
+    vocabulary = MaskVocabulary.of(teacher.tokenizer)
     # For all views: masking changes no length.
     batches = length_batches([len(ids) for ids in inputs], plan.options.batch_tokens)
     for view in range(features.views):

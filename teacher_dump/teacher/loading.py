@@ -99,6 +99,10 @@ def load_teacher(
     if found == EMBEDDING:
         how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
         how.head.to(device)
+    notes = unread(resolved, network.config)
+    if vectors.pooling and listed_modules(resolved):
+        replaced = "replaces its modules, prompts and lengths"
+        notes.append(f"{MODULES}: --pooling {vectors.pooling} {replaced}")
     teacher = Teacher(
         resolved,
         network,
@@ -106,7 +110,7 @@ def load_teacher(
         Head(found, decoder, task, how),
         hidden,
         attention,
-        notes=[*unread(resolved, network.config), *_replaced(resolved, vectors)],
+        notes=notes,
     )
     teacher.check_layers()
     if found == "causal" and reads_ahead(teacher):
@@ -153,13 +157,6 @@ def _check_sizes(config: Any, name: str) -> None:
                 f"{name}: a {config.model_type} model has no {size}, because it does not read"
                 " pieces of a tokenizer with one stack of layers; choose a BERT-like encoder"
             )
-
-
-def _replaced(model: ResolvedModel, vectors: VectorOptions) -> list[str]:
-    """Return a note if --pooling replaces the modules of a sentence-transformers folder."""
-    if not (vectors.pooling and listed_modules(model)):
-        return []
-    return [f"{MODULES}: --pooling {vectors.pooling} replaces its modules, prompts and lengths"]
 
 
 def _static_teacher(

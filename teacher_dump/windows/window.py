@@ -54,11 +54,6 @@ class Window:
     learn: Array | None = None
     messages: Array | None = None
 
-    @property
-    def teacher_ids(self) -> Array:
-        """Return the teacher's input ids in view 0."""
-        return self.ids if self.read is None else self.read
-
 
 def tokens_of(windows: Iterable[Window]) -> int:
     """Count the tokens of windows."""

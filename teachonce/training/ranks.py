@@ -45,8 +45,11 @@ class Ranks:
         """Raise UserError if a process has other versions or other code than the first process."""
         here = installed()
         first = self.broadcast(here)
-        other = list(differences(first, here))
-        found = f"{socket.gethostname()}: {'; '.join(_difference_line(*each) for each in other)}"
+        other = [
+            f"{name} is {now}, and in the first process {then}"
+            for name, then, now in differences(first, here)
+        ]
+        found = f"{socket.gethostname()}: {'; '.join(other)}"
         each: list[Any] = [None] * self.size
         with _peer_errors():
             # Every process takes part, also without a difference, so that all end with one message.
@@ -150,10 +153,6 @@ class _Gather(torch.autograd.Function):
 
 
 ALONE = Ranks()
-
-
-def _difference_line(name: str, first: Any, here: Any) -> str:
-    return f"{name} is {here}, and in the first process {first}"
 
 
 @contextmanager

@@ -78,7 +78,9 @@ def train_wordpiece(
     tokenizer = _untrained(teacher_normalizer)
     words = _count_words(texts, tokenizer)
     letters = _letters(words)
-    more = _letters([*words, *_words_of_all(characters, tokenizer)])
+    # Each character at the start of a word, and inside a word.
+    text = " ".join([*characters, *(f"{each}{each}" for each in characters)])
+    more = _letters([*words, *_count_words([text], tokenizer)])
     if len(SPECIALS) + len(more) <= size / 2:
         letters = more
     needed = len(SPECIALS) + len(letters)
@@ -94,12 +96,6 @@ def train_wordpiece(
     tokenizer.model = models.WordPiece(_numbered(pieces), unk_token="[UNK]")
     _frame(tokenizer)
     return tokenizer
-
-
-def _words_of_all(characters: str, tokenizer: Tokenizer) -> list[str]:
-    """Return words with each character at the start of a word, and inside a word."""
-    text = " ".join([*characters, *(f"{each}{each}" for each in characters)])
-    return list(_count_words([text], tokenizer))
 
 
 def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:

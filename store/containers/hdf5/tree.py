@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +60,6 @@ class Hdf5File:
     def attributes(self, name: str) -> dict[str, bytes | int | str]:
         """Return the attributes of a group; see `objects.attributes`."""
         return attributes(self.blocks, self.group(name)[0])
-
-    @cached_property
-    def is_writing(self) -> bool:
-        """Return whether this is the file of an unfinished store."""
-        return self.attributes("").get("state") == b"writing"
 
     def walk(self, top: str) -> Iterator[tuple[str, Object | None]]:
         """Yield (path, object) of each dataset at and under `top`, in the order of the file. The
@@ -149,7 +143,7 @@ class Hdf5Source:
         """Return whether the store is unfinished: only then are the files in `NAME.h5.parts/` its
         parts."""
         try:
-            return self._handle(Path(self.path)).is_writing
+            return self._handle(Path(self.path)).attributes("").get("state") == b"writing"
         except (Damage, StoreError):
             return False
 

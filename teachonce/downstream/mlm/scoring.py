@@ -156,7 +156,7 @@ def _scores(
             check_loss(loss, "; its weights are damaged, train it again")
             scores[name] = _score(loss)
             if by_character:
-                scores[name][PER_CHARACTER] = loss * spelt.tokens_per_character
+                scores[name][PER_CHARACTER] = loss * (spelt.tokens / max(1, spelt.characters))
                 scores[name]["unknown"] = spelt.unknown_share
             counts[name] = len(rows)
     return scores, counts

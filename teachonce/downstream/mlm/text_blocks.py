@@ -62,10 +62,6 @@ class Spelling:
     unknown: int
 
     @property
-    def tokens_per_character(self) -> float:
-        return self.tokens / max(1, self.characters)
-
-    @property
     def unknown_share(self) -> float:
         """Return the share of the text's characters that are in unknown tokens."""
         return self.unknown / max(1, self.characters + self.unknown)
