@@ -6,8 +6,4 @@ A name is imported when it is first used; `__init__.pyi` lists the names. The lo
 
 from teachonce.support.lazy_exports import lazy_exports
 
-__getattr__, __all__ = lazy_exports(__name__, __file__)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

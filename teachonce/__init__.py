@@ -10,7 +10,7 @@ from typing import Any
 
 from teachonce.support.lazy_exports import lazy_exports
 
-_exported, __all__ = lazy_exports(__name__, __file__)
+_exported, __dir__, __all__ = lazy_exports(__name__, __file__)
 __all__.append("__version__")
 
 
@@ -20,7 +20,3 @@ def __getattr__(name: str) -> Any:
     from importlib.metadata import version  # 0.02 s of CPU, a fifth of a --help
 
     return version("teachonce")
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -152,7 +152,8 @@ class FeatureStore(Sequence[Record]):
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
         """Read mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
-        pair = tuple(map(self._outside, calibration_paths(name)))
+        arrays = self.manifest.arrays
+        pair = tuple(read_outside(self.source, arrays, path) for path in calibration_paths(name))
         return check_calibration(pair, self.features, f"{self.path}: calibration of {name}")
 
     def outside(self, name: str) -> Array:
@@ -160,10 +161,8 @@ class FeatureStore(Sequence[Record]):
 
         Raises StoreError if it is missing or damaged, or has NaN or infinite values.
         """
-        return check_finite(self._outside(name), f"{self.path}: {name}")
-
-    def _outside(self, name: str) -> Array:
-        return read_outside(self.source, self.manifest.arrays, name)
+        values = read_outside(self.source, self.manifest.arrays, name)
+        return check_finite(values, f"{self.path}: {name}")
 
     @cached_property
     def task(self) -> TaskSpec | None:

@@ -127,7 +127,10 @@ class Sweep:
         options = options or self._options(point)
         given = {"loss": loss_words(options.loss), **arguments_of(point)}
         settings = {name: str(given[name]) for name in runs.varied}
-        return runs.add(Run(len(runs.runs) + 1, settings, self._placed(options)))
+        resolved = self._resolved(options)
+        if self.ray is not None:  # each node resolves its own
+            resolved = replace(resolved, device=options.device, precision=options.precision)
+        return runs.add(Run(len(runs.runs) + 1, settings, resolved))
 
     def _options(self, point: Point, stores: Stores | None = None) -> TrainOptions:
         return checked_from({**self.fixed, **arguments_of(point)}, stores)
@@ -148,14 +151,6 @@ class Sweep:
         options = options.resolved()
         shown = varied(self.space) or MAIN
         return replace(options, out=options.folder_in(self.folder, shown))
-
-    def _placed(self, options: TrainOptions) -> TrainOptions:
-        """Resolve the options of a student, except device and precision if the sweep runs on
-        Ray."""
-        made = self._resolved(options)
-        if self.ray is None:
-            return made
-        return replace(made, device=options.device, precision=options.precision)
 
     def _execute(self, execution: Execution, planned: list[TrainOptions], lease: Lease) -> None:
         """Check all planned students, then do all runs."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,15 +77,6 @@ class Callbacks:
     say_progress: bool = False
 
 
-class CallbackArguments(TypedDict, total=False):
-    """Types the fields of `Callbacks` as keyword arguments."""
-
-    on_step: Callable[[int, dict[str, float]], object] | None
-    on_validation: Callable[[int, dict[str, float]], object] | None
-    say: Callable[[str], object]
-    say_progress: bool
-
-
 def train(
     store: FeatureStore,
     student: PreTrainedModel,
@@ -95,9 +86,13 @@ def train(
     *,
     others: Sequence[tuple[FeatureStore, Collator]] = (),
     resume: bool = False,
-    **callbacks: Unpack[CallbackArguments],
+    on_step: Callable[[int, dict[str, float]], object] | None = None,
+    on_validation: Callable[[int, dict[str, float]], object] | None = None,
+    say: Callable[[str], object] = lambda line: None,
+    say_progress: bool = False,
 ) -> Trained:
-    """Resolve `options`, and train `student` on `store` and on `others`; see `train_plan`.
+    """Resolve `options`, and train `student` on `store` and on `others`; see `train_plan`, and
+    `Callbacks` for the functions that are called.
 
     `store` may be any object with `stream`, `blocks`, `batch_count`, `features` and `meta` of a
     store.
@@ -106,9 +101,8 @@ def train(
     plan = plan_of(options.resolved(), *stores, layers=size_of(student)[1])
     collators = [collator, *(each for _, each in others)]
     folder = None if out is None else Path(out)
-    return train_plan(
-        plan, student, collators, folder, resume=resume, callbacks=Callbacks(**callbacks)
-    )
+    callbacks = Callbacks(on_step, on_validation, say, say_progress)
+    return train_plan(plan, student, collators, folder, resume=resume, callbacks=callbacks)
 
 
 def train_plan(

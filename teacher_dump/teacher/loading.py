@@ -126,7 +126,12 @@ def _split(name: str, network: PreTrainedModel, outputs: int, causal: bool, limi
     """Split the decoder from the network. Raises UserError if the network changes the decoder's
     output in a way that a store does not record. limit: the longest input in tokens."""
     expected = head_outputs(name, network, limit)
-    cap = _take_cap(network) if causal else None  # only causal heads apply it
+    cap = getattr(network.config, "final_logit_softcapping", None) if causal else None
+    if cap is not None:
+        # Only causal heads apply a cap (Gemma). The network itself, without its decoder, must apply
+        # none; the config of its layers is unchanged.
+        network.config = copy.deepcopy(network.config)
+        network.config.final_logit_softcapping = None
     decoder = replace(split_decoder(network, outputs), cap=cap)
     found = torch.cat([each for _, each in decoder.logits(head_outputs(name, network, limit))])
     narrow = next(network.parameters()).itemsize < 4
@@ -137,16 +142,6 @@ def _split(name: str, network: PreTrainedModel, outputs: int, causal: bool, limi
             " cannot hold; use --head none"
         )
     return decoder
-
-
-def _take_cap(network: PreTrainedModel) -> float | None:
-    """Return the cap of the logits (Gemma), and make the network itself, without its decoder, apply
-    none. The config of its layers is unchanged."""
-    cap = getattr(network.config, "final_logit_softcapping", None)
-    if cap is not None:
-        network.config = copy.deepcopy(network.config)
-        network.config.final_logit_softcapping = None
-    return cap
 
 
 def _check_sizes(config: Any, name: str) -> None:

@@ -348,7 +348,12 @@ class DownstreamOptions:
     def __post_init__(self) -> None:
         check_values(self)
         self._check_scope()
-        self._check_contradictions()
+        given = self.given()
+        for one, other in CONTRADICTING:
+            if one in given and other in given:
+                raise UserError(
+                    f"{flag_of(one)} and {flag_of(other)} contradict each other; give one"
+                )
         if self.task == "rerank" and not (self.candidates or self.candidates_by):
             raise UserError(
                 "--task rerank needs --candidates RUN or --candidates-by MODEL, the documents to"
@@ -411,14 +416,6 @@ class DownstreamOptions:
         for name, value in given.items():
             if OPTIONS[name].repeated and len(value) > 1 and where not in OPTIONS[name].several:
                 raise UserError(f"--task {self.task} takes one {_spelt(name)}, got {len(value)}")
-
-    def _check_contradictions(self) -> None:
-        given = self.given()
-        for one, other in CONTRADICTING:
-            if one in given and other in given:
-                raise UserError(
-                    f"{flag_of(one)} and {flag_of(other)} contradict each other; give one"
-                )
 
 
 OPTIONS = cast(Mapping[str, TaskOption], options_of(DownstreamOptions))

@@ -214,7 +214,11 @@ def _exported(
         share = _share(student, check, format, path)
         _check_float(share, name, check, options.least)
     if share is None:
-        say(f"{file}: written, but not compared with the student: {_how_to_run(format)}")
+        module, package = format.runner
+        say(
+            f"{file}: written, but not compared with the student: {module} is missing;"
+            f" `pip install {package}`, then export again to another --out"
+        )
         return Exported(file, check.measure, None, None, Costs(size_of(path)), in_float)
     score = check.score(format.open(path, student.output, 1)) if check.score else None
     costs = _costs(student, name, path)
@@ -245,11 +249,6 @@ def _share(
                 " student with --vocab 8k, or export to another format"
             )
     return check.share(format.open(path, student.output, 1))
-
-
-def _how_to_run(format: ExportFormat) -> str:
-    module, package = format.runner
-    return f"{module} is missing; `pip install {package}`, then export again to another --out"
 
 
 def _check_float(share: float | None, name: str, check: ExportCheck, least: float) -> None:

@@ -63,9 +63,8 @@ def main(**words: Any) -> None:
     given = input_texts(options)
     from transformers.utils import logging
 
-    from teachonce.student_predict.answers import Predictor
+    from teachonce.student_predict.answers import Predictor, tsv_lines
     from teachonce.student_predict.loading import load
-    from teachonce.student_predict.tsv_lines import tsv_lines
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

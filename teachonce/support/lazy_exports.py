@@ -3,7 +3,7 @@
 A command's --help must not wait for imports that only its work needs. The stub `__init__.pyi` is
 the only list of the names, for type checkers and for `lazy_exports`:
 
-    __getattr__, __all__ = lazy_exports(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any
 from teachonce.support.environment import passive_waits
 
 
-def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` of the package whose `__init__.py` is `file`.
+def lazy_exports(
+    package: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of the package whose `__init__.py` is `file`.
 
     The stub next to it has only lines such as `from a.b import c as c`, and `from . import d as d`
     for a module of the package itself. `__getattr__` raises AttributeError for any other name. It
@@ -44,4 +46,5 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], list[st
         setattr(sys.modules[package], name, found)
         return found
 
-    return imported, sorted(homes)
+    names = sorted(homes)
+    return imported, lambda: names, names

@@ -78,7 +78,11 @@ def train_mlm(
     infinite.
     """
     _check_out(settings)
-    _check_shares(settings, ranks)
+    if settings.batch_size % ranks.size:
+        raise UserError(
+            f"--batch-size {settings.batch_size} and {ranks.size} processes: a batch cannot be"
+            f" divided evenly between them; give a multiple of {ranks.size}"
+        )
     ranks.any(False)  # a barrier: the first process writes into the folder that all have checked
     set_seed(settings.seed)
     lines = [line for path in settings.train for line in read_lines(path)]
@@ -131,14 +135,6 @@ def _newest_checkpoint(out: Path) -> str | None:
         with suppress(OSError, ValueError, KeyError, TypeError):
             found[int(json.loads((folder / STATE).read_text("utf-8"))["global_step"])] = folder
     return str(found[max(found)]) if found else None
-
-
-def _check_shares(settings: MlmSettings, ranks: Ranks) -> None:
-    if settings.batch_size % ranks.size:
-        raise UserError(
-            f"--batch-size {settings.batch_size} and {ranks.size} processes: a batch cannot be"
-            f" divided evenly between them; give a multiple of {ranks.size}"
-        )
 
 
 def _run(

@@ -67,7 +67,12 @@ def retrieved(
         while rows := list(islice(read, BLOCK)):
             names.extend(name for name, _ in rows)
             vectors = documents.vectors([text for _, text in rows], "document")
-            _check_widths(queries, asked, documents, vectors)
+            if asked.shape[1] != vectors.shape[1]:
+                raise UserError(
+                    f"--documents-by {documents.name}: its vectors have {vectors.shape[1]} numbers,"
+                    f" the vectors of {queries.name} {asked.shape[1]}; to search the teacher's"
+                    " index, a student needs its projection into the teacher's space"
+                )
             yield vectors
 
     asked = queries.vectors(list(collection.queries.values()), "query")
@@ -101,15 +106,6 @@ def check_space(model: str, documents_by: str) -> None:
             f"--documents-by {documents_by}: {model} was trained with {', '.join(sorted(names))},"
             " none of which compares its vectors with the teacher's: it cannot search the teacher's"
             " index; train it with --loss embedding=1 as well, or leave --documents-by out"
-        )
-
-
-def _check_widths(queries: Embedder, asked: Floats, documents: Embedder, found: Floats) -> None:
-    if asked.shape[1] != found.shape[1]:
-        raise UserError(
-            f"--documents-by {documents.name}: its vectors have {found.shape[1]} numbers, the"
-            f" vectors of {queries.name} {asked.shape[1]}; to search the teacher's index, a student"
-            " needs its projection into the teacher's space"
         )
 
 

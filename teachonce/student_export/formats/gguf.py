@@ -62,16 +62,12 @@ def write_float(student: LoadedStudent, path: Path) -> None:
     for key, value in sizes(network.config, architecture).items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture.name}.{key}", value)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
     for key, value in vocabulary(student.tokenizer, rows, where).items():
-        _add(writer, key, value)
+        kinds.get(type(value), writer.add_array)(key, value)
     for name, values in weights(network, architecture, where):
         writer.add_tensor(name, values)
     _finish(writer)
-
-
-def _add(writer: Any, key: str, value: Any) -> None:
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
-    kinds.get(type(value), writer.add_array)(key, value)
 
 
 def _finish(writer: Any) -> None:
