@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.making.models import TOKENIZER_KINDS, trained_tokenizer
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)

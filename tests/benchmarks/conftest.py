@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.texts import ENGLISH, FRENCH, GERMAN
+from tests.making.texts import ENGLISH, FRENCH, GERMAN
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ from benchmarks.demo.passages import LONGEST, passages, pieces
 from benchmarks.demo.report import show_answers, show_models
 from benchmarks.demo.searching import TOP, Settings, agreement, demo
 from teachonce.store import open_store
-from tests.end_to_end.support import Words, ok, refused, says, write_corpus
+from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.decoders import save_decoder
-from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.dumps import write_corpus
+from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.quality import embedding_peers, embedding_students
 from tests.end_to_end.support import Words, ok
-from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
-from tests.texts import ENGLISH, SLOVAK
+from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.texts import ENGLISH, SLOVAK
 
 
 @pytest.mark.apart

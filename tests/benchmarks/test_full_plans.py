@@ -15,7 +15,8 @@ from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import steps, zhao
 from benchmarks.reproduce.mukherjee import SETS, file_name
 from tests.benchmarks.test_reproduce import in_this_process
-from tests.end_to_end.support import LATIN_AND_CYRILLIC, ok, refused, write_corpus
+from tests.end_to_end.support import ok, refused
+from tests.making.dumps import LATIN_AND_CYRILLIC, write_corpus
 
 SENTENCES = LATIN_AND_CYRILLIC
 SCALE = 1e-5

@@ -34,9 +34,10 @@ from benchmarks.reproduce.steps import Steps
 from benchmarks.reproduce.tinymbert import few_tags
 from harness import processes
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import ok, refused, write_corpus
+from tests.end_to_end.support import ok, refused
+from tests.making.dumps import write_corpus
+from tests.making.texts import ENGLISH, RUSSIAN
 from tests.teacher_dump.windows.test_label_numbers import TAGS
-from tests.texts import ENGLISH, RUSSIAN
 
 WORDS = ("--student", "bilstm:8,8", "--vocab", "300", "--device", "cpu", "--steps", "2")
 

@@ -15,7 +15,7 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
 from teachonce.teacher_dump.teacher.loading import load_teacher
-from tests.end_to_end.support import dumped, write_corpus
+from tests.making.dumps import dumped, write_corpus
 
 STEPS, KEPT = 8, 8
 LOSSES = {"mlm": 1.0, "kl": 1.0, "logit": 0.1, "hidden": 3.0, "cosine": 1.0, "attention": 10.0}

@@ -19,9 +19,9 @@ from teachonce.store import open_store
 from teachonce.store.format.features import SEVERAL_LABELS
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.loading import load_teacher
-from tests.end_to_end.support import dumped
-from tests.sentence_folders import TinyTeacher, changed
-from tests.texts import ENGLISH
+from tests.making.dumps import dumped
+from tests.making.sentence_folders import TinyTeacher, changed
+from tests.making.texts import ENGLISH
 
 PAIRS = (
     ("The OLD stories", "were long"),

@@ -20,7 +20,7 @@ from teachonce.checkpoints.fields import CONFIG, MODULES, SETTINGS
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_as_is import refused, scored
-from tests.sentence_folders import changed, dense, modules, normalize, pooling
+from tests.making.sentence_folders import changed, dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
 

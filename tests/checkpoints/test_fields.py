@@ -24,10 +24,11 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import VectorOptions
 from tests.checkpoints.test_text_vectors import library, texts_of
-from tests.end_to_end.support import dumped, ok, says
+from tests.end_to_end.support import ok, says
 from tests.hub_server import asked_by_this_process, serving
-from tests.sentence_folders import TinyTeacher, changed, dense, modules, normalize, pooling
-from tests.texts import ENGLISH
+from tests.making.dumps import dumped
+from tests.making.sentence_folders import TinyTeacher, changed, dense, modules, normalize, pooling
+from tests.making.texts import ENGLISH
 
 ROOT = Path(__file__).parents[2]
 

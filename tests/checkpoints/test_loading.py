@@ -37,7 +37,7 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.end_to_end.support import ok, refused
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 

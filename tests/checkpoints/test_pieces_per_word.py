@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.training.wordpiece import train_wordpiece
-from tests.texts import ENGLISH, RUSSIAN
+from tests.making.texts import ENGLISH, RUSSIAN
 
 
 def test_a_foreign_tokenizer_is_recognised() -> None:

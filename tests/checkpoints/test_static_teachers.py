@@ -19,9 +19,10 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.checkpoints.test_text_vectors import library, texts_of
-from tests.end_to_end.support import dumped, ok, refused, says
-from tests.sentence_folders import PROMPTS, changed, dense, normalize
-from tests.texts import ENGLISH
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dumped
+from tests.making.sentence_folders import PROMPTS, changed, dense, normalize
+from tests.making.texts import ENGLISH
 
 MakeTokenizer = Callable[[str], Any]
 VECTORS: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}

@@ -20,8 +20,8 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions
-from tests.end_to_end.support import dumped
-from tests.sentence_folders import (
+from tests.making.dumps import dumped
+from tests.making.sentence_folders import (
     PROMPTS,
     TinyTeacher,
     decoder,
@@ -32,7 +32,7 @@ from tests.sentence_folders import (
     normalize,
     pooling,
 )
-from tests.texts import ENGLISH
+from tests.making.texts import ENGLISH
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 BEHIND: dict[str, Callable[[], list[Any]]] = {

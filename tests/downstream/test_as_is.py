@@ -31,7 +31,8 @@ from tests.downstream.learnable import (
 )
 from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
-from tests.end_to_end.support import Word, Words, dumped, ok
+from tests.end_to_end.support import Word, Words, ok
+from tests.making.dumps import dumped
 from tests.teacher_dump.windows.test_label_numbers import TAGS as IOB
 
 Teacher = Callable[..., Path]

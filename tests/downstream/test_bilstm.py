@@ -22,7 +22,7 @@ from teachonce.student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, entities, paired, write_tagged
 from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Word, invoke
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from teachonce.student_train.output.ranking import constant_answer
 from tests.downstream.learnable import entities
 from tests.downstream.support import done, refused, run, scores_of
 from tests.end_to_end.support import Words, says
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 Teacher = Callable[[str], Path]
 

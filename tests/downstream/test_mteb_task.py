@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.support import done, refused
 from tests.downstream.tasks.test_sts import alike
-from tests.sentence_folders import modules, pooling
+from tests.making.sentence_folders import modules, pooling
 
 Teacher = Callable[..., Path]
 

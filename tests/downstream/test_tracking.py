@@ -17,7 +17,7 @@ from teachonce.downstream.progress import Progress
 from teachonce.support.signals import Stopped
 from tests.downstream.learnable import classified
 from tests.end_to_end.support import Words, invoke, ok, refused, says
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 from tests.training.tracker_packages import install, told
 
 Teacher = Callable[[str], Path]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from teachonce.store import FeatureStore, open_store
-from tests.end_to_end.support import dumped, write_corpus
 from tests.end_to_end.test_students_of_pairs import trained_reader
-from tests.sentence_folders import PROMPTS, modules, normalize, pooling
+from tests.making.dumps import dumped, write_corpus
+from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
+from tests.making.texts import ENGLISH, RUSSIAN
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
-from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
 

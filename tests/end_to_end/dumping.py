@@ -6,7 +6,7 @@ from pathlib import Path
 
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import dump_options
+from tests.making.dumps import dump_options
 
 
 def options(model: Path, corpus: Path, out: Path, seed: int = 0) -> DumpOptions:

@@ -13,7 +13,8 @@ from teachonce.feature_store.cli import main as feature_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
-from tests.end_to_end.support import STUDENT, dump_options, invoke, ok, refused, says, tree
+from tests.end_to_end.support import STUDENT, invoke, ok, refused, says, tree
+from tests.making.dumps import dump_options
 from tests.store.dying import unsealed
 
 

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep import main as student_sweep
-from tests.end_to_end.support import STUDENT, dumped, ok, refused, says, tree
+from tests.end_to_end.support import STUDENT, ok, refused, says, tree
+from tests.making.dumps import dumped
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
-from tests.end_to_end.support import dumped, ok, refused, says
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dumped
 from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.teacher_dump.windows.test_label_numbers import MOODS

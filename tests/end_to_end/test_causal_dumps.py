@@ -25,9 +25,10 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import features, part_writing, plan
 from teachonce.teacher_dump.teacher.heads import observed_logprobs
-from tests.end_to_end.support import dumped, invoke, ok, refused, says, write_corpus
+from tests.end_to_end.support import invoke, ok, refused, says
 from tests.making.decoders import FAMILIES, save_decoder
-from tests.texts import GERMAN
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import GERMAN
 
 CAPS = {"Gemma2": 3.0}
 PLAIN = {"attention": "none", "hidden": "none", "codec": "exact"}

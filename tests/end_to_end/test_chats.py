@@ -22,9 +22,10 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.own_template import OwnTemplate, has_own_template
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import plan
-from tests.end_to_end.support import invoke, ok, refused, says, write_corpus
+from tests.end_to_end.support import invoke, ok, refused, says
 from tests.making.decoders import save_decoder
-from tests.texts import ENGLISH
+from tests.making.dumps import write_corpus
+from tests.making.texts import ENGLISH
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<end>\n{% endfor %}"
 Chat = list[dict[str, str]]

@@ -34,17 +34,8 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus import sources
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
-from tests.end_to_end.support import (
-    ROOT,
-    STUDENT,
-    Words,
-    dump_options,
-    dumped,
-    invoke,
-    ok,
-    refused,
-    write_corpus,
-)
+from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused
+from tests.making.dumps import dump_options, dumped, write_corpus
 
 DUMP_OPTIONS = (
     "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --mask-words"

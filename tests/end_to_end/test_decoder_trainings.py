@@ -16,9 +16,10 @@ from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.report import read_report
 from teachonce.student_train.sweep import main as student_sweep
-from tests.end_to_end.support import Words, dumped, ok, write_corpus
+from tests.end_to_end.support import Words, ok
 from tests.end_to_end.test_processes import same_curve, same_gradients, trained
 from tests.making.decoders import random_llama
+from tests.making.dumps import dumped, write_corpus
 
 DECODER: Words = (
     *("--student", "llama:16x2x2", "--vocab", 400, "--held-out", 0.1),

@@ -27,8 +27,9 @@ from teachonce.student_train.settings.shapes import SHAPES, parse_student
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
-from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import ok, refused, says
 from tests.making.decoders import random_llama, save_decoder
+from tests.making.dumps import dump_options, dumped, write_corpus
 
 SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
 

@@ -20,11 +20,12 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
-from tests.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.making.dumps import dumped, write_corpus
+from tests.making.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+from tests.making.texts import ENGLISH
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.student_train.support import prepared
-from tests.texts import ENGLISH
 
 VOCAB: Words = ("--vocab", "450", "--student", "32x2x4", "--device", "cpu")
 

@@ -18,9 +18,10 @@ from teachonce.teacher_dump.job import part_writing
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import share
-from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
-from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
-from tests.texts import ENGLISH
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.texts import ENGLISH
 
 
 def test_dumped_told_and_compared(embedder: Path, tmp_path: Path) -> None:

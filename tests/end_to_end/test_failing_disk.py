@@ -18,7 +18,8 @@ from harness.processes import finish, fork, in_small_parts
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
-from tests.end_to_end.support import ROOT, STUDENT, dumped, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT
+from tests.making.dumps import dumped, write_corpus
 
 EXT = ("zarr", "h5")
 APART = pytest.mark.apart  # each is a dump or a training in a process, and another that goes on

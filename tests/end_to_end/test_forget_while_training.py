@@ -11,7 +11,8 @@ from threading import Event, Thread
 import pytest
 
 from teachonce.student_train.cli import main as student_train
-from tests.end_to_end.support import STUDENT, dumped, refused, says, write_corpus
+from tests.end_to_end.support import STUDENT, refused, says
+from tests.making.dumps import dumped, write_corpus
 from tests.store.tools import forgetting
 
 

@@ -17,8 +17,9 @@ from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import open_store
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import ok, refused, says, write_corpus
+from tests.end_to_end.support import ok, refused, says
 from tests.making.decoders import save_decoder
+from tests.making.dumps import write_corpus
 
 FILE, KIND = "small-q8_0.gguf", GGMLQuantizationType.Q8_0
 

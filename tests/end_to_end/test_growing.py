@@ -33,19 +33,11 @@ from teachonce.teacher_dump.job.growing import _match_hashes
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
-from tests.end_to_end.support import (
-    Words,
-    dump_options,
-    dumped,
-    ok,
-    refused,
-    says,
-    tree,
-    write_corpus,
-)
+from tests.end_to_end.support import Words, ok, refused, says, tree
+from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.texts import ENGLISH, RUSSIAN
 from tests.store.dying import Killed, dies_at
 from tests.teacher_dump.windows.test_label_numbers import MOODS
-from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
 CLOSE = 2e-4  # other batches round otherwise

@@ -23,7 +23,7 @@ from tests.docs.pages import ours
 from tests.end_to_end.support import ROOT, STUDENT, ok
 from tests.hub_contents import READER, Hub
 from tests.hub_server import serving
-from tests.texts import RUSSIAN
+from tests.making.texts import RUSSIAN
 
 CONFIG = "20231101.ru"
 CARD = f"""---

@@ -17,7 +17,7 @@ from teachonce.store import open_store
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.training.wordpiece import SPECIALS
-from tests.end_to_end.support import dumped
+from tests.making.dumps import dumped
 
 WORDS = ["".join(each) for each in itertools.product(string.ascii_lowercase[:20], repeat=4)]
 PIECES = 140_000

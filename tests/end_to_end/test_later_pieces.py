@@ -17,9 +17,10 @@ from teachonce.feature_store.cli import main as info
 from teachonce.store import FeatureStore, TaskSpec, open_store
 from teachonce.student_train.cli import main as train
 from teachonce.student_train.losses.task import NO_LABEL
-from tests.end_to_end.support import dumped, ok, refused, says
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dumped
+from tests.making.texts import ENGLISH, RUSSIAN
 from tests.student_train.support import prepared
-from tests.texts import ENGLISH, RUSSIAN
 
 AS_IS = ("--task", "ner", "--as-is")
 LABELS = ("B-NAME", "O")

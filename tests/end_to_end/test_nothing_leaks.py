@@ -17,9 +17,10 @@ from teachonce.student_export.costs import Costs
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import STUDENT, ok, write_corpus
+from tests.end_to_end.support import STUDENT, ok
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
+from tests.making.dumps import write_corpus
 
 CANARY = "CANARY"
 SECRET = f"https://me:{CANARY}@host:8/a.zarr?X-Amz-Signature={CANARY}"

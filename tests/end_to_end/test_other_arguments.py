@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
-from tests.end_to_end.support import dump_options, tree, write_corpus
+from tests.end_to_end.support import tree
+from tests.making.dumps import dump_options, write_corpus
 from tests.store.dying import unsealed
 
 

@@ -19,9 +19,10 @@ from teachonce.student_train.losses.states import hidden_kld
 from teachonce.student_train.model.any_student import own_projection
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train
-from tests.end_to_end.support import dumped, ok, refused, says
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dumped
+from tests.making.texts import ENGLISH
 from tests.student_train import support
-from tests.texts import ENGLISH
 
 OWN = ("--projection", "student", "--student", "bilstm:12,10")
 SMALL = ("--vocab", 400, "--batch-texts", 8, "--device", "cpu")

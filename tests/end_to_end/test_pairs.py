@@ -26,10 +26,11 @@ from teachonce.student_train.cli import main
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.comparison import rerun
 from teachonce.training.wordpiece import SPECIALS
-from tests.end_to_end.support import dump_options, dumped, ok, refused, says
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dump_options, dumped
+from tests.making.texts import ENGLISH, RUSSIAN
 from tests.store.dying import unsealed
 from tests.student_train import support
-from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
 LABELS = ("other", "same")

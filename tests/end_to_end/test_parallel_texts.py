@@ -15,7 +15,8 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
-from tests.end_to_end.support import Words, dump_options, dumped, ok, refused, says
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.making.dumps import dump_options, dumped
 
 PAIRS = (
     ("The old keeper lights the lamp.", "Старый смотритель зажигает лампу."),

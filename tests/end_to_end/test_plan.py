@@ -19,7 +19,8 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import estimate as estimating
 from teachonce.teacher_dump.job.estimate import _Sample, estimate
-from tests.end_to_end.support import dump_options, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dump_options, dumped, write_corpus
 
 NEAR = 0.15
 

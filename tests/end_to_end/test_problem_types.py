@@ -19,8 +19,9 @@ from teachonce.store import FeatureStore, TaskSpec, open_store
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import Words, ok, refused, says, write_corpus
-from tests.store.making import features_of, make_store
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.making.dumps import write_corpus
+from tests.making.stores import features_of, make_store
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 SEVERAL, NUMBERS = "multi_label_classification", "regression"

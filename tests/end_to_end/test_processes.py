@@ -20,8 +20,9 @@ from teachonce.store import open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import join_ranks
-from tests.end_to_end.support import ROOT, Words, write_corpus
+from tests.end_to_end.support import ROOT, Words
 from tests.end_to_end.watched import Done, processes, together
+from tests.making.dumps import write_corpus
 
 PLAIN = (
     "--vocab", 400, "--student", "16x2x2", "--batch-tokens", 256, "--steps", 5,

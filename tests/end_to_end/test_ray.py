@@ -30,7 +30,8 @@ from teachonce.teacher_dump.job.on_ray import WorkerJob, driver_path, share_on_r
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import ProcessSummary
-from tests.end_to_end.support import dump_options, refused, says, write_corpus
+from tests.end_to_end.support import refused, says
+from tests.making.dumps import dump_options, write_corpus
 from tests.support.leased import held
 
 

@@ -26,7 +26,8 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
-from tests.end_to_end.support import ROOT, STUDENT, ok, refused, tree, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT, ok, refused, tree
+from tests.making.dumps import write_corpus
 
 STEPS = 30
 SETTINGS = (

@@ -12,8 +12,9 @@ import pytest
 from teachonce.downstream.cli import main as downstream
 from teachonce.student_train.cli import main as student_train
 from tests.downstream.search.collections import collection
-from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
-from tests.texts import ENGLISH
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import ENGLISH
 
 SMALL = ("--vocab", "450", "--device", "cpu", "--steps", "3", "--batch-texts", "8")
 

@@ -35,7 +35,8 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import sharing
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import ok, refused, says, write_corpus
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import write_corpus
 
 DUMP = ("--logits", "sample:9", "--views", 2, "--mask-words", "rare", "--max-length", 64)
 FEW = ("--batch-tokens", 256, "--device", "cpu", "--seed", 3)

@@ -21,7 +21,8 @@ from teachonce.support.signals import stoppable
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
-from tests.end_to_end.support import STUDENT, Words, invoke, refused, write_corpus
+from tests.end_to_end.support import STUDENT, Words, invoke, refused
+from tests.making.dumps import write_corpus
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")

@@ -14,8 +14,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from teachonce.store import FeatureStore, Record, open_store
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, masked_input, word_spans
-from tests.end_to_end.support import dumped, write_corpus
-from tests.texts import SENTENCES
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import SENTENCES
 
 SEED = 3
 CASES = [

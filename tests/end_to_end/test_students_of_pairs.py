@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from teachonce.student_train.cli import main
-from tests.end_to_end.support import Words, dumped, ok
+from tests.end_to_end.support import Words, ok
 from tests.end_to_end.test_pairs import LABELS, PAIR
+from tests.making.dumps import dumped
 
 NOISE = ("moss", "stone", "river", "clock", "map", "letters")
 Row = tuple[str, str, int]

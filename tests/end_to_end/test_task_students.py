@@ -26,10 +26,11 @@ from teachonce.student_train.sweep import main as sweep
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import warning_of_one_label
 from teachonce.training.words import word_spans
-from tests.end_to_end.support import Words, dumped, ok, refused, says
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.making.dumps import dumped
+from tests.making.texts import ENGLISH, RUSSIAN
 from tests.student_train.support import first_batch, prepared, validated
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
-from tests.texts import ENGLISH, RUSSIAN
 
 Teachers = Callable[..., Path]
 OF_ANY_TASK = ("kl", "logit", "log-odds", "log-odds-half", "hard", "hidden", "hidden-gelu",

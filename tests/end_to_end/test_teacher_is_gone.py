@@ -13,7 +13,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
-from tests.end_to_end.support import STUDENT, dumped, ok, start, write_corpus
+from tests.end_to_end.support import STUDENT, ok, start
+from tests.making.dumps import dumped, write_corpus
 
 TEXT = "The old lighthouse keeper {} the stairs every evening."
 

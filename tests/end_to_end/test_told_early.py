@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.support import ROOT, dumped, tree, write_corpus
+from tests.end_to_end.support import ROOT, tree
+from tests.making.dumps import dumped, write_corpus
 
 PROGRAM = """
 import importlib, json, sys

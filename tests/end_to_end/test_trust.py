@@ -19,17 +19,8 @@ from teachonce.store.tools.verify import verify
 from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import (
-    STUDENT,
-    Words,
-    dump_options,
-    invoke,
-    ok,
-    refused,
-    says,
-    tree,
-    write_corpus,
-)
+from tests.end_to_end.support import STUDENT, Words, invoke, ok, refused, says, tree
+from tests.making.dumps import dump_options, write_corpus
 from tests.store.dying import unsealed
 from tests.store.tools.test_stored_tokens import forge, put
 from tests.store.write.test_writing import contents

@@ -14,7 +14,8 @@ from teachonce.store.tools.info import read_by_default
 from teachonce.student_train.arguments import default_losses
 from teachonce.student_train.losses.registry import features_of, losses_for
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import ok, write_corpus
+from tests.end_to_end.support import ok
+from tests.making.dumps import write_corpus
 
 
 def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.support import write_corpus
 from tests.examples.loading import EXAMPLES
+from tests.making.dumps import write_corpus
 
 NOTEBOOK = EXAMPLES / "three_students.ipynb"
 

@@ -13,7 +13,8 @@ from teachonce.student_train.cli import main
 from teachonce.student_train.losses import registry
 from teachonce.student_train.model import kinds
 from teachonce.student_train.settings import shapes
-from tests.end_to_end.support import ROOT, Words, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import ROOT, Words, ok, refused, says
+from tests.making.dumps import dumped, write_corpus
 
 SMALL: Words = ("--vocab", 400, "--steps", 3, "--batch-tokens", 512, "--device", "cpu")
 PACKAGE = ROOT / "examples/own_package"

@@ -13,7 +13,7 @@ import pytest
 
 from teachonce.store import open_store
 from tests.examples.loading import EXAMPLES, example
-from tests.store.making import features_of, make_store
+from tests.making.stores import features_of, make_store
 
 
 @pytest.mark.parametrize("codec", ["default", "exact"])

@@ -14,9 +14,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce import StudentBatches, prepare
 from teachonce.store import open_store
-from tests.end_to_end.support import dumped, write_corpus
 from tests.examples.loading import example
-from tests.sentence_folders import modules, normalize, pooling
+from tests.making.dumps import dumped, write_corpus
+from tests.making.sentence_folders import modules, normalize, pooling
 
 
 @pytest.fixture(scope="module")

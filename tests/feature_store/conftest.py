@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.making import features_of, make_store
+from tests.making.stores import features_of, make_store
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from tests.end_to_end.support import ok, refused
 from tests.feature_store.test_json import facts
-from tests.store.making import PIECES, begin, features_of, make_part, put_part
+from tests.making.stores import PIECES, begin, features_of, make_part, put_part
 
 lines = partial(ok, main)
 

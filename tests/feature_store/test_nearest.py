@@ -11,7 +11,7 @@ import pytest
 from teachonce.feature_store.page import nearest as module
 from teachonce.feature_store.page.nearest import COUNT, nearest
 from teachonce.store import open_store
-from tests.store.making import features_of, make_store
+from tests.making.stores import features_of, make_store
 
 
 @pytest.mark.parametrize("kind", ("states", "embedding"))

@@ -18,7 +18,7 @@ from teachonce.feature_store.cli import main
 from teachonce.store import FeatureStore, open_store
 from tests.browser import PHONE, WIDE, check_accessible, opened
 from tests.end_to_end.support import refused as refused_by
-from tests.store.making import PIECES, TOKENIZER, features_of, make_store
+from tests.making.stores import PIECES, TOKENIZER, features_of, make_store
 
 pytest.importorskip("jinja2")
 EVIL = "</script><img src=x onerror=alert(1)>"

@@ -40,10 +40,10 @@ from teachonce.feature_store.captures.formats import ImportOptions
 from teachonce.store import UserError, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
-from tests.feature_store.captures import making
 from tests.integrity import forgery
 from tests.integrity.forged_captures import forge
 from tests.integrity.support import limit_memory
+from tests.making import captures
 from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 SECONDS, MEMORY = forgery.SECONDS, forgery.MEMORY
@@ -95,23 +95,23 @@ def sound(kind: str, folder: Path) -> Path:
         logits = torch.randn(len(ids), len(tokenizer), generator=chance) * 3
         states = [torch.randn(len(ids), 32, generator=chance) for _ in range(6)]
         found = logits.log_softmax(-1).numpy()
-        samples.append(making.Taught(text, ids, found, states[:5], states[5]))
+        samples.append(captures.Taught(text, ids, found, states[:5], states[5]))
     if kind == "speculators":
-        making.speculators(place, samples, LAYERS[:3])
+        captures.speculators(place, samples, LAYERS[:3])
     elif kind == "specforge":
-        making.specforge(place, samples[:2], LAYERS[:3], padded=2)
-        packed = making.specforge(folder / "gz", samples[2:], LAYERS[:3], gz=True)
+        captures.specforge(place, samples[:2], LAYERS[:3], padded=2)
+        packed = captures.specforge(folder / "gz", samples[2:], LAYERS[:3], gz=True)
         shutil.move(packed / "rows_0-2000/data_0.ckpt.gz", place / "rows_0-2000/data_2.ckpt.gz")
     elif kind == "distillkit":
-        making.distillkit(place, samples, KEPT, KEPT)
+        captures.distillkit(place, samples, KEPT, KEPT)
     elif kind == "megatron":
-        ids, logprobs = making.stacked(samples, LENGTH)
-        making.megatron(place, [[logprobs[:, :1]], [logprobs[:, 1:2]], [logprobs[:, 2:]]], KEPT)
+        ids, logprobs = captures.stacked(samples, LENGTH)
+        captures.megatron(place, [[logprobs[:, :1]], [logprobs[:, 1:2]], [logprobs[:, 2:]]], KEPT)
         np.save(place / "tokens.npy", ids.astype(np.int32))
     elif kind in ENGINES:
         place.mkdir()
         for number, texts in enumerate((TEXTS[:2], TEXTS[2:])):
-            making.engine_rows(kind, teacher(folder), place / f"{number}.parquet", texts, KEPT)
+            captures.engine_rows(kind, teacher(folder), place / f"{number}.parquet", texts, KEPT)
     else:
         vectors = torch.randn(len(TEXTS), 5, generator=chance).tolist()
         rows = {"text": list(TEXTS), "label": vectors}
@@ -370,11 +370,11 @@ def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str,
     return found
 
 
-def trial(captures: int, seed: int) -> tuple[list[list[object]], list[str]]:
+def trial(number: int, seed: int) -> tuple[list[list[object]], list[str]]:
     """Forge captures of every format; return the rows of HEAD, and what was wrong."""
 
     def row(kind: str) -> tuple[list[object], list[str]]:
-        return forgery.row(f"{captures:,} {kind}", kind, seed, captures, __name__, HOW)
+        return forgery.row(f"{number:,} {kind}", kind, seed, number, __name__, HOW)
 
     with ThreadPoolExecutor(2) as threads:
         done = list(threads.map(row, READ))

@@ -16,7 +16,7 @@ from teachonce.store import Features, StoreError
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.tools.verify import verify
 from tests.integrity.support import remove
-from tests.store.making import TOKENIZER, copied, features_of, make_store
+from tests.making.stores import TOKENIZER, copied, features_of, make_store
 
 FORMATS = ("zarr", "h5")
 Damage = Callable[[Path], object]

@@ -24,10 +24,10 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import parts as job
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.windows.window import Window
-from tests.end_to_end.support import write_corpus
 from tests.integrity.damage import FORMATS
 from tests.integrity.support import content_of, memory_folder, remove, save_teacher
-from tests.store.making import copied
+from tests.making.dumps import write_corpus
+from tests.making.stores import copied
 
 STATES = ("unfinished", "sealed", "merged", "converted")
 STARTS = ("verify", "repair", "the command that made it", "show")

@@ -21,7 +21,7 @@ from numcodecs import Zstd
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
-from tests.feature_store.captures import making
+from tests.making import captures
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8,
@@ -129,7 +129,7 @@ def _values(path: Path, files: list[Path], chance: random.Random) -> str:
 def _torch(data: bytes, chance: random.Random) -> tuple[bytes, str]:
     tensors: Any = torch.load(io.BytesIO(data), weights_only=True)
     told = _tensors(tensors, chance)
-    return making.saved(tensors), told
+    return captures.saved(tensors), told
 
 
 def _tensors(tensors: dict[str, Any], chance: random.Random) -> str:
@@ -199,7 +199,7 @@ def _generator(chance: random.Random) -> torch.Generator:
 
 def _archive(path: Path, chance: random.Random) -> str:
     """A tar with a member more, less, renamed, changed; or cut between two."""
-    members = making.archive_members(path)
+    members = captures.archive_members(path)
     with tarfile.open(path) as archive:
         offsets = [m.offset for m in archive.getmembers()]
     place = chance.randrange(len(members))
@@ -225,7 +225,7 @@ def _archive(path: Path, chance: random.Random) -> str:
         inner = chance.choice((found, found["saver"]))
         inner[chance.choice(sorted(inner))] = chance.choice(ODD)
         members[0] = members[0][0], json.dumps(found).encode()
-    making.write_archive(path, members)
+    captures.write_archive(path, members)
     return how
 
 

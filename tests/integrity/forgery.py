@@ -37,7 +37,7 @@ from tests.integrity.damage import problems, small_store
 from tests.integrity.forged_hdf5 import forge_hdf5
 from tests.integrity.forged_zarr import forge_zarr
 from tests.integrity.support import limit_memory, memory_folder, remove
-from tests.store.making import copied
+from tests.making.stores import copied
 
 MEMORY = 2**30  # bytes that the process may take beyond what it has when it begins
 SECONDS = 60  # of processor time for one store; many times what a sound one takes

@@ -20,8 +20,9 @@ import click
 from harness.processes import command, finish, fork
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, exit_code, on_own_disk
-from tests.end_to_end.support import STUDENT, write_corpus
+from tests.end_to_end.support import STUDENT
 from tests.integrity.support import content_of, save_teacher
+from tests.making.dumps import write_corpus
 
 DUMP, STORE = "teachonce.teacher_dump.cli", "teachonce.feature_store.cli"
 TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli"

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.end_to_end.support import write_corpus
 from tests.hub_server import serving
 from tests.integrity.damage import small_store
 from tests.integrity.support import save_teacher
+from tests.making.dumps import write_corpus
 from tests.twisted_hub import ANSWERS
 
 HEAD = ("command", "twisted requests", "worked", "one-line error", "failures")

@@ -21,7 +21,7 @@ from teachonce.store.tools.verify import outside_entries
 from teachonce.support.arrays import Array
 from tests.integrity.damage import FORMATS, small_store
 from tests.integrity.support import remove
-from tests.store.making import copied
+from tests.making.stores import copied
 
 IN_MEMORY = "memory://laundered/store.zarr"
 

@@ -33,7 +33,7 @@ from teachonce.teacher_dump.job.parts import sequences_of
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 KINDS = ("wordpiece", "bpe", "unigram")
 MAX_LENGTH = 48

@@ -11,7 +11,7 @@ import math
 from functools import cache
 from typing import Any
 
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 TOKENIZER_KINDS = ("wordpiece", "wordpiece-lower", "bpe", "unigram")
 TEACHER_KINDS = ("bert", "roberta", "deberta", "electra", "xlmr", "distilbert", "modernbert")

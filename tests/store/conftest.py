@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.making import SMALL, Part, copied, make_store, stores_in
+from tests.making.stores import SMALL, Part, copied, make_store, stores_in
 
 Made = tuple[Path, list[Part]]
 

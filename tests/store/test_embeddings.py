@@ -22,7 +22,7 @@ from teachonce.store.tools.show import headline, sequence_facts
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from tests.store.making import begin, features_of, make_part, make_store, put_part
+from tests.making.stores import begin, features_of, make_part, make_store, put_part
 
 Made = Callable[..., Any]
 COSINES = {"exact": 1 - 1e-6, "default": 1 - 3e-4, "small": 0.98}

@@ -21,9 +21,9 @@ from teachonce.store import open_store
 from teachonce.store.format.features import TASKS
 from teachonce.store.read.record import Record
 from tests.examples.loading import EXAMPLES, example
+from tests.making.stores import features_of, make_store
 from tests.store import reference_reader
 from tests.store.golden.make import STORES
-from tests.store.making import features_of, make_store
 from tests.store.reference_reader import Store
 
 Made = Callable[..., Any]

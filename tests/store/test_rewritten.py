@@ -20,7 +20,7 @@ import pytest
 from teachonce.store import Features, open_store
 from teachonce.store.tools.verify import verify
 from tests.integrity.damage import problems
-from tests.store.making import features_of, make_store
+from tests.making.stores import features_of, make_store
 from tests.store.rewriting import rewrite_h5, rewrite_zarr
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -153,7 +153,7 @@ def test_another_release_of_zarr(tmp_path: Path) -> None:
     assert OTHER
     theirs = run(OTHER, "-c", "import zarr; print(zarr.__version__)").strip()
     assert theirs != zarr.__version__
-    make = "from pathlib import Path; from tests.store.making import *; make_store(Path('{}'),"
+    make = "from pathlib import Path; from tests.making.stores import *; make_store(Path('{}'),"
     check = "from teachonce.store.tools.verify import verify; print(verify('{}').problems)"
     ours, other = tmp_path / "ours.zarr", tmp_path / "other.zarr"
     make_store(ours, features_of(), parts=1)

@@ -40,9 +40,9 @@ from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.byte_level import FAMILIES, train_byte_level
+from tests.making.texts import ENGLISH, RUSSIAN
 from tests.student_export.test_browser import TRANSFORMERS_JS
 from tests.student_export.test_export import UNMEASURED, refused, run
-from tests.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
 UNTIED = "llama:64x2x4x96x2x24"

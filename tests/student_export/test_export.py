@@ -39,7 +39,7 @@ from tests.downstream.learnable import classified, table, write_tagged
 from tests.downstream.tasks.test_sts import alike
 from tests.end_to_end.support import refused as refused_by
 from tests.hub_contents import wrong_in_card
-from tests.sentence_folders import dense, modules, normalize, pooling
+from tests.making.sentence_folders import dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
 MakeTokenizer = Callable[[str], Any]

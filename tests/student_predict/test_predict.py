@@ -31,7 +31,7 @@ from teachonce.support.errors import UserError
 from teachonce.training.words import word_spans
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import table
-from tests.sentence_folders import changed
+from tests.making.sentence_folders import changed
 from tests.student_export.test_export import UNMEASURED, embedder, shallow
 
 Teacher = Callable[..., Path]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from teachonce.store import FeatureStore, open_store
-from tests.end_to_end.support import dumped, write_corpus
+from tests.making.dumps import dumped, write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from typing import Any
 from harness.processes import finish, fork
 from teachonce.store import UserError
 from teachonce.support import files, lease
-from tests.store.making import SMALL, begin, make_part, put_part
+from tests.making.stores import SMALL, begin, make_part, put_part
 
 
 def pretend(words: tuple[str, ...]) -> None:

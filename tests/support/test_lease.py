@@ -16,7 +16,7 @@ from harness.processes import finish
 from teachonce.store import StoreWriter, UserError, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.support.lease import Lease, check_free, lease_path
-from tests.store.making import SMALL, begin, make_part, make_store, put_part
+from tests.making.stores import SMALL, begin, make_part, make_store, put_part
 from tests.support.leased import Writer, held
 
 EXT = ("zarr", "h5")

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.end_to_end.support import ROOT, STUDENT, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT
+from tests.making.dumps import write_corpus
 
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
 NAMES = ("store", "align", "support", "training", "downstream")  # a user's own, in another meaning

@@ -19,7 +19,7 @@ from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
 from tests.downstream.support import done, refused, scores_of
 from tests.making.decoders import save_decoder
-from tests.texts import ENGLISH
+from tests.making.texts import ENGLISH
 
 CHOICES = [" cold", " a cat", " green and old"]
 QUESTIONS = [f"The {word} was" for word in ("sea", "house", "old man", "letter", "night", "road")]

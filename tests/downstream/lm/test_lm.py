@@ -25,10 +25,11 @@ from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
 from teachonce.training.byte_level import SPECIALS, train_byte_level
 from tests.downstream.support import done, refused, scores_of
-from tests.end_to_end.support import Words, dumped, write_corpus
+from tests.end_to_end.support import Words
 from tests.making.decoders import save_decoder
-from tests.store.making import features_of, make_store
-from tests.texts import ENGLISH, RUSSIAN
+from tests.making.dumps import dumped, write_corpus
+from tests.making.stores import features_of, make_store
+from tests.making.texts import ENGLISH, RUSSIAN
 
 Teacher = Callable[..., Path]
 REACH = 7

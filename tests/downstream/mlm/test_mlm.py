@@ -37,7 +37,7 @@ from teachonce.student_train.model.kinds import make_student
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped
 from tests.making.models import TEACHER_KINDS
-from tests.texts import ENGLISH, RUSSIAN, SENTENCES
+from tests.making.texts import ENGLISH, RUSSIAN, SENTENCES
 
 Teacher = Callable[[str], Path]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 Rows = list[dict[str, Any]]
 

@@ -16,7 +16,7 @@ from teachonce.downstream.search.rankings import without_itself
 from tests.downstream.search.collections import collection, judge, write
 from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Word
-from tests.sentence_folders import dense, modules, normalize, pooling
+from tests.making.sentence_folders import dense, modules, normalize, pooling
 
 Teacher = Callable[..., Path]
 PROMPTS = {"query": "the lamp: ", "document": "old "}

@@ -22,7 +22,7 @@ from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import splits, write_tagged
 from tests.making.models import TOKENIZER_KINDS
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)

@@ -34,7 +34,7 @@ from teachonce.support.errors import UserError
 from tests.downstream.learnable import asked, classified, compared, paired, splits, table
 from tests.downstream.test_bilstm import saved
 from tests.making.models import TOKENIZER_KINDS
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 Teacher = Callable[[str], Path]
 LEARNING = FineTuneSettings(epochs=5, batch_size=4, lr=3e-3, seeds=1, max_length=64)

@@ -10,8 +10,8 @@ from click.testing import Result
 
 from teachonce.feature_store.cli import main
 from tests.end_to_end.support import Word, invoke
-from tests.feature_store.captures.making import Taught, taught_by
-from tests.texts import ENGLISH, RUSSIAN
+from tests.making.captures import Taught, taught_by
+from tests.making.texts import ENGLISH, RUSSIAN
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ from teachonce.store import open_store
 from tests.end_to_end.support import says
 from tests.examples.loading import example
 from tests.feature_store.captures.conftest import imported
-from tests.feature_store.captures.making import (
+from tests.feature_store.captures.test_refusals import importing
+from tests.making.captures import (
     Engine,
     Taught,
     distillkit,
@@ -26,9 +27,8 @@ from tests.feature_store.captures.making import (
     megatron,
     stacked,
 )
-from tests.feature_store.captures.test_refusals import importing
 from tests.making.models import random_model, trained_tokenizer
-from tests.texts import ENGLISH, RUSSIAN
+from tests.making.texts import ENGLISH, RUSSIAN
 
 TEXTS = (*ENGLISH, *RUSSIAN[:4])
 LONG = " ".join(ENGLISH)  # more than one window

@@ -17,8 +17,8 @@ from teachonce.store import LogitsSpec, StoreError, open_store
 from teachonce.store.read.derived_copies import list_of
 from teachonce.support.errors import UserError
 from tests.feature_store.captures.conftest import run
-from tests.feature_store.captures.making import packed
-from tests.store.making import begin, features_of, make_part, put_part
+from tests.making.captures import packed
+from tests.making.stores import begin, features_of, make_part, put_part
 
 
 def test_everything_is_written(store: Path, tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from teachonce.feature_store.captures.token_texts import (
 from teachonce.store import open_store
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import imported, refused, run
-from tests.feature_store.captures.making import Taught, distillkit, specforge
-from tests.texts import ENGLISH, RUSSIAN, SLOVAK
+from tests.making.captures import Taught, distillkit, specforge
+from tests.making.texts import ENGLISH, RUSSIAN, SLOVAK
 
 
 def test_every_format_has_an_entry() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from teachonce.store import open_store
 from tests.feature_store.captures.conftest import imported, run
-from tests.feature_store.captures.making import Taught, distillkit, megatron, stacked
+from tests.making.captures import Taught, distillkit, megatron, stacked
 
 
 def check_rows(path: Path, samples: list[Taught], close: float, size: int) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from teachonce.store.read.derived_copies import list_of
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import refused
-from tests.feature_store.captures.making import (
+from tests.making.captures import (
     Taught,
     distillkit,
     megatron,

@@ -21,8 +21,9 @@ from safetensors.torch import load_file, save_file
 
 from teachonce.feature_store.captures.files import gunzip, unzstd
 from tests.end_to_end.support import says
-from tests.feature_store.captures import making
-from tests.feature_store.captures.making import (
+from tests.feature_store.captures.test_refusals import importing
+from tests.making import captures
+from tests.making.captures import (
     Taught,
     distillkit,
     megatron,
@@ -30,7 +31,6 @@ from tests.feature_store.captures.making import (
     speculators,
     stacked,
 )
-from tests.feature_store.captures.test_refusals import importing
 
 Change = Callable[[dict[str, Any]], Any]
 SPECULATORS: dict[str, tuple[Change, str]] = {
@@ -149,8 +149,8 @@ def run(samples: list[Taught], tmp_path: Path) -> tuple[Path, Path]:
 
 def rewritten(archive: Path, change: Callable[[str, bytes], bytes]) -> None:
     """Write the members of an archive again, changed."""
-    found = making.archive_members(archive)
-    making.write_archive(archive, [(name, change(name, data)) for name, data in found])
+    found = captures.archive_members(archive)
+    captures.write_archive(archive, [(name, change(name, data)) for name, data in found])
 
 
 def _payload(change: Change) -> Callable[[str, bytes], bytes]:
@@ -159,7 +159,7 @@ def _payload(change: Change) -> Callable[[str, bytes], bytes]:
             return data
         tensors = torch.load(io.BytesIO(Zstd().decode(data)), weights_only=True)
         change(tensors)
-        return bytes(Zstd().encode(making.saved(tensors)))
+        return bytes(Zstd().encode(captures.saved(tensors)))
 
     return changed
 

@@ -16,15 +16,15 @@ from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, Words, ok, says
 from tests.end_to_end.support import refused as failing
 from tests.feature_store.captures.conftest import imported, run
-from tests.feature_store.captures.making import (
+from tests.feature_store.captures.test_engines import other_model
+from tests.feature_store.captures.test_refusals import importing
+from tests.making.captures import (
     Taught,
     distillkit,
     specforge,
     speculators,
     taught_by,
 )
-from tests.feature_store.captures.test_engines import other_model
-from tests.feature_store.captures.test_refusals import importing
 
 
 def check_states(path: Path, samples: list[Taught], close: float, **states: str) -> None:

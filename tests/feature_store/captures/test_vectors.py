@@ -13,8 +13,8 @@ import pytest
 from teachonce.checkpoints import names as checkpoint_names
 from teachonce.store import open_store
 from tests.feature_store.captures.conftest import imported, refused, run
-from tests.sentence_folders import modules, normalize, pooling
-from tests.texts import ENGLISH
+from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.texts import ENGLISH
 
 
 @pytest.fixture(scope="module")

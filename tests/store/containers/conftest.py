@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.making.stores import make_store
 from tests.rough_network import S3, running_s3
 from tests.store.containers.far_stores import STATES_ALONE
-from tests.store.making import make_store
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import dataclasses
 
 from teachonce.store import FeatureStore
 from teachonce.support.arrays import Array
-from tests.store.making import features_of
+from tests.making.stores import features_of
 
 STATES_ALONE = dataclasses.replace(features_of(tier=None, views=1), hidden=("mean",), attention=())
 

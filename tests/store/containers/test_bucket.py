@@ -22,10 +22,10 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.lease import Taken, parse_lease
 from teachonce.teacher_dump.mixed_vocab.options import StageOneDump
+from tests.making.stores import make_store
 from tests.rough_network import BUCKET, S3, Weather
 from tests.store.containers.far_stores import STATES_ALONE
 from tests.store.dying import Killed
-from tests.store.making import make_store
 from tests.store.write import killed
 
 URL = f"s3://{BUCKET}/dumps/a.zarr"

@@ -34,10 +34,10 @@ from teachonce.store.containers.disk_cache import (
 )
 from teachonce.support import files
 from teachonce.support.arrays import Array
+from tests.making.stores import begin, features_of, make_part, put_part
 from tests.rough_network import BUCKET, S3, Weather
 from tests.store.containers.caching import LARGEST, STORE, get, piece_of, put
 from tests.store.containers.far_stores import assert_same, streamed
-from tests.store.making import begin, features_of, make_part, put_part
 
 URL = f"s3://{BUCKET}/a.zarr"
 ROOT = Path(__file__).parents[3]

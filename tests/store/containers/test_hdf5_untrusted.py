@@ -23,7 +23,7 @@ from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.containers.hdf5.tree import FILE_ALTERED, Hdf5File, Hdf5Source
 from teachonce.store.tools.verify import verify
 from tests.integrity.forged_hdf5 import _anatomy, forge_block
-from tests.store.making import copied
+from tests.making.stores import copied
 
 Copy = Callable[..., Path]
 IDS = "parts/0/token/id"

@@ -14,8 +14,8 @@ from teachonce.store.tools.push import push
 from teachonce.store.tools.verify import verify
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
+from tests.making.stores import make_store
 from tests.store.containers.far_stores import STATES_ALONE
-from tests.store.making import make_store
 
 URL = "hf://datasets/user/what/a.zarr"
 

@@ -12,7 +12,7 @@ from teachonce.store.extras.word_counts import COUNT, TEXT, WordCounts
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
-from tests.store.making import begin, features_of, make_part, put_part
+from tests.making.stores import begin, features_of, make_part, put_part
 
 FEATURES = features_of(tier=None)
 COUNTS = {"река": 2**40, "don't": 3, "🙂": 2}

@@ -17,7 +17,7 @@ from teachonce.store.containers.zarr.metadata import array_node
 from teachonce.store.format.layout import Counts, dimension_names, part_arrays
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
-from tests.store.making import features_of, make_store, unfinished
+from tests.making.stores import features_of, make_store, unfinished
 
 KINDS = ("topk", "ranked-topk", "sample", "head", "classification", "tagging", None)
 COUNTS = Counts(5, 41, 401, 97, (0, 11), (61, 67))

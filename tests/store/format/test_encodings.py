@@ -19,7 +19,7 @@ from teachonce.store.format.codecs.levels import LEVELS, Level
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
-from tests.store.making import begin, features_of, make_part, make_store, put_part, unfinished
+from tests.making.stores import begin, features_of, make_part, make_store, put_part, unfinished
 
 EXT = ("zarr", "h5")
 FORMS = [(codec, form) for codec, forms in LEVELS.items() for form in range(len(forms))]

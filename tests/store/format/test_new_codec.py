@@ -30,7 +30,7 @@ from teachonce.student_train.data.batch import StreamedFeatures
 from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
-from tests.store.making import features_of, make_store
+from tests.making.stores import features_of, make_store
 
 EXT = ("zarr", "h5")
 

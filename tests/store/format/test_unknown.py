@@ -16,7 +16,7 @@ import zarr
 
 from teachonce.store import StoreError, open_store
 from teachonce.store.tools.verify import verify
-from tests.store.making import copied, features_of, make_store
+from tests.making.stores import copied, features_of, make_store
 from tests.store.rewriting import seal_again, zarr_array
 
 Edit = Callable[[dict[str, Any], dict[str, Any]], object]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store import FeatureStore, open_store
-from tests.store.making import begin, features_of, make_part, put_part
+from tests.making.stores import begin, features_of, make_part, put_part
 
 STORES = {
     "default.zarr": ("default", "topk"),

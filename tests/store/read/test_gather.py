@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from teachonce.store import StoreError, open_store
-from tests.store.making import features_of, make_store
+from tests.making.stores import features_of, make_store
 
 
 def test_a_store_gives_any_sequences(tmp_path: Path) -> None:

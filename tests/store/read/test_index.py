@@ -26,7 +26,7 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.integrity.damage import flip
-from tests.store.making import SMALL, copied, features_of, make_store
+from tests.making.stores import SMALL, copied, features_of, make_store
 from tests.store.reference_reader import Store
 from tests.store.tools.test_repair import contents
 

@@ -23,8 +23,8 @@ from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.integrity.damage import flip_in
+from tests.making.stores import begin, features_of, make_part, make_store, put_part
 from tests.store.containers.test_untrusted import edit_manifest
-from tests.store.making import begin, features_of, make_part, make_store, put_part
 from tests.store.tools.test_repair import EXT, contents
 
 Copy = Callable[..., Path]

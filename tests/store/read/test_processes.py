@@ -13,7 +13,7 @@ import pytest
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.tools.copy import upload
-from tests.store.making import SMALL, unfinished
+from tests.making.stores import SMALL, unfinished
 
 Made = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from teachonce.store import Record, StoreError, open_store
 from teachonce.store.format.codecs.levels import LEVELS
 from teachonce.store.read.record import View
 from teachonce.support.arrays import Array, starts
-from tests.store.making import Part, calibration_of, channel_scale, features_of, make_store
+from tests.making.stores import Part, calibration_of, channel_scale, features_of, make_store
 
 EXT = ("zarr", "h5")
 COMBINATIONS = [

@@ -14,7 +14,7 @@ from teachonce.store import Batch, StoreError, open_store
 from teachonce.store.containers.zarr.shards import ShardSlices
 from teachonce.support.arrays import Array
 from tests.integrity.laundering import alter
-from tests.store.making import Part
+from tests.making.stores import Part
 
 Made = Callable[..., tuple[Path, list[Part]]]
 BATCH = 60

@@ -17,8 +17,8 @@ from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.stored_tokenizer import encoded, json_object, load_tokenizer
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.store.tools.verify import verify
-from tests.end_to_end.support import dumped
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, _split, rewritten
+from tests.making.dumps import dumped
 
 KINDS = ("wordpiece", "bpe", "unigram")
 

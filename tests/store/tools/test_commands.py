@@ -17,7 +17,7 @@ from teachonce.feature_store.cli import main
 from teachonce.store import open_store
 from teachonce.store.tools.copy import convert
 from tests.end_to_end.support import refused as refused_by
-from tests.store.making import (
+from tests.making.stores import (
     IDENTITY,
     LABELS,
     begin,

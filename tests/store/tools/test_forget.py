@@ -35,9 +35,7 @@ from teachonce.store.tools.forget import FORGETTING, forget
 from teachonce.store.tools.verify import verify
 from teachonce.support import files
 from teachonce.support.arrays import Array
-from tests.store.containers.test_untrusted import edit_root
-from tests.store.dying import Killed, dies_at
-from tests.store.making import (
+from tests.making.stores import (
     IDENTITY,
     SMALL,
     TOKENIZER,
@@ -50,6 +48,8 @@ from tests.store.making import (
     stores_in,
     unfinished,
 )
+from tests.store.containers.test_untrusted import edit_root
+from tests.store.dying import Killed, dies_at
 from tests.store.tools import forgetting
 from tests.store.tools.forgetting import facts, holding, wants
 from tests.store.tools.test_commands import refused, run

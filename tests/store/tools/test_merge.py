@@ -15,7 +15,7 @@ import pytest
 from teachonce.store import open_store
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
-from tests.store.making import IDENTITY, features_of, make_store
+from tests.making.stores import IDENTITY, features_of, make_store
 from tests.store.tools.test_commands import refused, run
 
 Made = Callable[..., Any]

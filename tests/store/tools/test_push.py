@@ -18,7 +18,7 @@ from teachonce.store.tools.verify import verify
 from tests.end_to_end.support import ok, says
 from tests.hub_contents import NOBODY, READER, WRITER, Hub, wrong_in_card
 from tests.hub_server import asked_by_this_process, serving
-from tests.store.making import features_of, make_store
+from tests.making.stores import features_of, make_store
 from tests.store.tools.test_commands import refused, run
 
 Made = Callable[..., Any]

@@ -19,9 +19,9 @@ from teachonce.store.tools.verify import verify
 from teachonce.support import files
 from teachonce.support.lease import lease_path
 from tests.integrity.damage import flip, flip_in
+from tests.making.stores import SMALL, begin, make_part, put_part, unfinished
 from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
-from tests.store.making import SMALL, begin, make_part, put_part, unfinished
 from tests.store.tools.test_commands import run
 
 EXT = ("zarr", "h5")

@@ -25,7 +25,7 @@ from teachonce.store.tools.copy import convert
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
-from tests.store.making import SMALL, TOKENIZER, stores_in, unfinished
+from tests.making.stores import SMALL, TOKENIZER, stores_in, unfinished
 
 Copy = Callable[..., Path]
 

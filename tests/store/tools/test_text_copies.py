@@ -19,7 +19,7 @@ from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
 from teachonce.support.cache_folder import cache_folder
-from tests.store.making import SMALL, copied, make_store
+from tests.making.stores import SMALL, copied, make_store
 from tests.store.tools import forgetting
 from tests.store.tools.forgetting import holding
 from tests.store.tools.test_commands import run

@@ -18,7 +18,7 @@ from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify
-from tests.store.making import SMALL, unfinished
+from tests.making.stores import SMALL, unfinished
 from tests.store.tools.test_commands import run
 from tests.store.tools.test_repair import EXT, PARTS, contents, flip_ids, made_again, spoil_bias
 

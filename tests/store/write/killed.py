@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from teachonce.store import UserError
-from tests.store.making import SMALL, begin, make_part, put_part
+from tests.making.stores import SMALL, begin, make_part, put_part
 
 PARTS = 4
 

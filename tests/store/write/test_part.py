@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from teachonce.store import Features, LogitsSpec, PartWriter, Sequences, StoreError, TaskSpec
-from tests.store.making import SMALL, calibration_of, features_of, make_part
+from tests.making.stores import SMALL, calibration_of, features_of, make_part
 
 
 def put_one(features: Features = SMALL) -> tuple[Any, Any]:

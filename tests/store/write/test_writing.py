@@ -24,7 +24,7 @@ from teachonce.store.containers.hdf5.tree import Hdf5File
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.write.tree import OutsideParts
 from teachonce.support import files
-from tests.store.making import (
+from tests.making.stores import (
     IDENTITY,
     SMALL,
     begin,

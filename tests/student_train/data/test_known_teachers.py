@@ -24,9 +24,9 @@ from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import TargetReader
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.support.arrays import Array
-from tests.end_to_end.support import dumped, write_corpus
 from tests.making.decoders import random_llama
-from tests.texts import ENGLISH
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import ENGLISH
 
 TEXTS = ["".join(letters) for letters in itertools.product("abc", repeat=6)]
 Merges = list[tuple[str, str]]

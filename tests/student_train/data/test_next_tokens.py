@@ -27,7 +27,7 @@ from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.arrays import Array, starts
 from tests.align.support import encode, tokenizer, vocabulary, vocabulary_map
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 CUTS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1, max_size=4)
 

@@ -25,7 +25,8 @@ from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.prepared_student import make_collator
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import dumped, refused, says, write_corpus
+from tests.end_to_end.support import refused, says
+from tests.making.dumps import dumped, write_corpus
 
 
 @pytest.fixture(scope="module")

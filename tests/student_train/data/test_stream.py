@@ -28,7 +28,8 @@ from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, M
 from teachonce.support.arrays import covering_spans_of_texts
 from teachonce.support.errors import UserError
 from teachonce.training.schedule import PATIENCE, Schedule
-from tests.end_to_end.support import ROOT, dumped, write_corpus
+from tests.end_to_end.support import ROOT
+from tests.making.dumps import dumped, write_corpus
 from tests.student_train.support import prepared
 
 COMMAND = (

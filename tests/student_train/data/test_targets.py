@@ -26,8 +26,8 @@ from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.training.words import word_spans
+from tests.making.texts import SENTENCES
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
-from tests.texts import SENTENCES
 
 
 @settings(max_examples=30, deadline=None)

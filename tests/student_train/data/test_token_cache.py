@@ -17,7 +17,7 @@ from teachonce.student_train.data import token_cache
 from teachonce.student_train.data.student_tokens import ARRAYS, tokenize
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.support.arrays import Array
-from tests.end_to_end.support import dumped
+from tests.making.dumps import dumped
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import dumped, write_corpus
+from tests.making.dumps import dumped, write_corpus
 from tests.making.models import trained_tokenizer
 
 SIZES: dict[str, dict[str, Any]] = {

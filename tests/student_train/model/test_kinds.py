@@ -35,7 +35,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES, Shape, parse_student
 from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 SIZES = {"bert": "32x2x4", "modernbert": "32x2x4", "bilstm": "24,16"}
 # A static student reads texts as a whole alone; decoders are in end_to_end/test_decoders.py.

@@ -22,10 +22,10 @@ from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import dumped, write_corpus
+from tests.making.dumps import dumped, write_corpus
 from tests.making.models import trained_tokenizer
+from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.test_window import TEXTS
-from tests.texts import SENTENCES
 
 KINDS = ("wordpiece", "bpe", "unigram", "bpe-words", "bpe-bytes", "bpe-ends", "unigram-bytes")
 

@@ -24,8 +24,8 @@ from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import dumped, write_corpus
-from tests.sentence_folders import changed
+from tests.making.dumps import dumped, write_corpus
+from tests.making.sentence_folders import changed
 
 
 def vocabulary_map(store: FeatureStore, tokenizer: Any) -> VocabularyMap:

@@ -20,8 +20,8 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer, t
 from teachonce.support.errors import UserError
 from teachonce.training import wordpiece
 from teachonce.training.wordpiece import SPECIALS, fewer_pieces, suggested_size, vocabulary_size
-from tests.end_to_end.support import dumped, write_corpus
-from tests.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
 
 
 def test_size_words() -> None:

@@ -21,7 +21,8 @@ from teachonce.store.tools.store_card import teacher_name
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.output.card_code import how_to_load
-from tests.end_to_end.support import STUDENT, dumped, ok, write_corpus
+from tests.end_to_end.support import STUDENT, ok
+from tests.making.dumps import dumped, write_corpus
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

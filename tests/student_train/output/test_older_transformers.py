@@ -19,7 +19,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from tests.end_to_end.support import Word, Words, ok
 from tests.making.environment import borrowing_python
-from tests.texts import ENGLISH, RUSSIAN
+from tests.making.texts import ENGLISH, RUSSIAN
 
 TEXTS = (" ".join(ENGLISH[:5]), *RUSSIAN[:2])  # the first is longer than a local attention sees
 STUDENTS: dict[str, Words] = {

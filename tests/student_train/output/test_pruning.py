@@ -19,7 +19,7 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer, t
 from teachonce.student_train.output.pruning import prune_student
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, ok, refused, says
-from tests.texts import ENGLISH
+from tests.making.texts import ENGLISH
 
 KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")
 

@@ -19,7 +19,8 @@ from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.cli import main
 from teachonce.student_train.settings.recipe import all_recipes
 from teachonce.student_train.settings.shapes import parse_student
-from tests.end_to_end.support import Words, dumped, ok, says, write_corpus
+from tests.end_to_end.support import Words, ok, says
+from tests.making.dumps import dumped, write_corpus
 
 TRAINING = {
     "epochs": 64.0,  # B

@@ -17,7 +17,8 @@ from teachonce.student_train.losses.logits import kl
 from teachonce.student_train.settings.recipe import all_recipes
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import Word, Words, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import Word, Words, ok, refused, says
+from tests.making.dumps import dumped, write_corpus
 from tests.student_train.support import distilling
 
 # The thesis, section 4.2, pages 31 and 32; what it does not tell is DistilBERT's.

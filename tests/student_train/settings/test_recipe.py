@@ -17,7 +17,8 @@ from teachonce.student_train.settings.recipe import all_recipes, find_recipe, li
 from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.sweep import main as sweep
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import ROOT, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import ROOT, ok, refused, says
+from tests.making.dumps import dumped, write_corpus
 
 OWN = """
 source = "ours"

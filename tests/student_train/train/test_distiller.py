@@ -16,7 +16,7 @@ from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import dumped, write_corpus
+from tests.making.dumps import dumped, write_corpus
 from tests.student_train.support import distilling, first_batch, options_for
 
 LOSSES = ("mlm", "kl", "hidden", "cosine", "sentence")

@@ -16,8 +16,8 @@ from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.train import next_tokens
 from teachonce.student_train.train.distiller import Distiller
-from tests.end_to_end.support import dumped, write_corpus
 from tests.making.decoders import random_llama
+from tests.making.dumps import dumped, write_corpus
 
 LOSSES = {"next": 0.5, "kl-next": 0.5, "reverse-kl": 0.2, "jsd:0.3": 0.2, "alm": 0.1}
 

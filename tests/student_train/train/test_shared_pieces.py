@@ -16,7 +16,8 @@ from teachonce.student_train.cli import main
 from teachonce.student_train.data import stream
 from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.data.student_tokens import tokenize
-from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.making.dumps import dumped, write_corpus
 from tests.student_train.support import distilling
 
 LOSS = {"kl-shared": 1.0}

@@ -13,8 +13,8 @@ from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model.any_student import Outputs, shared_pass
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.train import distiller as distiller_module
-from tests.end_to_end.support import dumped, write_corpus
-from tests.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.dumps import dumped, write_corpus
+from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from teachonce.student_train.prepared_student import make_collator, prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
-from tests.end_to_end.support import Words, dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.making.dumps import dumped, write_corpus
 from tests.student_train import support
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 

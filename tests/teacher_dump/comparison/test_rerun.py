@@ -31,7 +31,7 @@ from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window
-from tests.end_to_end.support import dumped, write_corpus
+from tests.making.dumps import dumped, write_corpus
 from tests.store.dying import unsealed
 
 Teachers = Callable[[str], Path]

@@ -27,7 +27,7 @@ from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
-from tests.end_to_end.support import write_corpus
+from tests.making.dumps import write_corpus
 
 Teacher = Callable[..., Path]
 

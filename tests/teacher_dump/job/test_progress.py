@@ -12,7 +12,7 @@ import pytest
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.progress import Progress
-from tests.end_to_end.support import dump_options, write_corpus
+from tests.making.dumps import dump_options, write_corpus
 
 LEAN = {"logits": "none", "attention": "none", "weights": False}  # what is told is the same
 LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ left")

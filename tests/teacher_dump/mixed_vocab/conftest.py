@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import ok, write_corpus
+from tests.end_to_end.support import ok
+from tests.making.dumps import write_corpus
+from tests.making.texts import SENTENCES
 from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH
-from tests.texts import SENTENCES
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from teachonce.teacher_dump.mixed_vocab.segmentation import MixedBatch, Mixer, Side
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 WIDTH, PIECES, LONGEST = 16, 450, 64
 

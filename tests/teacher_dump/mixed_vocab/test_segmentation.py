@@ -21,8 +21,8 @@ from teachonce.teacher_dump.mixed_vocab.segmentation import (
     word_numbers,
 )
 from teachonce.teacher_dump.teacher.loading import load_teacher
+from tests.making.texts import ENGLISH, SENTENCES
 from tests.teacher_dump.mixed_vocab.support import mixer_of, some
-from tests.texts import ENGLISH, SENTENCES
 
 
 def encoded(text: str, teacher: Any, student: Any) -> tuple[Any, Any]:

@@ -27,9 +27,10 @@ from teachonce.teacher_dump.mixed_vocab import stage_one
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TEACHER
 from teachonce.teacher_dump.mixed_vocab.stage_one import mixed_vocab
-from tests.end_to_end.support import ok, refused, write_corpus
+from tests.end_to_end.support import ok, refused
+from tests.making.dumps import write_corpus
+from tests.making.texts import ENGLISH
 from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
-from tests.texts import ENGLISH
 
 
 def test_the_store_is_ordinary_and_sound_in_both_formats(trained: Any, tmp_path: Path) -> None:

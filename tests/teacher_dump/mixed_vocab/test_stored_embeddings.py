@@ -18,9 +18,10 @@ from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.tools.verify import verify
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.training.wordpiece import train_wordpiece
-from tests.end_to_end.support import dumped, ok, refused, write_corpus
+from tests.end_to_end.support import ok, refused
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import ENGLISH
 from tests.teacher_dump.mixed_vocab.support import LONGEST
-from tests.texts import ENGLISH
 
 
 def test_a_plain_store_has_none_and_merges_behind_one_that_has(

@@ -23,7 +23,7 @@ from teachonce.teacher_dump.job.part_writing import write_part
 from teachonce.teacher_dump.job.parts import NumberedPart
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher
-from tests.end_to_end.support import dump_options, write_corpus
+from tests.making.dumps import dump_options, write_corpus
 
 FIRST = "bert.encoder.layer.0.intermediate.dense.weight"
 HALF_MAX = float(torch.finfo(torch.half).max)

@@ -16,8 +16,8 @@ from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.precision import TOLERANCE, deviations, load_fastest
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.training import device
-from tests.end_to_end.support import dump_options, write_corpus
-from tests.texts import ENGLISH
+from tests.making.dumps import dump_options, write_corpus
+from tests.making.texts import ENGLISH
 
 
 def test_deviations_by_hand() -> None:

@@ -25,9 +25,10 @@ from teachonce.teacher_dump.cli import main
 from teachonce.teacher_dump.comparison import rerun
 from teachonce.teacher_dump.teacher.forward import BatchOutput
 from teachonce.teacher_dump.teacher.loading import load_teacher
-from tests.end_to_end.support import dumped, ok, refused, says, write_corpus
+from tests.end_to_end.support import ok, refused, says
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS, spans_of
-from tests.texts import SENTENCES
 
 Teachers = Callable[..., Path]
 

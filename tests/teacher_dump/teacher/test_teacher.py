@@ -24,9 +24,9 @@ from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.teacher_dump.windows.window import length_batches, padded
-from tests.end_to_end.support import dump_options
+from tests.making.dumps import dump_options
 from tests.making.models import TEACHER_KINDS
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 
 def tokens(teacher: Teacher, count: int = 5) -> tuple[Array, Array]:

@@ -22,8 +22,8 @@ from teachonce.teacher_dump.windows.masked_views import (
     words_of,
 )
 from tests.making.models import TOKENIZER_KINDS
+from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.cutting import cut_windows
-from tests.texts import SENTENCES
 
 LAWS = settings(max_examples=100, deadline=None)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)

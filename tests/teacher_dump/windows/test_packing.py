@@ -13,7 +13,7 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.sequences import iter_pairs, iter_parallel
 from teachonce.teacher_dump.windows.window import Unreadable, Window, is_whole, packed, unpacked
-from tests.texts import ENGLISH, RUSSIAN
+from tests.making.texts import ENGLISH, RUSSIAN
 
 MakeTokenizer = Callable[[str], Any]
 

@@ -20,7 +20,7 @@ from teachonce.teacher_dump.windows.cutting import SEGMENT
 from teachonce.teacher_dump.windows.sequences import iter_pairs
 from teachonce.teacher_dump.windows.window import Window
 from tests.align.support import TEXT
-from tests.texts import SENTENCES
+from tests.making.texts import SENTENCES
 
 TEXTS = TEXT.map(lambda text: text.replace(SEPARATOR, " "))
 Make = Callable[[str], Any]

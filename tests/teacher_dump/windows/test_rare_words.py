@@ -14,8 +14,8 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.windows import masked_views
 from teachonce.teacher_dump.windows.masked_views import words_of
-from tests.end_to_end.support import dumped, write_corpus
-from tests.texts import ENGLISH
+from tests.making.dumps import dumped, write_corpus
+from tests.making.texts import ENGLISH
 
 
 def test_words_are_counted(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from teachonce.teacher_dump.windows.cutting import SEGMENT
 from teachonce.teacher_dump.windows.sequences import iter_truncated
 from teachonce.teacher_dump.windows.window import Window
 from tests.making.models import TOKENIZER_KINDS
+from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.test_window import TEXTS, alone
-from tests.texts import SENTENCES
 
 Make = Callable[[str], Any]
 PROMPT = "find: "

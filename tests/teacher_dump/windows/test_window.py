@@ -16,8 +16,8 @@ from teachonce.teacher_dump.windows.cutting import SEGMENT, iter_windows
 from teachonce.teacher_dump.windows.masked_views import word_spans
 from teachonce.teacher_dump.windows.window import Window
 from tests.making.models import TOKENIZER_KINDS
+from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.cutting import cut_windows
-from tests.texts import SENTENCES
 
 LAWS = settings(
     max_examples=60,
