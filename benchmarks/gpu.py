@@ -113,10 +113,10 @@ def head(
     values = torch.randn(rows, decoder.weight.shape[1], device=device, dtype=dtype)
     times = []
     for _ in range(runs + 1):  # the first compiles
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _, _, left in getattr(heads, way)(decoder, values, k):
             left.sum().item()  # waits for the device
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return {"speed": rows / statistics.median(times[1:])}
 
 

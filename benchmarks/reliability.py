@@ -73,9 +73,9 @@ class Job:
         """Run it twice, the second time with warm caches: what it gives, and how long it takes."""
         for _ in range(2):
             self.clear()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             self.finish()
-            self.seconds = time.perf_counter() - begun
+            self.seconds = time.perf_counter() - started
         self.wanted = self.content(self.out)
 
     def finish(self) -> None:
@@ -128,8 +128,8 @@ class Job:
             self.finish()
             if self.content(self.out) != self.wanted:
                 raise RuntimeError(f"{self.name}: kill {struck} has changed what it gives")
-        told = ", ".join(f"{moment} {count}" for moment, count in sorted(self.moments.items()))
-        return [self.name, kills, told, kills, kills]
+        printed = ", ".join(f"{moment} {count}" for moment, count in sorted(self.moments.items()))
+        return [self.name, kills, printed, kills, kills]
 
 
 def moment_of_dump(out: Path) -> str:

@@ -82,11 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length) if length else b"".join(self._chunks())
         split = urlsplit(self.path)
         path, query = unquote(split.path, errors="strict"), parse_qs(split.query)
-        told = f"{self.command} {path}"
-        self.hub.requests.append(told)
+        printed = f"{self.command} {path}"
+        self.hub.requests.append(printed)
         try:
             for begin, status in self.hub.fails.items():
-                if told.startswith(begin):
+                if printed.startswith(begin):
                     raise Refused(status, message="the server of this test says so")
             with self.hub.lock:
                 answer = Request(
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             told_so = json.dumps({"error": refused.message}).encode()
             answer = refused.status, {k: v for k, v in headers.items() if v}, told_so
         for begin, twist in self.hub.twists.items():
-            if told.startswith(begin):
+            if printed.startswith(begin):
                 self.close_connection = True
                 twist(self, *answer)
                 return
@@ -213,11 +213,11 @@ class Request:
             case [] | ["revision", _]:
                 return _json(self._info(name, repository, rest[1] if rest else "main"))
             case ["refs"]:
-                told = [
+                printed = [
                     {"name": n, "ref": f"refs/heads/{n}", "targetCommit": COMMITS.format(c)}
                     for n, c in repository.branches.items()
                 ]
-                return _json({"branches": told, "converts": [], "tags": []})
+                return _json({"branches": printed, "converts": [], "tags": []})
             case ["tree", revision, *path]:
                 return self._tree(repository, revision, "/".join(path))
             case ["paths-info", revision]:
@@ -268,11 +268,11 @@ class Request:
             for path in folders
         ]
         for path, blob in files.items():
-            told = {"type": "file", "path": path, "oid": blob.oid, "size": blob.size}
+            printed = {"type": "file", "path": path, "oid": blob.oid, "size": blob.size}
             if blob.lfs:
                 size = len(pointer(blob.sha256, blob.size))
-                told["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": size}
-            found.append(told)
+                printed["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": size}
+            found.append(printed)
         return sorted(found, key=lambda entry: str(entry["path"]))
 
     def _tree(self, repository: Repository, revision: str, folder: str) -> Answer:
@@ -295,17 +295,17 @@ class Request:
         return 200, more, json.dumps(found[begin : begin + PAGE]).encode()
 
     def _preupload(self, repository: Repository, revision: str) -> Answer:
-        known, told = repository.files(revision), []
+        known, printed = repository.files(revision), []
         for file in json.loads(self.body)["files"]:
             large = is_large(base64.b64decode(file["sample"]), file["size"])
             kept = known.get(file["path"])
-            told.append(
+            printed.append(
                 {
                     "path": file["path"], "uploadMode": "lfs" if large else "regular",
                     "shouldIgnore": False, **({"oid": oid_of(kept)} if kept else {}),
                 }
             )  # fmt: skip
-        return _json({"files": told})
+        return _json({"files": printed})
 
     def _commit(self, name: str, repository: Repository, revision: str) -> Answer:
         changed: dict[str, Blob | None] = {}
@@ -335,14 +335,14 @@ class Request:
     def _batch(self, name: str) -> Answer:
         self._check_writer(name.split("/")[1])
         self._repository(name)
-        told = []
+        printed = []
         for each in json.loads(self.body)["objects"]:
             entry = {"oid": each["oid"], "size": each["size"]}
             if each["oid"] not in self.hub.contents:
                 href = f"{self.hub.storage}/content/{each['oid']}"
                 entry["actions"] = {"upload": {"href": href}}
-            told.append(entry)
-        return _json({"transfer": "basic", "objects": told})
+            printed.append(entry)
+        return _json({"transfer": "basic", "objects": printed})
 
     def _content(self, sha256: str, asked: str | None) -> Answer:
         """Take or give what lies in LFS; the address is enough, as at the hub a signed one is."""
@@ -401,8 +401,8 @@ def _bytes(data: bytes, asked: str | None, headers: Mapping[str, str]) -> Answer
         first, last = int(begin), min(int(end or len(data)), len(data) - 1)
     if first >= len(data):
         return 416, {**headers, "Content-Range": f"bytes */{len(data)}"}, b""
-    told = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
-    return 206, {**headers, **told}, data[first : last + 1]
+    printed = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+    return 206, {**headers, **printed}, data[first : last + 1]
 
 
 def asked_by_this_process(

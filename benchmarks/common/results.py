@@ -65,11 +65,11 @@ def whole_size(store: Path) -> int:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Write a markdown table; floats have four significant digits."""
-    told = [
+    printed = [
         [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
     ]
     return "\n".join(
-        "| " + " | ".join(line) + " |" for line in [list(head), ["---"] * len(head), *told]
+        "| " + " | ".join(line) + " |" for line in [list(head), ["---"] * len(head), *printed]
     )
 
 

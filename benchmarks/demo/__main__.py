@@ -59,7 +59,7 @@ def main(
 ) -> None:
     """Dump the embedded teacher, train a student of its vectors, search Python's documentation by
     both."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     if not all(map(str.strip, ask)):
         raise UserError("--ask: expected a question, got an empty one")
     _offline_without_hub()
@@ -77,7 +77,7 @@ def main(
     show_answers(search, ask or QUESTIONS[:SHOWN], console)
     if not ask:
         show_models(search.compared(), len(search.passages), console)
-        click.echo(f"{time.perf_counter() - begun:.0f} s; ask more: {to_ask_more(settings)}")
+        click.echo(f"{time.perf_counter() - started:.0f} s; ask more: {to_ask_more(settings)}")
     if picture is not None:
         console.save_svg(str(picture), title="teachonce")
 

@@ -179,10 +179,10 @@ def main(out: Path, tokens: int, student: str, epochs: float) -> None:
     """Dump a decoder, train a student with a vocabulary of its own, continue texts by both."""
     from transformers.utils import logging
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     logging.disable_progress_bar()
     show(demo(Settings(out=out, tokens=tokens, student=student, epochs=epochs)))
-    click.echo(f"{time.perf_counter() - begun:.0f} s")
+    click.echo(f"{time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -106,9 +106,9 @@ class Search:
         chosen = np.linspace(0, len(self.passages) - 1, min(TIMED, len(self.passages)))
         texts, seconds = [self.passages[int(place)] for place in chosen], []
         for _ in range(PASSES):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             who.embedder.vectors(texts, "document")
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
         return len(texts) / min(seconds)
 
 

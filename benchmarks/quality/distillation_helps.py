@@ -75,8 +75,10 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
-        if told := describe_changes(scores_of(folder)["settings"], settings):
-            raise UserError(f"{folder}: trained with other settings ({told}); give another --work")
+        if printed := describe_changes(scores_of(folder)["settings"], settings):
+            raise UserError(
+                f"{folder}: trained with other settings ({printed}); give another --work"
+            )
         return folder
     student, collator, _ = prepare(options, store)
     trained = train(store, student, collator, options)
@@ -86,8 +88,8 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     found: dict[str, Any] = judge(student, collator.student_tokenizer, options, store)
     found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
     (folder / SCORES).write_text(json.dumps(found))
-    told = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")
-    print(f"{arm} lr {options.resolved_lr:g} seed {options.seed}: {told}", flush=True)
+    printed = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")
+    print(f"{arm} lr {options.resolved_lr:g} seed {options.seed}: {printed}", flush=True)
     return folder
 
 

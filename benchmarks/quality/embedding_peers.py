@@ -46,9 +46,9 @@ def made(make: Making, out: Path) -> float:
     """Make a peer, unless it is there; returns the minutes that it took."""
     minutes = out / "minutes"
     if not minutes.exists():
-        begun = time.perf_counter()
+        started = time.perf_counter()
         make(out)
-        minutes.write_text(str((time.perf_counter() - begun) / 60))
+        minutes.write_text(str((time.perf_counter() - started) / 60))
     return float(minutes.read_text())
 
 

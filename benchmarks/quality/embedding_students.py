@@ -182,9 +182,9 @@ def speed(embedder: Embedder, texts: Sequence[str], threads: int) -> float:
     before, seconds = torch.get_num_threads(), []
     torch.set_num_threads(threads)
     for _ in range(3):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         embedder.vectors(texts)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     torch.set_num_threads(before)
     return len(texts) / sorted(seconds)[1]
 

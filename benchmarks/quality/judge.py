@@ -43,9 +43,9 @@ def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: 
         states = distiller.encode(batch.inputs).last[wanted.logit_runs.member[hidden]]
         targets = wanted.logits
         best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(1, keepdim=True)
-        told = targets.ids.gather(1, best)[hidden, 0]
-        same += int((distiller.logits(states).argmax(1) == told).sum())
-        count += len(told)
+        printed = targets.ids.gather(1, best)[hidden, 0]
+        same += int((distiller.logits(states).argmax(1) == printed).sum())
+        count += len(printed)
     return same / max(1, count)
 
 

@@ -46,17 +46,17 @@ STUDENT_HEAD = ("latency, ms", "student", "tokens/s", "share of the local disk",
 Work = Callable[[], Figures]
 
 
-def _told(sizes: Iterator[int], begun: float, seconds: float) -> Figures:
+def _told(sizes: Iterator[int], started: float, seconds: float) -> Figures:
     """Tokens a second since `begun`, when the first came, and tokens a second from then on; a slow
     reader is cut short."""
     tokens, before, first = 0, 0, 0.0
     for size in sizes:
         if not first:
-            before, first = size, time.perf_counter() - begun
+            before, first = size, time.perf_counter() - started
         tokens += size
-        if time.perf_counter() - begun > seconds:
+        if time.perf_counter() - started > seconds:
             break
-    all_of_it = time.perf_counter() - begun
+    all_of_it = time.perf_counter() - started
     speed = tokens / all_of_it
     after = (tokens - before) / (all_of_it - first) if tokens > before else speed
     return {"speed": speed, "first": first, "after": after, "tokens": tokens}
@@ -66,10 +66,10 @@ def read_ours(path: str, cache: str | None, seconds: float) -> Figures:
     """Stream an epoch of a store, from its opening on."""
     import obstore.store  # noqa: F401  not a part of what is measured
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with open_store(path, cache=cache) as store:
         batches = store.stream(0, 0, BATCH_TOKENS)
-        return _told((len(batch.token_ids) for batch in batches), begun, seconds)
+        return _told((len(batch.token_ids) for batch in batches), started, seconds)
 
 
 def read_peer(peer: LitData | Mosaic, zarr: Path, url: str, local: Path, seconds: float) -> Figures:
@@ -77,9 +77,9 @@ def read_peer(peer: LitData | Mosaic, zarr: Path, url: str, local: Path, seconds
     corpus = Corpus(open_store(zarr))
     assert corpus.batch_sequences and corpus.names  # which is known by now
     peer.load()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     epoch = peer.open_far(corpus, url, local)
-    return _told((len(arrays["token/id"]) for arrays in epoch(0)), begun, seconds)
+    return _told((len(arrays["token/id"]) for arrays in epoch(0)), started, seconds)
 
 
 def train_student(path: str, cache: str | None, steps: int) -> Figures:
@@ -96,7 +96,7 @@ def train_student(path: str, cache: str | None, steps: int) -> Figures:
     )  # fmt: skip
     model = BertModel(shape)
     optimizer = torch.optim.AdamW(model.parameters())
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with open_store(path, cache=cache) as store:
         out = torch.nn.Linear(64, store.features.width)
 
@@ -113,7 +113,7 @@ def train_student(path: str, cache: str | None, steps: int) -> Figures:
                 optimizer.zero_grad()
                 yield len(wanted)
 
-        return _told(taken(), begun, float("inf"))
+        return _told(taken(), started, float("inf"))
 
 
 class Bench:

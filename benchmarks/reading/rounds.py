@@ -124,9 +124,11 @@ class Bench:
         ours = np.median(speeds[self.peers[0][0].name], axis=0)
         for peer, path in self.peers:
             median = np.median(speeds[peer.name], axis=0)
-            told = [f"{speed:,.0f}" for speed in (median[0], max(speeds[peer.name])[0], median[1])]
+            printed = [
+                f"{speed:,.0f}" for speed in (median[0], max(speeds[peer.name])[0], median[1])
+            ]
             ratios = [f"{ratio:.2f}" for ratio in ours / median]
-            rows.append([peer.name, self.disk(path), *told, *ratios])
+            rows.append([peer.name, self.disk(path), *printed, *ratios])
         return rows + [[name, why, *[""] * 5] for name, why in self.missing.items()]
 
     def cold(self, rounds: int) -> list[list[object]]:

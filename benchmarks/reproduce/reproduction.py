@@ -104,9 +104,9 @@ def dump(
     def cost() -> Cost:
         if not work.estimated:
             return NOTHING
-        told = [str(word) for word in words]
+        printed = [str(word) for word in words]
         known, model = like or (text, work.teacher)
-        return dump_cost(told, tokens_of(known, model), size_of(model))
+        return dump_cost(printed, tokens_of(known, model), size_of(model))
 
     work.steps.run("teachonce.teacher_dump.cli", *words, done=sealed.exists, cost=cost)
     work.steps.write(sealed.touch)
@@ -152,18 +152,18 @@ class Reproduction:
 
         Raises UserError where the folder holds work of other settings.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         before = self.minutes()
         self._begin()
         try:
             found = self._each_arm(self.source.prepare(self.work), self.work.folder)
         finally:
-            self._took(before, begun)
+            self._took(before, started)
         return _by_measure(found)
 
     def probed(self, names: Sequence[str], probe: Probe) -> Scores:
         """Train and score some arms again with the words of a probe, in a folder of its own."""
-        begun, before = time.monotonic(), self.minutes()
+        started, before = time.monotonic(), self.minutes()
         words = shlex.join(probe.words)
         arms = {
             name: replace(arm, words=(*arm.words, *probe.words))
@@ -175,7 +175,7 @@ class Reproduction:
         try:
             found = again._each_arm(self.source.prepare(self.work), folder, teacher=False)
         finally:
-            self._took(before, begun)
+            self._took(before, started)
         return _by_measure(found)
 
     def chances(self) -> dict[str, float]:
@@ -207,9 +207,9 @@ class Reproduction:
             )
         begun_with.write_text(self.settings())
 
-    def _took(self, before: float, begun: float) -> None:
+    def _took(self, before: float, started: float) -> None:
         if not self.work.steps.dry:
-            took = before + (time.monotonic() - begun) / 60
+            took = before + (time.monotonic() - started) / 60
             (self.work.folder / "minutes").write_text(f"{took:.2f}")
 
     def _each_arm(
@@ -303,8 +303,8 @@ class Reproduction:
         )
         found = self._scored(out, folder / f"scores-{out.name}", seed)
         if found:
-            told = ", ".join(f"{measure} {value:.4f}" for measure, value in found.items())
-            print(f"{name}, seed {seed}: {told}", flush=True)
+            printed = ", ".join(f"{measure} {value:.4f}" for measure, value in found.items())
+            print(f"{name}, seed {seed}: {printed}", flush=True)
         return found
 
     def _folder(self, name: str, seed: int, folder: Path) -> Path:

@@ -71,5 +71,5 @@ def plan_text(planned: list[Planned], tflops: float) -> str:
 
 def _expected(cost: Cost, tflops: float) -> str:
     hours = cost.flops / (tflops * 1e12) / 3600
-    told = f"{hours:,.1f} hours" if hours >= 0.1 else f"{hours * 60:.1g} minutes"
-    return f"about {told}" + (f", {readable(cost.bytes)}" if cost.bytes else "")
+    printed = f"{hours:,.1f} hours" if hours >= 0.1 else f"{hours * 60:.1g} minutes"
+    return f"about {printed}" + (f", {readable(cost.bytes)}" if cost.bytes else "")

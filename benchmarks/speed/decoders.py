@@ -164,10 +164,10 @@ def main(
     """Print the tables and put them into RESULTS.md."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.zarr"
-        begun = time.perf_counter()
+        started = time.perf_counter()
         small_store(model, corpus, tokens, store, logits=f"topk:{TOP}", hidden="none")
         with open_store(store) as made:
-            dump = made.meta["tokens"] / (time.perf_counter() - begun)
+            dump = made.meta["tokens"] / (time.perf_counter() - started)
         other = TrainOptions(
             store=str(store), view=0, held_out=0.0, student=student, vocab=vocab, init="random",
             loss=parse_losses(("next=1",)), batch_tokens=batch_tokens, steps=steps,

@@ -72,11 +72,11 @@ def parts_of(options: DumpOptions) -> list[list[Window]]:
     return list(gathered(windows, options.part_tokens, options.limit))
 
 
-def speed_of(begun: float, parts: list[list[Window]]) -> Figures:
+def speed_of(started: float, parts: list[list[Window]]) -> Figures:
     """Speed over all parts but the first, and the peak of memory."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     tokens = sum(len(window.ids) for part in parts[1:] for window in part)
     return {"speed": tokens / seconds, "memory": peak_memory()}
 
@@ -97,15 +97,15 @@ def network(options: DumpOptions, **settings: Any) -> Any:
 def bare(options: DumpOptions) -> Figures:
     """Run the forward pass over the batches of the dump."""
     parts, model = parts_of(options), network(options)
-    begun = 0.0
+    started = 0.0
     for number, part in enumerate(parts):
-        begun = time.perf_counter() if number == 1 else begun
+        started = time.perf_counter() if number == 1 else started
         lengths = [len(window.ids) for window in part]
         for batch in length_batches(lengths, options.batch_tokens):
             read = padded([part[i].ids for i in batch], 0)
             ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
             model(ids, attention_mask=present)
-    return speed_of(begun, parts)
+    return speed_of(started, parts)
 
 
 def ours(options: DumpOptions) -> Figures:
@@ -133,9 +133,9 @@ def straightforward(options: DumpOptions) -> Figures:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(options.model).path_or_id)
     with tempfile.TemporaryDirectory() as folder:
         arrays = Arrays(zarr.open_group(folder, mode="w"))
-        begun = 0.0
+        started = 0.0
         for number, texts in batches_of_texts(parts):
-            begun = time.perf_counter() if number and not begun else begun
+            started = time.perf_counter() if number and not started else started
             inputs = tokenizer(
                 texts,
                 padding=True,
@@ -160,7 +160,7 @@ def straightforward(options: DumpOptions) -> Figures:
                 arrays.put("ids", ids.int()[present])
                 arrays.put("logprobs", (best - partition[..., None])[present])
                 arrays.put("log_partition", partition[present])
-        return speed_of(begun, parts)
+        return speed_of(started, parts)
 
 
 def encoded(options: DumpOptions) -> Figures:
@@ -173,13 +173,13 @@ def encoded(options: DumpOptions) -> Figures:
     model = SentenceTransformer(path, device=device, model_kwargs=settings)
     with tempfile.TemporaryDirectory() as folder:
         arrays = Arrays(zarr.open_group(folder, mode="w"))
-        begun = 0.0
+        started = 0.0
         for number, part in enumerate(parts):
-            begun = time.perf_counter() if number == 1 else begun
+            started = time.perf_counter() if number == 1 else started
             texts = [window.text for window in part]
             vectors = model.encode(texts, batch_size=PLAIN_BATCH, convert_to_tensor=True)
             arrays.put("vectors", vectors)
-        return speed_of(begun, parts)
+        return speed_of(started, parts)
 
 
 def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]]]:

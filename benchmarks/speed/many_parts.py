@@ -36,7 +36,7 @@ from teachonce.support.console import command_errors
 
 WORKS = ("open", "first batch", "epoch plan", "content hash")
 HEAD = ("parts", "version", *(f"{work}, {unit}" for work in WORKS for unit in ("s", "CPU s", "MB")))
-TOLD = (
+SETTINGS = (
     "`python -m benchmarks.speed.many_parts`. MB is the peak memory of the process, libraries"
     " included (some 80 MB when they are loaded). The manifest, index, entries and lengths are"
     " those of a store with the given number of parts of a few sequences each. The arrays exist for"
@@ -61,8 +61,8 @@ def many_parts(path: Path, parts: int, few: int = FEW_PARTS) -> Figures:
     for number in range(1, parts):
         (path / f"parts/{number}").symlink_to("0")
     staging = staging_of(path)
-    with closing(staging.source()) as begun:
-        attributes = begun.attributes()
+    with closing(staging.source()) as started:
+        attributes = started.attributes()
     pairs = _repeated(known, source, parts)
     with mock.patch("teachonce.store.write.tree.FEW_PARTS", few):
         staging.seal(partial(root_of_parts, attributes, source.features, pairs, parts))
@@ -77,13 +77,13 @@ def _repeated(part: Part, source: Any, parts: int) -> Iterator[tuple[Part, Array
 
 def timed(path: Path, work: Callable[[Any], object]) -> Figures:
     """Open a store and do something with it."""
-    begun, used = time.perf_counter(), time.process_time()
+    started, used = time.perf_counter(), time.process_time()
     opened = open_store(path)
     work(opened)
     return {
         "parts": opened.meta["parts"],
         "version": opened.meta["version"],
-        "seconds": time.perf_counter() - begun,
+        "seconds": time.perf_counter() - started,
         "cpu": time.process_time() - used,
         "memory": peak_memory(),
     }
@@ -113,8 +113,8 @@ def row(path: Path, repeats: int = 3) -> list[object]:
     quick = {work: partial(timed, path, work) for work in (nothing, first_batch)}
     found = interleaved({work.__name__: run for work, run in quick.items()}, repeats)
     found |= {work.__name__: alone(partial(timed, path, work)) for work in (planned, content)}
-    told = found[nothing.__name__]  # a process is told the memory of the one that began it
-    cells: list[object] = [f"{told['parts']:,.0f}", f"{told['version']:.0f}"]
+    printed = found[nothing.__name__]  # a process is told the memory of the one that began it
+    cells: list[object] = [f"{printed['parts']:,.0f}", f"{printed['version']:.0f}"]
     for figures in found.values():
         cells += [f"{figures['seconds']:.3f}", f"{figures['cpu']:.3f}"]
         cells.append(f"{figures['memory']:,.0f}")
@@ -133,7 +133,7 @@ def main(most: int, results: Path) -> None:
             path = Path(name) / f"{parts}-{len(few)}.zarr"
             alone(partial(many_parts, path, parts, *few))
             rows.append(row(path))
-        publish("A million parts", TOLD, table(HEAD, rows), results)
+        publish("A million parts", SETTINGS, table(HEAD, rows), results)
 
 
 if __name__ == "__main__":

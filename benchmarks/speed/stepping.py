@@ -54,9 +54,9 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
     def watched(*order: Any, **settings: Any) -> Iterator[Any]:
         with closing(prepared_batches(*order, **settings)) as batches:
             while True:
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 batch = next(batches)
-                waited.append(time.perf_counter() - begun)
+                waited.append(time.perf_counter() - started)
                 yield batch
 
     def watch(_: int, found: dict[str, float]) -> None:

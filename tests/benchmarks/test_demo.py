@@ -56,16 +56,16 @@ def test_a_demo_over_what_another_left_and_a_question(
     assert min(model.passages_per_second for model in models) > 0
     capsys.readouterr()
     show_models(models, len(found.passages), Console())
-    told = capsys.readouterr().out
-    assert "nDCG@10" in told and f"{student.agreement:.2f}" in told
+    printed = capsys.readouterr().out
+    assert "nDCG@10" in printed and f"{student.agreement:.2f}" in printed
 
     question = "open a file"
     show_answers(found, [question], Console())
-    told = capsys.readouterr().out
-    assert f'"{question}"' in told and "teacher" in told and "student" in told
+    printed = capsys.readouterr().out
+    assert f'"{question}"' in printed and "teacher" in printed and "student" in printed
     words: Words = ("--out", settings.out, "--model", settings.model, "--ask", question)
     picture = settings.out / "answers.svg"
-    assert told in ok(main, *words, "--picture", picture) and "teacher" in picture.read_text(
+    assert printed in ok(main, *words, "--picture", picture) and "teacher" in picture.read_text(
         "utf-8"
     )
 
@@ -145,9 +145,9 @@ def test_continuations_stand_side_by_side(capsys: pytest.CaptureFixture[str]) ->
         decoder.Continued("student", 4_200_000, [" lines."]),
     ]
     decoder.show(models, ["Return the number of"])
-    told = capsys.readouterr().out
-    assert "teacher, 134.5M parameters" in told and "student, 4.2M parameters" in told
-    assert re.search("Return the number of items.* Return the number of lines", told)
+    printed = capsys.readouterr().out
+    assert "teacher, 134.5M parameters" in printed and "student, 4.2M parameters" in printed
+    assert re.search("Return the number of items.* Return the number of lines", printed)
 
 
 def test_a_decoder_without_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -143,17 +143,17 @@ def given(table: str, teacher: Path, data: dict[str, Path]) -> list[str | Path |
 
 
 @pytest.mark.parametrize("table", ARMS)
-def test_the_published_plan_is_told(
+def test_the_published_plan_is_reported(
     table: str, tmp_path: Path, teacher: Path, data: dict[str, Path]
 ) -> None:
     work = tmp_path / "work"
-    told = ok(reproduce.main, *given(table, teacher, data), "--work", work, "--dry-run")
-    lines = [line for line in told.splitlines() if not line.startswith("#")]
+    printed = ok(reproduce.main, *given(table, teacher, data), "--work", work, "--dry-run")
+    lines = [line for line in printed.splitlines() if not line.startswith("#")]
     assert not work.exists()
     assert sum("student-train" in line for line in lines) == len(ARMS[table])
     if table == "kolesnikova":  # both figures of the questions are of one run
-        assert told.count("--task qa") == told.count("--task ner") > 0
-    assert not re.search("# about 0 minutes\ndownstream --task mlm", told)
+        assert printed.count("--task qa") == printed.count("--task ner") > 0
+    assert not re.search("# about 0 minutes\ndownstream --task mlm", printed)
 
 
 @pytest.mark.parametrize("name", SOURCES)

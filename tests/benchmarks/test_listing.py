@@ -24,14 +24,14 @@ PAGES = [
 
 def test_help_lists_all_with_a_sentence_and_runs_none() -> None:
     words = [sys.executable, "-m", "benchmarks", "--help"]
-    told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     found = listing.benchmarks()
     assert {"demo", "reading", "integrity", "reproduce", "gpu", "latency", "reliability"} <= {
         *found
     }
     assert len(found) >= 12
     for name, shows in found.items():
-        assert re.search(f"^ +{re.escape(name)} +{re.escape(shows)}$", told, re.MULTILINE)
+        assert re.search(f"^ +{re.escape(name)} +{re.escape(shows)}$", printed, re.MULTILINE)
         assert shows.endswith((".", "?")), name
 
 

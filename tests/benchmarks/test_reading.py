@@ -28,14 +28,14 @@ def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "peers", some)
     results = tmp_path / "RESULTS.md"
     measure(tmp_path / "work", tokens=3000, width=16, kept=4, rounds=1, results=results)
-    told = results.read_text("utf-8")
-    assert told.startswith("# Results") and "## Reading, d=16, top-4" in told
+    printed = results.read_text("utf-8")
+    assert printed.startswith("# Results") and "## Reading, d=16, top-4" in printed
     for name in few[:2]:
-        warm, cold = (line for line in told.splitlines() if line.startswith(f"| {name} |"))
+        warm, cold = (line for line in printed.splitlines() if line.startswith(f"| {name} |"))
         for row in (warm, cold):
             cells = [cell.strip(" %").replace(",", "") for cell in row.strip("|").split("|")]
             assert all(float(cell) > 0 for cell in cells[1:]), row
-    assert f"| {few[2]} |" in told and "times the speed of one process" in told
+    assert f"| {few[2]} |" in printed and "times the speed of one process" in printed
 
 
 def test_every_reader_delivers_what_was_written(

@@ -54,7 +54,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "message"),
     [
         (
             "scores.json",
@@ -72,10 +72,10 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_without_a_model_is_named_for_what_it_is(
-    file: str, content: Any, told: str, tmp_path: Path
+    file: str, content: Any, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / file).write_text(json.dumps(content))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         resolve_model(str(tmp_path))
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")

@@ -296,12 +296,12 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_folders_that_cannot_be_read(tiny_teacher: TinyTeacher, tmp_path: Path, name: str) -> None:
-    spoil, options, told = BAD[name]
+    spoil, options, printed = BAD[name]
     behind = [pooling("mean"), dense(32, 8), normalize()]
     base = tiny_teacher("bert")
     folder = modules(*behind, base=base, folder=tmp_path / "m", prompts=PROMPTS)
     spoil(folder)
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=printed) as error:
         load_teacher(
             str(folder), head="embedding", attention="none", vectors=VectorOptions(**options)
         )
@@ -312,14 +312,14 @@ def test_modules_that_are_none_of_ours(tiny_teacher: TinyTeacher, tmp_path: Path
     base = tiny_teacher("bert")
     folder = modules(pooling("mean"), base=base, folder=tmp_path / "m")
     listed = json.loads((folder / "modules.json").read_text())
-    for changes, told in (
+    for changes, printed in (
         ({"type": "x.Pooling"}, "module '1_Pooling' is x.Pooling, a class of another package"),
         ({"type": "sentence_transformers.models.Dropout"}, "no pooling in it"),
         ({"path": "../1_Pooling"}, "which leads out of the folder"),
     ):
         text = json.dumps([listed[0], listed[1] | changes])
         (folder / "modules.json").write_text(text)
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=printed):
             load_teacher(str(folder), head="embedding", attention="none")
     weights = listed[1] | {"type": "sentence_transformers.models.WordWeights", "path": "2"}
     (folder / "modules.json").write_text(json.dumps([*listed, weights]))

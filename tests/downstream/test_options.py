@@ -71,7 +71,7 @@ def test_the_command_line_refuses_a_value_before_all_else(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("mteb", "--task mteb: expected one of mlm, pos"),
         ("sts:X", "--task sts:X: expected one of"),
@@ -105,8 +105,8 @@ def test_the_command_line_refuses_a_value_before_all_else(words: str) -> None:
         ("pair --as-is --unseen-labels count", "--as-is does not take --unseen-labels"),
     ],
 )  # fmt: skip
-def test_what_a_task_needs_and_does_not_take(words: str, told: str) -> None:
-    assert told in refused("--task", *words.split())
+def test_what_a_task_needs_and_does_not_take(words: str, expected: str) -> None:
+    assert expected in refused("--task", *words.split())
 
 
 def test_every_option_has_tasks_and_needs_only_what_it_takes() -> None:

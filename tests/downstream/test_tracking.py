@@ -18,7 +18,7 @@ from teachonce.support.signals import Stopped
 from tests.downstream.learnable import classified
 from tests.end_to_end.support import Words, invoke, ok, refused, says
 from tests.making.texts import SENTENCES
-from tests.training.tracker_packages import install, told
+from tests.training.tracker_packages import install, recorded
 
 Teacher = Callable[[str], Path]
 
@@ -32,7 +32,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def heard(file: Path, run: str) -> dict[str, dict[int, float]]:
     """Figures that a run was told, by name and step."""
     found: dict[str, dict[int, float]] = {}
-    for each in told(file):
+    for each in recorded(file):
         if each["id"] == run:
             for name, value in each.get("log", {}).items():
                 found.setdefault(name, {})[each["step"]] = value
@@ -46,7 +46,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run(
     words: Words = ("--task", "classify", "--model", tiny_teacher("bert"), "--train", train)
     words += ("--dev", train, "--test", train, "--max-length", "32", "--batch-size", "2")
     ok(main, *words, "--epochs", "1", "--seeds", "2", "--out", out, "--log", "wandb")
-    runs = [each for each in told(file) if "init" in each]
+    runs = [each for each in recorded(file) if "init" in each]
     assert [(each["init"], each["group"]) for each in runs] == [
         ("seed-0", "out"),
         ("seed-1", "out"),
@@ -59,7 +59,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run(
         assert set(figures["valid_loss"]) == {12}
         for split in ("dev", "test"):
             assert figures[f"{split}_accuracy"] == {12: expected[split]["accuracy"]}
-    assert [each["finish"] for each in told(file) if "finish" in each] == [0, 0]
+    assert [each["finish"] for each in recorded(file) if "finish" in each] == [0, 0]
     assert [path.name for path in out.iterdir()] == ["scores.json"]  # the stand-in writes nothing
 
 
@@ -85,9 +85,9 @@ def test_a_masked_lm_goes_on_with_its_run(
         patch.setattr(MlmTrainer, "training_step", stop)
         assert invoke(main, *words).exit_code == 130
     ok(main, *words, "--resume")
-    runs = {each["id"] for each in told(file)}
+    runs = {each["id"] for each in recorded(file)}
     (run,) = runs
-    assert [each["finish"] for each in told(file) if "finish" in each] == [1, 0]
+    assert [each["finish"] for each in recorded(file) if "finish" in each] == [1, 0]
     figures, scores = heard(file, run), json.loads((out / "scores.json").read_text())
     assert set(figures["loss"]) == {4, 8, 10, 12} and set(figures["valid_loss"]) == {4, 8, 12}
     assert figures["valid_loss"][12] == scores["seeds"][0]["dev"]["loss"]
@@ -103,7 +103,7 @@ def test_a_tracker_is_refused_early(file: Path, tmp_path: Path) -> None:
     says(refused(main, "--task", "speed", "--model", "m", "--log", "wandb"), "does not take --log")
 
 
-def test_a_loss_that_is_told_is_the_mean_since_the_last_evaluation() -> None:
+def test_a_loss_that_is_reported_is_the_mean_since_the_last_evaluation() -> None:
     lines: list[str] = []
     progress = Progress(lines.append, {"held-out loss": "eval_loss"}, "seed 0, ")
     state = TrainerState(max_steps=20)

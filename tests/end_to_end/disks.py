@@ -44,8 +44,8 @@ def on_full_disk(
     first = exit_code(in_small_parts, module, *words)
     print(f"first: {first}", flush=True)
     (disk / "ballast").unlink()
-    begun = (disk / "student" / "training.json").exists()
-    second = exit_code(in_small_parts, module, *words, *([more] if more and begun else []))
+    started = (disk / "student" / "training.json").exists()
+    second = exit_code(in_small_parts, module, *words, *([more] if more and started else []))
     print(f"second: {second}", flush=True)
     shutil.copytree(disk, copy)
 

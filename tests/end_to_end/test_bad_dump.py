@@ -82,7 +82,7 @@ def test_corpus(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
 
 
-LATER = {  # test_told_early.py has what is refused before torch is loaded
+LATER = {  # test_early_errors.py has what is refused before torch is loaded
     "--attention layer:0": ("--attention", "layer:0"),
     "--attention mean:0": ("--attention mean:0", "layer 0", "count from 1"),
     "--max-length 16 --stride 15": ("--stride 15", "0 to 13"),
@@ -122,7 +122,7 @@ def test_out_exists(
     assert (tree(tmp_path), tree(store)) == (before, sealed)
 
 
-def test_weights_beyond_float16_are_told_as_such(
+def test_weights_beyond_float16_are_reported_as_such(
     tmp_path: Path, folder: Path, corpus: Path
 ) -> None:
     """They are finite, and the teacher runs with them."""

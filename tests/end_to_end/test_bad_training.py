@@ -27,7 +27,7 @@ def bare_store(
     return dumped(tiny_teacher("bert"), corpus, out, **more)
 
 
-LATER = {  # test_told_early.py has what is refused before torch is loaded
+LATER = {  # test_early_errors.py has what is refused before torch is loaded
     "--student 32x3x4 --loss hidden=1": ("groups2", "3 student layers", "--student"),
     "--student bert:32x6x4 --init teacher": ("has 6 layers, the teacher only 4", "--init svd"),
     "--resume": ("no training to resume", "leave --resume out"),
@@ -103,12 +103,12 @@ def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Callable[[s
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path / "maskless")
     (tmp_path / "bare").mkdir()
-    for name, told in (("maskless", "mask"), ("bare", "(it has no tokenizer.json, nor")):
+    for name, printed in (("maskless", "mask"), ("bare", "(it has no tokenizer.json, nor")):
         line = refused(
             student_train,
             *("--store", store, "--vocab", tmp_path / name, "--out", tmp_path / "out", *STUDENT),
         )
-        says(line, "--vocab", name, "tokenizer", told)
+        says(line, "--vocab", name, "tokenizer", printed)
     assert not (tmp_path / "out").exists()
 
 
@@ -135,12 +135,12 @@ def test_damaged_settings(tmp_path: Path, store: Path, content: str) -> None:
 def test_sweep(tmp_path: Path, store: Path) -> None:
     words = ("--store", store, "--out", tmp_path / "sweep", *STUDENT, "--steps", "2")
     says(refused(student_sweep, *words[2:], "--store", tmp_path / "nowhere.h5"), "nowhere.h5")
-    for more, told in (
+    for more, printed in (
         ("--vocab 500 --vocab 3", ("--vocab 3", "give more")),
         ("--vocab 500 --lr 1e-3,1e-2", ("--lr 1e-3,1e-2: ", "repeat it: --lr 1e-3 --lr 1e-2")),
         ("--vocab 500 --seed 1,2", ("repeat it: --seed 1 --seed 2",)),
     ):
-        says(refused(student_sweep, *words, *more.split()), *told)
+        says(refused(student_sweep, *words, *more.split()), *printed)
     alone = tmp_path / "alone"
     ok(student_train, *words[:2], "--out", alone, *words[4:], "--vocab", "500", "--loss", "mlm")
     before = sorted(path.name for path in alone.iterdir())

@@ -115,8 +115,8 @@ def test_from_the_command_line(classes: FeatureStore, tmp_path: Path, tiny_teach
              "--data", "balanced", "--loss", "ce=10,log-odds=.5")  # fmt: skip
     out = tmp_path / "a"
     ok(main, "--store", classes.path, *words, "--batch-texts", 4, "--out", out)
-    told = json.loads((out / "training.json").read_text())
-    assert told["settings"]["data"] == "balanced" and told["result"]["steps"] == 2
+    printed = json.loads((out / "training.json").read_text())
+    assert printed["settings"]["data"] == "balanced" and printed["result"]["steps"] == 2
     corpus = tmp_path / "all.tsv"
     rows = [f"all of these have a label, number {n}\t{MOODS[n % 2]}" for n in range(60)]
     corpus.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")

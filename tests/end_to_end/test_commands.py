@@ -98,10 +98,10 @@ def test_help_is_short_or_long(command: click.Command, words: tuple[str, ...]) -
 
 
 def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
-    told = " ".join(ok(student_sweep, "-h").split())
-    assert "[default: tiny; for a causal teacher" in told
-    assert "0.003 for a BiLSTM; 0.01 for a static student; 1 for adadelta]" in told
-    assert "[default: STORE-sweep next to STORE.zarr]" in told
+    printed = " ".join(ok(student_sweep, "-h").split())
+    assert "[default: tiny; for a causal teacher" in printed
+    assert "0.003 for a BiLSTM; 0.01 for a static student; 1 for adadelta]" in printed
+    assert "[default: STORE-sweep next to STORE.zarr]" in printed
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ def test_the_table_of_a_sweep_at_a_terminal() -> None:
 
 
 def test_feature_store(store: Path, tmp_path: Path) -> None:
-    told = ok(feature_store, "info", store)
+    printed = ok(feature_store, "info", store)
     fs = open_store(store)
     for word in ("bert", f"{fs.meta['tokens']:,}", "topk", "mean", "default"):
-        assert word in told
+        assert word in printed
     described = json.loads(ok(feature_store, "info", store, "--json"))
     assert described["tokens"] == fs.meta["tokens"] and described["identity"] == fs.identity
     assert "sound" in ok(feature_store, "verify", store)

@@ -164,7 +164,7 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("config", "words", "told"),
+    ("config", "words", "message"),
     [
         ({}, ("--vocab", "400"), ("--vocab 400", "for its own vocabulary", "--init vocab")),
         ({}, ("--max-length", "65"), ("--max-length 65", "64 positions", "give --max-length 64")),
@@ -186,14 +186,14 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
     ],
 )
 def test_what_cannot_go_on_is_refused(
-    causal: Path, model: Path, tmp_path: Path, config: dict[str, Any], words: Any, told: Any
+    causal: Path, model: Path, tmp_path: Path, config: dict[str, Any], words: Any, message: Any
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model, folder)
     read = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**read, **config}))
     given = ("--store", causal, "--student", folder, "--out", tmp_path / "s", *SHORT)
-    says(said := refused(student_train, *given, *words), *told)
+    says(said := refused(student_train, *given, *words), *message)
     # What is advised can be typed.
     for remedy in re.findall(r"--student llama:256x4x4(?: --init vocab)?", said):
         typed = dict(zip(remedy.split()[::2], remedy.split()[1::2], strict=True))

@@ -176,7 +176,7 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--loss", "mlm"), ("--loss mlm", "a decoder", "next, kl-next")),
         (("--loss", "kl=1,next=1"), ("--loss kl", "a decoder", "next, kl-next")),
@@ -199,12 +199,12 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
     ],
 )
 def test_what_a_decoder_cannot_do_is_refused(
-    tmp_path: Path, store: Path, words: tuple[str, ...], told: tuple[str, ...]
+    tmp_path: Path, store: Path, words: tuple[str, ...], message: tuple[str, ...]
 ) -> None:
     student = () if "--student" in words else ("--student", "llama:32x2x4")
     vocab = () if "--vocab" in words else ("--vocab", "400")
     given = ("--store", store, "--out", tmp_path / "s", *student, *vocab, *words, *SHORT)
-    says(refused(student_train, *given), *told)
+    says(refused(student_train, *given), *message)
 
 
 def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) -> None:

@@ -62,12 +62,12 @@ def angles(vectors: Any) -> Any:
 def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_path: Path) -> None:
     """In the teacher's own space, of texts behind the teacher's prompt."""
     store = stores("query")
-    told = ok(
+    printed = ok(
         student_train, "--store", store, "--out", tmp_path / "s", *VOCAB,
         "--steps", "120", "--batch-texts", "24", "--student", "bert:24x1x2",
     )  # fmt: skip
-    says(told, "1 embedding + 10 similarity", "valid_embedding", "valid_similarity")
-    says(told, "layers 1+2+3+4 of 4, cut to 24")
+    says(printed, "1 embedding + 10 similarity", "valid_embedding", "valid_similarity")
+    says(printed, "layers 1+2+3+4 of 4, cut to 24")
     fs = open_store(store)
     texts = [text.removeprefix(PROMPTS["query"]) for text in fs.texts()]
     vectors, wanted = encoded(tmp_path / "s", texts), fs.embeddings()
@@ -77,11 +77,11 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
         student_train, "--store", store, "--out", tmp_path / "r", *VOCAB,
         "--steps", "0", "--init", "random", "--student", "bert:24x1x2",
     )  # fmt: skip
-    trained, begun = (
+    trained, started = (
         np.corrcoef(angles(v), angles(wanted))[0, 1]
         for v in (vectors, encoded(tmp_path / "r", texts))
     )
-    assert trained > max(0.5, begun + 0.1)
+    assert trained > max(0.5, started + 0.1)
     unprompted = encoded(tmp_path / "s", texts, prompt_name="document")
     assert not np.allclose(vectors, unprompted, atol=1e-3)
     settings = json.loads((tmp_path / "s" / "config_sentence_transformers.json").read_text())
@@ -110,8 +110,8 @@ def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: 
     store = stores(hidden="layer:4")
     words = ("--store", store, "--out", tmp_path / "s", *VOCAB, "--steps", "4")
     loss = "embedding=1,similarity-kl=1,in-batch=0.1,hidden=1,mlm=1"
-    told = ok(student_train, *words, "--batch-texts", "16", "--loss", loss)
-    says(told, "valid_mlm", "valid_embedding")
+    printed = ok(student_train, *words, "--batch-texts", "16", "--loss", loss)
+    says(printed, "valid_mlm", "valid_embedding")
     assert encoded(tmp_path / "s", ["A text."]).shape == (1, 32)
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "s").num_parameters() > 0
     # As wide as its teacher, a student needs no projection.
@@ -156,11 +156,13 @@ def test_cosines_alone_need_no_space_of_the_teachers(
     store = stores()
     for name, student in (("a", "24x1x2"), ("b", "modernbert:24x1x2")):
         words = ("--store", store, "--out", tmp_path / name, "--vocab", "450", "--device", "cpu")
-        told = ok(
+        printed = ok(
             student_train, *words, "--student", student, "--steps", "3", "--batch-texts", "16",
             "--loss", "similarity=1", "--max-length", "12",
         )  # fmt: skip
-        says(told, "sequences have 12 tokens of the student or more: what is beyond --max-length")
+        says(
+            printed, "sequences have 12 tokens of the student or more: what is beyond --max-length"
+        )
         assert encoded(tmp_path / name, ["A text.", "Two."]).shape == (2, 24)
 
 

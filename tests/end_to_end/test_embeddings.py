@@ -24,21 +24,26 @@ from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooli
 from tests.making.texts import ENGLISH
 
 
-def test_dumped_told_and_compared(embedder: Path, tmp_path: Path) -> None:
+def test_dumped_printed_and_compared(embedder: Path, tmp_path: Path) -> None:
     corpus, out = tmp_path / "a.txt", tmp_path / "a.zarr"
     corpus.write_text("\n".join([*ENGLISH, " ".join(ENGLISH), "", "\u200b"]), encoding="utf-8")
     words = ("--model", embedder, "--corpus", corpus, "--out", out, "--head", "embedding")
-    told = ok(teacher_dump, *words, "--prompt", "query", "--max-length", 60, "--device", "cpu")
+    message = ok(teacher_dump, *words, "--prompt", "query", "--max-length", 60, "--device", "cpu")
     says(
-        told, "embedding of width 32 (mean, length 1, prompt 'find: '), hidden none, attention none"
+        message,
+        "embedding of width 32 (mean, length 1, prompt 'find: '), hidden none, attention none",
     )
-    says(told, "1 of 14 texts longer than the window (--max-length) and cut: 41.8%", "1 empty line")
+    says(
+        message,
+        "1 of 14 texts longer than the window (--max-length) and cut: 41.8%",
+        "1 empty line",
+    )
     store = open_store(out)
     assert [r.text for r in store][: len(ENGLISH)] == [f"find: {text}" for text in ENGLISH]
     assert f"find: {' '.join(ENGLISH)}".startswith(store[len(ENGLISH)].text)
     assert len(store[len(ENGLISH)].token_ids) == 60
-    told = ok(feature_store, "verify", out, "--model", embedder, "--device", "cpu")
-    says(told, "sequence/embedding, 1 - cosine", "every error is within")
+    message = ok(feature_store, "verify", out, "--model", embedder, "--device", "cpu")
+    says(message, "sequence/embedding, 1 - cosine", "every error is within")
     says(ok(feature_store, "info", out), "embedding   size 32, mean, of length 1, prompt 'find: '")
     says(ok(feature_store, "show", out, "0"), "embedding of length 0.999")
 
@@ -60,7 +65,9 @@ def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_p
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")
 
 
-def test_another_model_is_told(embedder: Path, tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_another_model_is_reported(
+    embedder: Path, tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
     out = dumped(
         embedder, write_corpus(tmp_path / "a.txt", 8), tmp_path / "a.h5",
         head="embedding", logits=None,
@@ -120,7 +127,7 @@ def test_it_goes_on_after_a_stop(
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     (
         (("--logits", "topk:4"), "--logits topk:4: --head embedding reads no LM head"),
         (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
@@ -135,10 +142,10 @@ def test_it_goes_on_after_a_stop(
         (("--head", "none", "--prompt", "query"), "--prompt query: applies to vectors of texts"),
     ),
 )
-def test_refused(embedder: Path, tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_refused(embedder: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 4)
     given = ("--model", embedder, "--corpus", corpus, "--out", tmp_path / "a.zarr")
-    says(refused(teacher_dump, *given, "--head", "embedding", *words), told)
+    says(refused(teacher_dump, *given, "--head", "embedding", *words), message)
     assert not (tmp_path / "a.zarr").exists()
 
 
@@ -146,8 +153,8 @@ def test_no_pooling_and_none_asked_for(tiny_teacher: TinyTeacher, tmp_path: Path
     corpus, base = write_corpus(tmp_path / "a.txt", 4), tiny_teacher("bert")
     given = ("--model", base, "--corpus", corpus, "--out", tmp_path / "a.zarr")
     says(refused(teacher_dump, *given, "--head", "embedding"), "no pooling in it", "give --pooling")
-    told = ok(teacher_dump, *given, "--head", "embedding", "--pooling", "cls", "--device", "cpu")
-    says(told, "embedding of width 32 (cls)")
+    message = ok(teacher_dump, *given, "--head", "embedding", "--pooling", "cls", "--device", "cpu")
+    says(message, "embedding of width 32 (cls)")
     assert open_store(tmp_path / "a.zarr").identity["arguments"]["pooling"] == "cls"
     ok(feature_store, "verify", tmp_path / "a.zarr", "--model", base, "--device", "cpu")
 

@@ -95,19 +95,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callabl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ext", "begun"),
+    ("ext", "started"),
     [*(pytest.param(ext, False, marks=APART) for ext in ("zarr", "h5")), ("h5", True)],
 )
 def test_files_that_cannot_grow(
-    tmp_path: Path, words: Any, log: Path, ext: str, undisturbed: Any, begun: bool
+    tmp_path: Path, words: Any, log: Path, ext: str, undisturbed: Any, started: bool
 ) -> None:
     """What a store begins with is too large for this disk, or the finished file."""
     out = tmp_path / f"store.{ext}"
-    limit = undisturbed("h5").stat().st_size - 999 if begun else 20_000
+    limit = undisturbed("h5").stat().st_size - 999 if started else 20_000
     assert finish(fork(with_small_files, limit, DUMP, *words, out, log=log)) == 1
     line = the_error(log)
     assert f"cannot write {out}: File too large; free some space and run the same" in line
-    assert out.exists() == ("published parts are not lost" in line) == begun
+    assert out.exists() == ("published parts are not lost" in line) == started
     assert finish(fork(in_small_parts, DUMP, *words, out, log=log)) == 0
     assert sound(out) > 2
 

@@ -127,9 +127,9 @@ def test_a_grown_store_is_what_a_whole_dump_gives(
     with open_store(out) as grown, open_store(old) as origin:
         shared = [part.arrays for part in origin.manifest.parts]
         assert [part.arrays for part in grown.manifest.parts][: len(shared)] == shared
-        told = grown.identity["corpus"]
-        assert told["grown_from"] == {"content": origin.manifest.content()}
-        assert told["sources"][0]["name"] == "text.txt"
+        printed = grown.identity["corpus"]
+        assert printed["grown_from"] == {"content": origin.manifest.content()}
+        assert printed["sources"][0]["name"] == "text.txt"
     again = dumped(teacher, text, out, grow_from=old, **OPTIONS)
     assert sum(read.values()) == 4 and again == out
     if ext == "zarr":
@@ -160,8 +160,10 @@ def test_documents_that_are_gone_moved_or_doubled(
         assert Counter(store.texts()) == Counter(now) + Counter([lines[5]])
         assert [r.document for r in store] == list(range(len(lines) + 3))
         assert store.identity["corpus"]["grown_from"]["corpora"] == [origin.identity["corpus"]]
-        told = info_lines(store)
-        assert any("a.txt" in line for line in told) and any("grown from" in line for line in told)
+        printed = info_lines(store)
+        assert any("a.txt" in line for line in printed) and any(
+            "grown from" in line for line in printed
+        )
     for path in (out, kept):
         assert verify(path).problems == []
     with open_store(out) as store:
@@ -293,8 +295,8 @@ def test_killed_often_while_it_grows(tmp_path: Path, tiny_teacher: Teachers, cor
                 dumped(teacher, text, out, grow_from=old, **options)
             finally:
                 os._exit(0)
-        begun = time.monotonic()
-        while not out.exists() and time.monotonic() - begun < 60:
+        started = time.monotonic()
+        while not out.exists() and time.monotonic() - started < 60:
             time.sleep(0.005)
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)
@@ -323,12 +325,12 @@ def test_what_cannot_grow(
         ((*from_it, "--plan"), "--plan and --grow-from"),
         (("--gone", "keep"), "--gone keep: needs the store of --grow-from"),
     )
-    for more, told in cases:
-        says(refused(teacher_dump, "--model", teacher, *words, *more), told)
-    begun = shutil.copytree(store, tmp_path / "begun.zarr")
-    node = begun / "zarr.json"
+    for more, printed in cases:
+        says(refused(teacher_dump, "--model", teacher, *words, *more), printed)
+    started = shutil.copytree(store, tmp_path / "begun.zarr")
+    node = started / "zarr.json"
     node.write_text(node.read_text("utf-8").replace('"sealed"', '"writing"'), "utf-8")
-    line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", begun, *features)
+    line = refused(teacher_dump, "--model", teacher, *words, "--grow-from", started, *features)
     says(line, "begun.zarr: is not finished")
     damaged = shutil.copytree(store, tmp_path / "damaged.zarr")
     (damaged / "parts/0/token/id/c/0").write_bytes(b"no shard")
@@ -362,8 +364,8 @@ def test_forgetting_by_text(
     assert cached and cached.is_dir() and kept and kept.parent == cache_folder() / "tokens"
     line = refused(feature_store, "forget", path, "--texts", gone, "--texts", first.with_name("x"))
     says(line, "no such file or folder")
-    told = ok(feature_store, "forget", path, "--texts", gone)
-    says(told, "forgot 7 documents with")
+    printed = ok(feature_store, "forget", path, "--texts", gone)
+    says(printed, "forgot 7 documents with")
     check_same(path, other)
     assert verify(path).problems == verify(path).unknown == []
     assert not cached.exists() and kept.is_dir()

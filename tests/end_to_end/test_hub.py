@@ -84,8 +84,8 @@ def run(words: list[str], folder: Path, environment: dict[str, str]) -> str:
 def test_readme_s_first_command_downloads_its_model_and_its_corpus(
     hub: Hub, tmp_path: Path
 ) -> None:
-    told = run(first_command(), tmp_path, hub.environment(tmp_path / "home", READER))
-    assert "of 40 documents" in told and "next: student-train --store store.zarr" in told
+    printed = run(first_command(), tmp_path, hub.environment(tmp_path / "home", READER))
+    assert "of 40 documents" in printed and "next: student-train --store store.zarr" in printed
     store = open_store(str(tmp_path / "store.zarr"))
     assert store[0].text == RUSSIAN[0]
     teacher, (source,) = store.identity["teacher"], store.identity["corpus"]["sources"]

@@ -133,7 +133,9 @@ def test_the_label_is_never_a_words_tag(stores: Stores, corpus: Path, tmp_path: 
     assert found["accuracy"] == pytest.approx(np.mean(outside)) and found["entity_f1"] == 0
 
 
-def test_a_label_that_the_model_lacks_is_told(stores: Stores, corpus: Path, tmp_path: Path) -> None:
+def test_a_label_that_the_model_lacks_is_reported(
+    stores: Stores, corpus: Path, tmp_path: Path
+) -> None:
     shutil.copytree(corpus.parent / "all/model", tmp_path / "m")
     config = json.loads((tmp_path / "m/config.json").read_text())
     (tmp_path / "m/config.json").write_text(json.dumps(config | {"later_label": "Y"}))

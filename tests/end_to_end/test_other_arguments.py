@@ -80,8 +80,8 @@ def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Pat
         with pytest.raises(UserError, match=line) as refused:
             dump(dump_options(model, corpus, out, views=2, **changes))
         assert "use the same arguments to continue, or give another name" in str(refused.value)
-        told = " in the store and "
-        assert str(refused.value).count(told) == line.count(told), refused.value
+        printed = " in the store and "
+        assert str(refused.value).count(printed) == line.count(printed), refused.value
         shutil.rmtree(model)
         shutil.copytree(spare, model)
         corpus.write_bytes(text)

@@ -21,8 +21,10 @@ STEPS = ("--vocab", "500", "--steps", "3", *STUDENT, "--init", "svd")
 
 def test_states_of_a_causal_teacher(tmp_path: Path, causal: Path) -> None:
     words: Words = ("--store", causal, "--out", tmp_path / "student", *STEPS)
-    told = f"--student 32x2x4: is not a decoder, but the teacher of {causal} is; give --student"
-    says(refused(student_train, *words), told, "llama:256x4x4", "or give --loss (mlm=1,hidden=30")
+    printed = f"--student 32x2x4: is not a decoder, but the teacher of {causal} is; give --student"
+    says(
+        refused(student_train, *words), printed, "llama:256x4x4", "or give --loss (mlm=1,hidden=30"
+    )
     said = ok(student_train, *words, "--loss", "mlm=1,hidden=30")
     assert "1 mlm + 30 hidden; span" in said
 
@@ -48,8 +50,8 @@ def test_from_labelled_texts_to_a_store_of_classes(
     said = ok(teacher_dump, *words, "--label-column", "label", "--out", store, "--device", "cpu")
     assert "30 sequences with a gold label" in said
     records = list(open_store(store))
-    told = [record.views[0].class_logits.argmax() == record.label for record in records]
+    printed = [record.views[0].class_logits.argmax() == record.label for record in records]
     (seed,) = json.loads((scores / "scores.json").read_text())["seeds"]
-    assert np.mean(told) == seed["dev"]["accuracy"] > 0.8
+    assert np.mean(printed) == seed["dev"]["accuracy"] > 0.8
     out = tmp_path / "student"
     ok(student_train, "--store", store, "--out", out, *STEPS, "--vocab", "teacher")

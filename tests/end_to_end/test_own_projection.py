@@ -82,15 +82,15 @@ def test_it_is_saved_and_loads_again(
         "classes": AutoModelForSequenceClassification,
         "tags": AutoModelForTokenClassification,
     }
-    model, told = factories[kind].from_pretrained(out, output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    model, printed = factories[kind].from_pretrained(out, output_loading_info=True)
+    assert not any(printed[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     config = json.loads((out / "config.json").read_text())
     assert config["projection_size"] == store.features.width == model.classifier.in_features
     assert config.get("classifier_pooling") == ("last" if kind == "classes" else None)
     assert "| projection | student |" in (out / "README.md").read_text()
 
 
-def test_where_there_can_be_none_is_told(
+def test_where_there_can_be_none_is_reported(
     tags: FeatureStore, tiny_teacher: Any, tmp_path: Path
 ) -> None:
     corpus = tmp_path / "a.txt"
@@ -102,6 +102,6 @@ def test_where_there_can_be_none_is_told(
         (tags.path, "--recurrent-dropout .1", ("dropout 0.1: applies only to a BiLSTM",)),
         (two, " ".join(OWN), ("--projection student", "mean, groups2", "has one projection")),
     )
-    for store, words, told in cases:
+    for store, words, printed in cases:
         line = refused(main, "--store", store, *words.split(), *SMALL, "--out", tmp_path / "no")
-        says(line, *told)
+        says(line, *printed)

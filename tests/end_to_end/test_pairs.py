@@ -223,7 +223,7 @@ def test_the_student_reads_what_its_tokenizer_gives(
     assert seen == len(pairs)
 
 
-def test_a_student_is_told_the_types_of_its_tokens(pairs: FeatureStore) -> None:
+def test_a_student_is_reported_the_types_of_its_tokens(pairs: FeatureStore) -> None:
     from teachonce.student_train.train.distiller import Distiller
 
     model, collator, options = prepared(pairs)
@@ -262,11 +262,11 @@ def test_what_has_no_pairs_is_refused_in_a_line(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS).save_pretrained(folder)
-    told = ("--vocab", "no token between the two texts of a pair", "such as 5k")
-    says(refused(main, *learn, "--vocab", folder), *told)
+    printed = ("--vocab", "no token between the two texts of a pair", "such as 5k")
+    says(refused(main, *learn, "--vocab", folder), *printed)
     alone = dumped(model, corpus, tmp_path / "one.zarr", **{**PAIR, "text_column": "one"})
-    told = ("one.zarr", "classifies single texts", "pairs of texts")
-    says(refused(main, *learn, "--store", alone, "--vocab", "300"), *told)
+    printed = ("one.zarr", "classifies single texts", "pairs of texts")
+    says(refused(main, *learn, "--store", alone, "--vocab", "300"), *printed)
 
 
 def test_a_student_of_pairs_that_is_pruned_still_tells_types(

@@ -51,8 +51,8 @@ def library(folder: Path, texts: list[str], **more: Any) -> Any:
 def test_vectors_of_one_text_beside_the_other(embedder: Path, table: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.zarr"
     words = (*typed(embedder, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
-    told = ok(teacher_dump, *words, "--prompt", "query")
-    says(told, "embedding of width 32 (mean, length 1, prompt 'find: ', of column en)")
+    message = ok(teacher_dump, *words, "--prompt", "query")
+    says(message, "embedding of width 32 (mean, length 1, prompt 'find: ', of column en)")
     store = open_store(out)
     assert list(store.texts()) == [f"find: {ru}" for _, ru in PAIRS]
     english = library(embedder, [en for en, _ in PAIRS], prompt_name="query")
@@ -105,7 +105,7 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, message",
     (
         (("--student-column", "en"), "--student-column en: is also the teacher's column; name"),
         (
@@ -119,10 +119,10 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     ),
 )
 def test_refused(
-    embedder: Path, table: Path, tmp_path: Path, words: tuple[str, ...], told: str
+    embedder: Path, table: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     given = (*typed(embedder, table, tmp_path / "a.zarr"), "--head", "embedding")
-    says(refused(teacher_dump, *given, "--text-column", "en", *words), told)
+    says(refused(teacher_dump, *given, "--text-column", "en", *words), message)
     assert not (tmp_path / "a.zarr").exists()
 
 
@@ -130,5 +130,5 @@ def test_texts_without_another(embedder: Path, tmp_path: Path) -> None:
     half = tmp_path / "half.tsv"
     half.write_text("en\tru\nRivers carry stones.\t\n", encoding="utf-8")
     given = (*typed(embedder, half, tmp_path / "a.zarr"), "--head", "embedding", *COLUMNS)
-    told = "the second text of pair 1 is empty ('Rivers carry stones. | ')"
-    says(refused(teacher_dump, *given), told, "; fill it in, or remove the row")
+    message = "the second text of pair 1 is empty ('Rivers carry stones. | ')"
+    says(refused(teacher_dump, *given), message, "; fill it in, or remove the row")

@@ -49,12 +49,12 @@ def test_the_dump_takes_what_was_planned(
     assert disk is not None and (planned.documents == 150 or limit)
     metadata = planned.bytes_by_feature["metadata"]
     features = sum(planned.bytes_by_feature.values()) - (metadata if ext == "h5" else 0)
-    for told, found in (
+    for printed, found in (
         (planned.tokens, store.meta["tokens"]),
         (features, disk["features"]),
         (planned.total_bytes, disk["total"]),
     ):
-        assert told == pytest.approx(found, rel=NEAR)
+        assert printed == pytest.approx(found, rel=NEAR)
     assert len(store.manifest.parts) <= planned.parts
     assert {"hidden/mean", "attention/mean", "logits", "mask"} <= planned.bytes_by_feature.keys()
     assert planned.exact == (kept > 150)
@@ -98,7 +98,7 @@ class Disk(NamedTuple):
     free: int
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_runs(
+def test_a_disk_that_is_too_small_is_reported_before_anything_runs(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus, out = write_corpus(tmp_path / "corpus.txt", 20), tmp_path / "store.zarr"

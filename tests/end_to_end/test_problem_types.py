@@ -69,8 +69,8 @@ def several(
     network.classifier.weight.data *= scale[:, None]
     network.classifier.bias.data = (bias - logits.mean(dim=0)) * scale + torch.tensor([2, 0.5, -2])
     network.save_pretrained(model)
-    told = ok(teacher_dump, *dump(model, corpus, folder / "a.zarr", "--hidden", "none"))
-    says(told, f"features  logits of 3 outputs ({SEVERAL})")
+    printed = ok(teacher_dump, *dump(model, corpus, folder / "a.zarr", "--hidden", "none"))
+    says(printed, f"features  logits of 3 outputs ({SEVERAL})")
     return model, folder / "a.zarr"
 
 
@@ -91,8 +91,8 @@ def test_several_labels_are_learnt_as_sigmoids(
     model, store = several
     fs, out = open_store(store), tmp_path / "s"
     assert fs.task == TaskSpec("classification", MOODS, problem_type=SEVERAL)
-    told = ok(student_train, "--store", store, *TRAINED, "--steps", "60", "--out", out)
-    says(told, "1 kl", "valid_agreement")
+    printed = ok(student_train, "--store", store, *TRAINED, "--steps", "60", "--out", out)
+    says(printed, "1 kl", "valid_agreement")
     texts = corpus.read_text("utf-8").splitlines()[:40]
     own, wanted = (torch.stack(answers(each, texts)).sigmoid() for each in (out, model))
     assert (wanted.sum(dim=1) > 1.3).all()  # no softmax
@@ -153,8 +153,8 @@ def test_numbers_stay_numbers(teacher: Callable[..., Path], corpus: Path, tmp_pa
         says(ok(feature_store, "show", store, "0"), f"{logit:.3f}"[:-1])
         line = refused(student_train, "--store", store, *TRAINED, "--loss", "kl=1", "--out", out)
         says(line, "--loss kl: the teacher of", "use logit, margin or losses of hidden states")
-        told = ok(student_train, "--store", store, *TRAINED, "--steps", "2", "--out", out)
-        says(told, "1 logit + 1 margin")
+        printed = ok(student_train, "--store", store, *TRAINED, "--steps", "2", "--out", out)
+        says(printed, "1 logit + 1 margin")
         assert json.loads((out / "config.json").read_text())["problem_type"] == NUMBERS
         text = corpus.read_text("utf-8").splitlines()[0]
         said = pipeline("text-classification", str(out), device="cpu")(text, top_k=None)

@@ -79,7 +79,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (("--ray", "ray://host:1"), "--ray ray://host:1: expected HOST:PORT"),
         (("--ray", "host"), "--ray host: expected HOST:PORT"),
@@ -89,8 +89,10 @@ def free_port() -> int:
         (("--ray", "--ray-gpus", "-1"), "--ray-gpus -1: expected 0 or more"),
     ],
 )
-def test_options_that_mean_nothing(options: DumpOptions, more: tuple[str, ...], told: str) -> None:
-    says(refused(teacher_dump, *words_of(options, *more)), told)
+def test_options_that_mean_nothing(
+    options: DumpOptions, more: tuple[str, ...], message: str
+) -> None:
+    says(refused(teacher_dump, *words_of(options, *more)), message)
 
 
 def test_a_bucket_has_no_queue(options: DumpOptions) -> None:
@@ -98,7 +100,7 @@ def test_a_bucket_has_no_queue(options: DumpOptions) -> None:
         replace(options, out="s3://bucket/store.zarr", ray="local")
 
 
-def test_without_the_extra_the_command_that_installs_it_is_told(options: DumpOptions) -> None:
+def test_without_the_extra_the_command_that_installs_it_is_reported(options: DumpOptions) -> None:
     with mock.patch.dict(sys.modules, {"ray": None}):
         line = refused(teacher_dump, *words_of(options, "--ray"))
     says(line, "--ray needs ray", "pip install 'teachonce[ray]'")
@@ -129,7 +131,7 @@ def task(options: DumpOptions) -> Iterator[WorkerJob]:
 def test_a_worker_with_other_software_or_another_disk_is_refused(
     task: WorkerJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(**changes: Any) -> str:
+    def message(**changes: Any) -> str:
         options = changes.pop("options", task.options)
         home = replace(task.home, **{"driven": driver_path(place(options)), **changes})
         found = worker(WorkerJob(options, home), Shard(0, 1))
@@ -138,12 +140,14 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
 
     monkeypatch.chdir(tmp_path)
     host = socket.gethostname()
-    says(told(installed={**task.home.installed, "code": "abc"}), f"{host}: code is ", "and abc on")
-    says(told(installed={**task.home.installed, "torch": "1.0"}), "torch is ", "and 1.0 on")
-    says(told(token="0123"), "on this node is not the same folder", "a disk that all nodes")
+    says(
+        message(installed={**task.home.installed, "code": "abc"}), f"{host}: code is ", "and abc on"
+    )
+    says(message(installed={**task.home.installed, "torch": "1.0"}), "torch is ", "and 1.0 on")
+    says(message(token="0123"), "on this node is not the same folder", "a disk that all nodes")
     elsewhere = replace(task.options, out=tmp_path / "another" / "store.zarr")
-    says(told(options=elsewhere), "another on this node is not the same folder")
-    says(told(folder=str(tmp_path / "not there")), "not there: No such file or directory")
+    says(message(options=elsewhere), "another on this node is not the same folder")
+    says(message(folder=str(tmp_path / "not there")), "not there: No such file or directory")
     assert StoreWriter.peek(task.options.out) is None
 
 

@@ -109,8 +109,8 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
     ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
     assert_same_student(out, undisturbed)
     for again in ((), ("--resume",)):
-        told = ok(student_train, "--store", store, "--out", out, *SETTINGS, *again)
-        assert "finished  " in told and f"student in {out}\nnext: " in told
+        printed = ok(student_train, "--store", store, "--out", out, *SETTINGS, *again)
+        assert "finished  " in printed and f"student in {out}\nnext: " in printed
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--lr=9")
     assert "a finished student of other settings: lr was 0.00" in line and "--out" in line
     assert_same_student(out, undisturbed)
@@ -124,11 +124,11 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
     stopped.terminate()
     assert finish(stopped) == 143
     said = log.read_text()
-    told = [line for line in said.splitlines() if line.startswith("Stopped")]
-    assert len(told) == 1 and told[0].endswith("continue with the same command and --resume")
+    printed = [line for line in said.splitlines() if line.startswith("Stopped")]
+    assert len(printed) == 1 and printed[0].endswith("continue with the same command and --resume")
     assert "Traceback" not in said
     before, newest = sorted((out / "checkpoints").glob("step-*.pt"))
-    assert f": saved at step {int(newest.stem[5:])} ({newest});" in told[0]
+    assert f": saved at step {int(newest.stem[5:])} ({newest});" in printed[0]
     os.truncate(newest, newest.stat().st_size // 2)
     said = ok(student_train, "--store", store, "--out", out, *SETTINGS, "--resume")
     resumed = f"resume    after step {int(before.stem[5:])} ({newest.name} incomplete: skipped)"
@@ -160,7 +160,7 @@ def test_another_vocabulary_of_the_same_name(tmp_path: Path, store: Path) -> Non
     ok(student_train, "--store", store, "--out", out, *SETTINGS, *words, "--resume")
 
 
-def test_other_versions_are_told_and_kept(tmp_path: Path, store: Path) -> None:
+def test_other_versions_are_reported_and_kept(tmp_path: Path, store: Path) -> None:
     out = tmp_path / "student"
     cut_short(store, out, "--steps", "3")
     settings = out / "training.json"

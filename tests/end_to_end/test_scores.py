@@ -48,8 +48,8 @@ def store(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]
     corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
     words = ("--model", teacher, "--corpus", corpus, "--out", folder / "a.zarr")
-    told = ok(teacher_dump, *words, *ASKED, "--hidden", "layer:2")
-    says(told, "features  logits a score of each pair, hidden layer:2, attention none")
+    printed = ok(teacher_dump, *words, *ASKED, "--hidden", "layer:2")
+    says(printed, "features  logits a score of each pair, hidden layer:2, attention none")
     return folder / "a.zarr"
 
 
@@ -78,8 +78,8 @@ def test_a_student_ranks_as_its_teacher(store: Path, teacher: Path, tmp_path: Pa
         "--store", store, "--student", "bert:32x2x4", "--vocab", "60", "--lr", "3e-3",
         "--batch-tokens", "1024", "--device", "cpu", "--precision", "fp32",
     )  # fmt: skip
-    told = ok(student_train, *words, "--out", tmp_path / "default", "--steps", "2")
-    says(told, "1 logit + 1 margin", "valid_spearman")
+    printed = ok(student_train, *words, "--out", tmp_path / "default", "--steps", "2")
+    says(printed, "1 logit + 1 margin", "valid_spearman")
     loss = ("--loss", "logit=1,margin=1,hidden=1")
     ok(student_train, *words, *loss, "--out", tmp_path / "s", "--steps", "220")
     pairs = [(a, b) for a, b, _ in rows(11, 200)]

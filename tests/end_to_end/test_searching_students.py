@@ -31,11 +31,11 @@ def test_students_without_layers_put_candidates_in_order(
 ) -> None:
     small, student = collection(tmp_path / "small"), tmp_path / "student"
     ok(student_train, "--store", store, "--out", student, *SMALL, "--student", "static:8")
-    told = ok(
+    printed = ok(
         downstream, "--task", "rerank", "--model", student, "--candidates-by", embedder,
         "--depth", "4", "--test", small, "--out", tmp_path / "out",
     )  # fmt: skip
-    says(told, "in their own order: nDCG@10", "recall@4")
+    says(printed, "in their own order: nDCG@10", "recall@4")
 
 
 @pytest.mark.parametrize("loss", ["similarity=1", "embedding=1", "in-batch=1"])

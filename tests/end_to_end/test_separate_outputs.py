@@ -67,7 +67,7 @@ def test_where_one_kind_alone_is_learnt_there_is_one_output(classes: FeatureStor
 
 def test_the_card_tells_which_output_answers(classes: FeatureStore, tmp_path: Path) -> None:
     words = ("--store", classes.path, "--vocab", 400, "--student", "bilstm:8,8", "--steps", 2)
-    for name, loss, told in (
+    for name, loss, printed in (
         (
             "a",
             "ce=1,log-odds=1",
@@ -77,7 +77,7 @@ def test_the_card_tells_which_output_answers(classes: FeatureStore, tmp_path: Pa
     ):
         out = tmp_path / name
         ok(main, *words, "--outputs", "separate", "--loss", loss, "--device", "cpu", "--out", out)
-        assert told in (out / "README.md").read_text()
+        assert printed in (out / "README.md").read_text()
         _, loaded = AutoModelForSequenceClassification.from_pretrained(
             out, output_loading_info=True
         )

@@ -141,23 +141,23 @@ def test_killed_while_others_go_on(
 
 @pytest.mark.slow
 def test_one_process_goes_on_where_several_were_killed(
-    single: Callable[[str], object], begun: Job
+    single: Callable[[str], object], started: Job
 ) -> None:
     """And it refuses to, as long as one of them is alive."""
-    queue = PartQueue(begun.out)
+    queue = PartQueue(started.out)
     lease = Lease(queue.folder / "1")
-    assert finish(begun.begin()) == 1
-    says(begun.log.read_text(), "another process is writing it")
+    assert finish(started.begin()) == 1
+    says(started.log.read_text(), "another process is writing it")
     assert queue.folder.exists()
     lease.close()
-    begun.end(begun.begin())
-    assert content_of_store(begun.out) == single("zarr")
+    started.end(started.begin())
+    assert content_of_store(started.out) == single("zarr")
 
 
 def refused_to_share(job: Job, **changes: Any) -> str:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as printed:
         sharing.share(options_of(job, part_tokens=PART_TOKENS, **changes), Shard(1, 2))
-    return str(told.value)
+    return str(printed.value)
 
 
 @pytest.fixture(scope="module")
@@ -175,30 +175,30 @@ def left_by_one(model: Path, corpus: Path, memory: Path) -> Path:
 
 
 @pytest.fixture
-def begun(left_by_one: Path, model: Path, corpus: Path, place: Path) -> Job:
+def started(left_by_one: Path, model: Path, corpus: Path, place: Path) -> Job:
     shutil.copytree(left_by_one, place)
     return Job(model, corpus, place / "store.zarr")
 
 
-def test_another_dump_is_refused(begun: Job, tmp_path: Path) -> None:
+def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
     """Other arguments, another text, other versions."""
     changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 4}, "identity.arguments.seed is '3' in the store and '4' now"),
         ({"stride": 8}, "identity.arguments.stride"),
         ({"hidden": "none"}, "features.hidden"),
     ]
-    for change, told in changes:
-        says(refused_to_share(begun, **change), "other arguments", told)
-    text, other = begun.corpus.read_text(), tmp_path / begun.corpus.name
+    for change, printed in changes:
+        says(refused_to_share(started, **change), "other arguments", printed)
+    text, other = started.corpus.read_text(), tmp_path / started.corpus.name
     other.write_text(text + "One more.\n")
-    says(refused_to_share(begun, corpus=(str(other),)), "bytes is", "in the store and")
+    says(refused_to_share(started, corpus=(str(other),)), "bytes is", "in the store and")
     other.write_text(text.replace("a", "b", 1))  # as many bytes: who cuts it sees the difference
-    says(refused_to_share(begun, corpus=(str(other),)), "sha256 is", "in the store and")
-    root = begun.out / "zarr.json"
+    says(refused_to_share(started, corpus=(str(other),)), "sha256 is", "in the store and")
+    root = started.out / "zarr.json"
     node = json.loads(root.read_text())
     node["attributes"]["software"]["tokenizers"] = "0.1"
     root.write_text(json.dumps(node))
-    line = refused_to_share(begun)
+    line = refused_to_share(started)
     says(line, "was started with other versions (tokenizers was 0.1 and is", "without --shard")
 
 
@@ -226,14 +226,16 @@ def test_a_part_that_was_taken_over_is_left_to_the_other(
     assert content_of_store(job.out) == single("zarr")
 
 
-def test_a_torn_part_in_the_queue_is_cut_again(single: Callable[[str], object], begun: Job) -> None:
-    queue = PartQueue(begun.out)
+def test_a_torn_part_in_the_queue_is_cut_again(
+    single: Callable[[str], object], started: Job
+) -> None:
+    queue = PartQueue(started.out)
     assert queue.numbers()
     for number in queue.numbers():
         file = queue.folder / str(number)
         file.write_bytes(file.read_bytes()[:-100])
-    begun.end(begun.begin("0/1"))
-    assert content_of_store(begun.out) == single("zarr")
+    started.end(started.begin("0/1"))
+    assert content_of_store(started.out) == single("zarr")
 
 
 @pytest.mark.slow
@@ -254,22 +256,22 @@ def test_sealed_by_hand_where_the_last_process_was_killed(
     assert content_of_store(job.out) == single("zarr")
 
 
-def test_parts_that_are_not_made_yet_are_not_called_lost(begun: Job) -> None:
-    assert PartQueue(begun.out).folder.exists()
-    for part in list((begun.out / "parts").glob("[0-9]*")):
+def test_parts_that_are_not_made_yet_are_not_called_lost(started: Job) -> None:
+    assert PartQueue(started.out).folder.exists()
+    for part in list((started.out / "parts").glob("[0-9]*")):
         shutil.rmtree(part)
-    (begun.out / "parts" / "3").mkdir()
+    (started.out / "parts" / "3").mkdir()
     with pytest.raises(StoreError, match=r"is not finished \(1 part\)"):
-        open_store(begun.out)
+        open_store(started.out)
 
 
-def test_nothing_is_sealed_too_early(begun: Job) -> None:
+def test_nothing_is_sealed_too_early(started: Job) -> None:
     with pytest.raises(UserError, match="has not yet read its corpus"):
-        seal(begun.out)
-    queue = PartQueue(begun.out)
+        seal(started.out)
+    queue = PartQueue(started.out)
     queue.end({"parts": 50}, "test")
     words = "parts of 50 not published yet", "0, 1, 2, 3, 4,"
-    says(refused(feature_store, "seal", begun.out), *words)
+    says(refused(feature_store, "seal", started.out), *words)
 
 
 def test_shards_are_counted_from_zero(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
     assert cut < 15
 
 
-def test_what_the_writing_thread_met_is_told(
+def test_what_the_writing_thread_met_is_reported(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is why the dump would not have gone on."""
@@ -183,5 +183,5 @@ def test_what_the_writing_thread_met_is_told(
     # Without states there is no calibration, and the teacher is at work while a batch is written.
     result = invoke(teacher_dump, *words, tmp_path / "a.zarr", "--hidden", "none")
     assert result.exit_code == 130, result.output
-    told = [line.split(":")[0] for line in result.output.splitlines()[-2:]]
-    assert told == ["Error", "Stopped"] and "Error: a full disk; make room\n" in result.output
+    printed = [line.split(":")[0] for line in result.output.splitlines()[-2:]]
+    assert printed == ["Error", "Stopped"] and "Error: a full disk; make room\n" in result.output

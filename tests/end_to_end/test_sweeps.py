@@ -133,12 +133,12 @@ def test_words_about_where_students_are_trained(
 ) -> None:
     out = tmp_path / "out"
     words: Words = ("--store", store, *SMALL, "--out", out)
-    for more, told in (
+    for more, printed in (
         (("--ray-gpus", 0.5), "--ray-gpus 0.5: applies only to students on Ray; add --ray"),
         (("--ray", "local", "--jobs", 2), "--jobs 2 and --ray contradict each other"),
         (("--ray", "local", "--device", "cuda:1"), "--device cuda:1: Ray assigns a GPU"),
     ):
-        says(refused(student_sweep, *words, *more), told)
+        says(refused(student_sweep, *words, *more), printed)
     opened = list[Any]()
 
     def noted(path: Any, **how: Any) -> Any:

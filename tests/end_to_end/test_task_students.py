@@ -165,8 +165,10 @@ def test_students_learn_gold_labels_and_load_again(
         assert student != "bert:16x2x2" or "layers 1+2, 3+4 of 4, cut to 16" in said
         result = json.loads((out / "training.json").read_text())["result"]
         assert result["valid_accuracy"] > 0.8
-        model, told = factory.from_pretrained(out, output_loading_info=True)
-        assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        model, printed = factory.from_pretrained(out, output_loading_info=True)
+        assert not any(
+            printed[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        )
         assert model.config.id2label == dict(enumerate(labels))
         tokenizer = AutoTokenizer.from_pretrained(out)
         answers = told_by(model.eval(), tokenizer, (*ENGLISH[:4], *RUSSIAN[:4]))
@@ -191,12 +193,12 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
         record = classes[number]
         read = collator.student_tokenizer(record.text, return_tensors="pt")
         with torch.no_grad():
-            told = int(model(**read).logits.argmax())
+            printed = int(model(**read).logits.argmax())
         if record.label is not None:
             gold.append(record.label)
-            judged.append(told)
+            judged.append(printed)
         teacher.append(int(record.views[0].class_logits.argmax()))
-        answers.append(told)
+        answers.append(printed)
     right, agreed = np.equal(gold, judged), np.equal(teacher, answers)
     assert found["valid_accuracy"] == pytest.approx(np.mean(right))
     assert found["valid_agreement"] == pytest.approx(np.mean(agreed))
@@ -257,7 +259,7 @@ def test_stages_over_labelled_and_all_text(
         assert "valid_ce" in report["result"] and "valid_hidden-kld" not in report["result"]
 
 
-def test_what_a_recipe_lacks_is_told_in_a_line(
+def test_what_a_recipe_lacks_is_reported_in_a_line(
     classes: FeatureStore, tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     corpus = tmp_path / "plain.txt"
@@ -289,9 +291,9 @@ def test_what_a_recipe_lacks_is_told_in_a_line(
             ("--best: no held-out", "a gold label", "hold out more"),
         ),
     )
-    for store, words, told in cases:
+    for store, words, printed in cases:
         line = refused(main, "--store", store, "--out", tmp_path / "out", *SMALL, *words)
-        says(line, *told)
+        says(line, *printed)
         assert not (tmp_path / "out").exists()
     said = ok(main, "--store", unlabelled, "--out", tmp_path / "out", *SMALL[2:], "--steps", 2,
               "--student", "16x1x2", "--vocab", "teacher")  # fmt: skip

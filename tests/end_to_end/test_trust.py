@@ -133,8 +133,8 @@ def test_an_unfinished_store_only_when_asked_for(
         line = refused(command, *words)
         says(line, "is not finished (", "teacher-dump", "same arguments", "--allow-partial")
     assert tree(tmp_path) == before
-    for command, words, told in commands:
-        says(ok(command, *words, "--allow-partial"), told)
+    for command, words, printed in commands:
+        says(ok(command, *words, "--allow-partial"), printed)
     assert json.loads((out / "training.json").read_text())["store"]["state"] == "writing"
     assert "writing" in (out / "README.md").read_text()
 

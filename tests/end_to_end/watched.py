@@ -48,9 +48,9 @@ def together(count: int, folder: Path, work: Callable[[int], tuple[Any, ...]]) -
     logs = [folder / f"{time.monotonic_ns()}.{rank}.log" for rank in range(count)]
     started = []
     for rank, log in enumerate(logs):
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-        told |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        started.append(fork(_as_rank, told if count > 1 else {}, *work(rank), log=log))
+        printed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+        printed |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        started.append(fork(_as_rank, printed if count > 1 else {}, *work(rank), log=log))
     return Done([finish(each) for each in started], [log.read_text() for log in logs])
 
 

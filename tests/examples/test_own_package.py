@@ -71,7 +71,7 @@ def test_a_loss_and_a_kind_of_another_package(
 
 def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) -> None:
     install(importable)
-    for words, told in {
+    for words, printed in {
         ("--loss", "hubert=1"): "--loss hubert: unknown; there are mlm",
         (
             "--loss",
@@ -83,4 +83,4 @@ def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) ->
         ("--student", "teachonce_own:HUBER:16"): "expected a ShapeKind, got Loss",
         ("--student", "distilbert:16"): "expected HxLxA, such as 64x2x2",
     }.items():
-        says(refused(main, "--store", store, *SMALL, *words), told)
+        says(refused(main, "--store", store, *SMALL, *words), printed)

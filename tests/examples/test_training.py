@@ -29,8 +29,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[...,
 def test_a_plain_loop(tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     last = example("plain_loop").train(tokens, str(tmp_path), "400", 32)
-    told = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
-    assert len(told) == 3 and told[0] > told[1] > told[2] == round(last, 3)
+    printed = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(printed) == 3 and printed[0] > printed[1] > printed[2] == round(last, 3)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     student = AutoModelForMaskedLM.from_pretrained(tmp_path)
     found = student(**tokenizer("The stories were long.", return_tensors="pt")).logits

@@ -39,7 +39,7 @@ lines = partial(ok, main)
 
 
 def test_coverage_is_what_the_alignments_give_text_by_text(store: Path) -> None:
-    told, fs = facts("info", store, "--vocab", "5k"), open_store(store)
+    printed, fs = facts("info", store, "--vocab", "5k"), open_store(store)
     own = StudentVocabulary("5k", fs)
     backend = own.tokenizer.backend_tokenizer
     pieces = [
@@ -67,24 +67,24 @@ def test_coverage_is_what_the_alignments_give_text_by_text(store: Path) -> None:
             tokens[name] += len(ordinary)
             unknown[name] += ordinary.count(own.tokenizer.unk_token_id)
         tokens["teacher"] += int((~record.special).sum())
-    assert told["coverage"]["teacher_tokens"] == tokens["teacher"]
-    assert (told["coverage"]["sequences"], told["coverage"]["of"]) == (24, 24)
-    for name, each in told["coverage"]["alignments"].items():
+    assert printed["coverage"]["teacher_tokens"] == tokens["teacher"]
+    assert (printed["coverage"]["sequences"], printed["coverage"]["of"]) == (24, 24)
+    for name, each in printed["coverage"]["alignments"].items():
         assert each["runs_by_size"] == runs[name] and each["student_tokens"] == tokens[name]
         assert each["unknown"] == unknown[name]
         sizes = [(*map(int, size.split(":")), count) for size, count in runs[name].items()]
         assert each["teacher_share"] == sum(t * n for t, _, n in sizes) / tokens["teacher"]
         assert each["student_share"] == sum(s * n for _, s, n in sizes) / tokens[name]
-    vocabulary = told["vocabulary"]
+    vocabulary = printed["vocabulary"]
     assert vocabulary["pieces"] == len(own.tokenizer)
     assert vocabulary["shared"] == len(set(shared.match[shared.match >= 0]))
     assert vocabulary["teacher_pieces"] == len(PIECES)
     assert vocabulary["teacher_pieces_unknown"] == shared.unknown[list(PIECES.values())].sum()
 
 
-def test_people_are_told_the_same(store: Path) -> None:
-    text, told = lines("info", store, "--vocab", "5k"), facts("info", store, "--vocab", "5k")
-    span = told["coverage"]["alignments"]["span"]
+def test_people_are_reported_the_same(store: Path) -> None:
+    text, printed = lines("info", store, "--vocab", "5k"), facts("info", store, "--vocab", "5k")
+    span = printed["coverage"]["alignments"]["span"]
     row = next(line for line in text.splitlines() if line.startswith("span ")).split()
     assert row[1:3] == [f"{span['teacher_share']:.1%}", f"{span['student_share']:.1%}"]
     assert row[4] == f"{span['runs']:,}"
@@ -94,9 +94,9 @@ def test_people_are_told_the_same(store: Path) -> None:
 def test_bytes_by_feature_add_up(store: Path, tmp_path: Path) -> None:
     lines("convert", store, tmp_path / "b.h5")
     for path in (store, tmp_path / "b.h5"):
-        told = facts("info", path)
-        by_feature, disk = told["bytes_by_feature"], told["bytes_on_disk"]
-        assert by_feature.keys() == told["bytes_per_token_encoded"].keys()
+        printed = facts("info", path)
+        by_feature, disk = printed["bytes_by_feature"], printed["bytes_on_disk"]
+        assert by_feature.keys() == printed["bytes_per_token_encoded"].keys()
         assert 0.7 * disk["features"] < sum(by_feature.values()) <= disk["features"]
     files = store.glob("parts/*/view1/attention/mean/values/**/*")
     maps = sum(file.stat().st_size for file in files if file.is_file())
@@ -110,9 +110,9 @@ def test_a_large_store_is_sampled(
     assert spread_sample(open_store(store), 10**9).summary == "all 24 sequences"
     monkeypatch.setattr(coverage, "SAMPLE_TOKENS", 1)
     monkeypatch.setattr(student_vocabulary, "VOCABULARY_TOKENS", 1)
-    told = facts("info", store, "--vocab", "5k")
-    assert (told["coverage"]["sequences"], told["coverage"]["of"]) == (12, 24)
-    assert "made of 12 of 24 sequences" in told["vocabulary"]["note"]
+    printed = facts("info", store, "--vocab", "5k")
+    assert (printed["coverage"]["sequences"], printed["coverage"]["of"]) == (12, 24)
+    assert "made of 12 of 24 sequences" in printed["vocabulary"]["note"]
     folder = tmp_path / "student-5"  # its name ends as a size does
     StudentVocabulary("5k", open_store(store)).tokenizer.save_pretrained(folder)
     assert not StudentVocabulary(str(folder), open_store(store)).note

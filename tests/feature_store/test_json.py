@@ -39,7 +39,7 @@ def test_copies_tell_what_was_written(store: Path, tmp_path: Path) -> None:
     assert facts("seal", store)["finished_before"] is True
 
 
-def test_damage_is_told_before_the_error(store: Path, tmp_path: Path) -> None:
+def test_damage_is_reported_before_the_error(store: Path, tmp_path: Path) -> None:
     assert facts("verify", store)["sound"] is True
     path = tmp_path / "a.zarr"
     shutil.copytree(store, path)
@@ -54,10 +54,10 @@ def test_damage_is_told_before_the_error(store: Path, tmp_path: Path) -> None:
     assert Path(mended["quarantine"]).is_dir() and mended["undo"]
 
 
-def test_a_sequence_is_told_whole(store: Path) -> None:
-    record, told = open_store(store)[17], facts("show", store, 17, "--view", 1)
-    assert told["texts"] == [record.text] and told["sequence"] == 17
-    for number, token in enumerate(told["tokens"]):
+def test_a_sequence_is_reported_whole(store: Path) -> None:
+    record, shown = open_store(store)[17], facts("show", store, 17, "--view", 1)
+    assert shown["texts"] == [record.text] and shown["sequence"] == 17
+    for number, token in enumerate(shown["tokens"]):
         assert token["id"] == record.token_ids[number]
         assert token["masked"] == record.views[1].mask[number]
         best = [each["probability"] for each in token["best"]]

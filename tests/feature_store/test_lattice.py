@@ -24,7 +24,7 @@ def drawn(text: str, *sides: Side) -> list[Cluster]:
     return clusters(text, [tokens(side) for side in sides])
 
 
-def told(text: str, found: list[Cluster]) -> list[str]:
+def printed(text: str, found: list[Cluster]) -> list[str]:
     """Each cluster as its atoms, and each side's tokens by number under the columns."""
     return [
         "|".join(text[b:e] for b, e in c.atoms)
@@ -36,7 +36,7 @@ def told(text: str, found: list[Cluster]) -> list[str]:
 def test_a_word_that_is_cut_in_other_places() -> None:
     teacher = [(0, 0), (0, 7), (7, 8), (0, 0)]
     student = [(0, 0), (0, 3), (3, 7), (7, 8), (0, 0)]
-    assert told("stories.", drawn("stories.", teacher, student)) == [
+    assert printed("stories.", drawn("stories.", teacher, student)) == [
         " [(0, 1, (0,))] [(0, 1, (0,))]",
         "sto|ries [(0, 2, (1,))] [(0, 1, (1,)), (1, 1, (2,))]",
         ". [(0, 1, (2,))] [(0, 1, (3,))]",
@@ -46,7 +46,7 @@ def test_a_word_that_is_cut_in_other_places() -> None:
 
 def test_blanks_at_edges_and_characters_that_nothing_covers() -> None:
     found = drawn("a  bc\x00 d", [(0, 1), (1, 5), (6, 8)], [(0, 1)])
-    assert told("a  bc\x00 d", found) == [
+    assert printed("a  bc\x00 d", found) == [
         "a [(0, 1, (0,))] [(0, 1, (0,))]",
         "bc [(0, 1, (1,))] []",
         "\x00 [] []",
@@ -57,7 +57,7 @@ def test_blanks_at_edges_and_characters_that_nothing_covers() -> None:
 
 def test_tokens_of_one_character_share_a_cell() -> None:
     found = drawn("🙂x", [(0, 1), (0, 1), (0, 1), (1, 2)], [(0, 2)])
-    assert told("🙂x", found) == ["🙂|x [(0, 1, (0, 1, 2)), (1, 1, (3,))] [(0, 2, (0,))]"]
+    assert printed("🙂x", found) == ["🙂|x [(0, 1, (0, 1, 2)), (1, 1, (3,))] [(0, 2, (0,))]"]
 
 
 def test_the_work_grows_with_the_text() -> None:

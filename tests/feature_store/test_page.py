@@ -50,8 +50,8 @@ def written(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_shows_what_the_store_has(store: Path, written: Path) -> None:
-    fs, told = open_store(store), data_of(written)
-    for number, shown in zip(NUMBERS, told["sequences"], strict=True):
+    fs, printed = open_store(store), data_of(written)
+    for number, shown in zip(NUMBERS, printed["sequences"], strict=True):
         record = fs[number]
         for token, (piece, begin, end, special, _, text) in enumerate(shown["teacher"]):
             assert PIECES[piece] == record.token_ids[token] and special == record.special[token]
@@ -138,21 +138,21 @@ def test_pages_of_other_stores(tmp_path: Path, tier: str) -> None:
     numbers = ",".join(map(str, range(12)))
     assert run(tmp_path / "a.zarr", "--sequence", numbers).exit_code == 0
     page = tmp_path / "a-page.html"
-    text, told, fs = page.read_text(), data_of(page), open_store(tmp_path / "a.zarr")
-    assert EVIL not in text and "Give --vocab to see" in text and "alignment" not in told["maps"]
-    pieces = {row[0] for each in told["sequences"] for row in each["teacher"]}
+    text, printed, fs = page.read_text(), data_of(page), open_store(tmp_path / "a.zarr")
+    assert EVIL not in text and "Give --vocab to see" in text and "alignment" not in printed["maps"]
+    pieces = {row[0] for each in printed["sequences"] for row in each["teacher"]}
     assert EVIL in pieces
-    check_tier(fs, text, told, tier)
+    check_tier(fs, text, printed, tier)
 
 
-def check_tier(fs: FeatureStore, text: str, told: Any, tier: str) -> None:
+def check_tier(fs: FeatureStore, text: str, printed: Any, tier: str) -> None:
     """What only such a store has is on its page."""
-    record, best = fs[4], told["sequences"][4]["best"][1]
+    record, best = fs[4], printed["sequences"][4]["best"][1]
     if tier == "sample":
         logits = record.views[1].logits
         begin, end = logits.start[2:4]
         assert best[2][0][1] == pytest.approx(logits.counts[begin:end].max() / 12, rel=1e-3)
-        assert told["draws"] == 12
+        assert printed["draws"] == 12
     elif tier == "head":
         weight, bias = fs.head()
         raw = record.views[1].logits.values @ weight.T + bias
@@ -160,10 +160,10 @@ def check_tier(fs: FeatureStore, text: str, told: Any, tier: str) -> None:
     elif tier == "embedding":
         assert "embedding of length 1.000" in text and "vectors of whole texts" in text
     else:
-        assert not told["hasLogits"] and ("label" in text or '<th scope="col">tag</th>' in text)
+        assert not printed["hasLogits"] and ("label" in text or '<th scope="col">tag</th>' in text)
 
 
-def test_bad_input_is_told_in_a_line(
+def test_bad_input_is_reported_in_a_line(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "page.html"

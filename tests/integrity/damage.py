@@ -71,8 +71,8 @@ def random_flips(path: Path, count: int, seed: int) -> Iterator[tuple[str, bool]
         byte = chance.randrange(file.stat().st_size)
         flip(file, byte, bit)
         found, named = problems(path), array_at(file.relative_to(path), byte, chunks)
-        told = any(line.startswith(named) for line in found)
-        yield f"{file.relative_to(path.parent)} byte {byte} bit {bit} {named}: {found}", told
+        printed = any(line.startswith(named) for line in found)
+        yield f"{file.relative_to(path.parent)} byte {byte} bit {bit} {named}: {found}", printed
         flip(file, byte, bit)
 
 

@@ -135,8 +135,8 @@ def advised(scene: Scene, line: str) -> Words:
     """The command that a line tells to type; what it tells to remove first is removed."""
     maker = "teacher-dump" if scene.command[0] == "teacher-dump" else " ".join(scene.command[:2])
     path = str(scene.path)
-    if told := re.search(r"or remove (it|what is there|\S+?)(?: and (\S+?))? (?:and|to) ", line):
-        for thing in (path if told[1] == "it" else told[1], told[2]):
+    if printed := re.search(r"or remove (it|what is there|\S+?)(?: and (\S+?))? (?:and|to) ", line):
+        for thing in (path if printed[1] == "it" else printed[1], printed[2]):
             if thing and thing.startswith(path):
                 remove(Path(thing))
     elif f"`feature-store repair {path}`" in line:

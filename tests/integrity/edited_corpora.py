@@ -135,9 +135,9 @@ def _dumped(
             return f"an edit that changes nothing was refused: {error}"
         return "refused" if not (work / "store.zarr").exists() or _unfinished(work) else "sealed"
     with closing(open_store(options.out)) as store:
-        texts, told = list(store.texts()), store.identity["corpus"]
-    lines = lines if told == before else trial.now  # an edit before the first look is none
-    if told not in (before, Corpus.open([corpus]).identity() if path.exists() else before):
+        texts, identity = list(store.texts()), store.identity["corpus"]
+    lines = lines if identity == before else trial.now  # an edit before the first look is none
+    if identity not in (before, Corpus.open([corpus]).identity() if path.exists() else before):
         return "tells a hash that no version has"
     return "sound" if texts == lines[: len(texts)] and texts else "holds other text than it tells"
 

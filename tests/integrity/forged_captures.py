@@ -37,7 +37,7 @@ ODD: tuple[Any, ...] = (
 
 def forge(source: Path, chance: random.Random) -> str:
     """Change a capture, its table of tokens included, in one to three ways; say how."""
-    told = []
+    printed = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         files = sorted(path for path in source.rglob("*") if path.is_file())
         if not files:
@@ -45,11 +45,11 @@ def forge(source: Path, chance: random.Random) -> str:
         path = chance.choice(files)
         change, whole = chance.choices((_values, _bytes, _file), (5, 3, 2))[0], path.read_bytes()
         try:
-            told.append(f"{path.name}: {change(path, files, chance)}")
+            printed.append(f"{path.name}: {change(path, files, chance)}")
         except Exception as error:  # the change has no form in that file
             path.write_bytes(whole)
-            told.append(f"{path.name}: {_bytes(path, files, chance)} ({type(error).__name__})")
-    return "; ".join(told)
+            printed.append(f"{path.name}: {_bytes(path, files, chance)} ({type(error).__name__})")
+    return "; ".join(printed)
 
 
 def _bytes(path: Path, files: list[Path], chance: random.Random) -> str:
@@ -111,14 +111,14 @@ def _values(path: Path, files: list[Path], chance: random.Random) -> str:
     suffix = path.suffix
     if suffix == ".safetensors":
         tensors = load_file(path)
-        told = _tensors(tensors, chance)
+        printed = _tensors(tensors, chance)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        return told
+        return printed
     if suffix in (".ckpt", ".gz"):
         data = path.read_bytes()
-        data, told = _torch(gzip.decompress(data) if suffix == ".gz" else data, chance)
+        data, printed = _torch(gzip.decompress(data) if suffix == ".gz" else data, chance)
         path.write_bytes(gzip.compress(data) if suffix == ".gz" else data)
-        return told
+        return printed
     by_suffix: dict[str, Callable[[Path, random.Random], str]] = {
         ".tar": _archive, ".npy": _array, ".parquet": _table, ".arrow": _table, ".yaml": _settings,
         ".json": _settings,
@@ -128,8 +128,8 @@ def _values(path: Path, files: list[Path], chance: random.Random) -> str:
 
 def _torch(data: bytes, chance: random.Random) -> tuple[bytes, str]:
     tensors: Any = torch.load(io.BytesIO(data), weights_only=True)
-    told = _tensors(tensors, chance)
-    return captures.saved(tensors), told
+    printed = _tensors(tensors, chance)
+    return captures.saved(tensors), printed
 
 
 def _tensors(tensors: dict[str, Any], chance: random.Random) -> str:
@@ -153,10 +153,10 @@ def _tensors(tensors: dict[str, Any], chance: random.Random) -> str:
         if how == 4:
             value.append(value[place])
             return f"{name}[{place}] doubled"
-        value[place], told = _tensor(value[place], chance)
-        return f"{name}[{place}] {told}"
-    tensors[name], told = _tensor(value, chance)
-    return f"{name} {told}"
+        value[place], printed = _tensor(value[place], chance)
+        return f"{name}[{place}] {printed}"
+    tensors[name], printed = _tensor(value, chance)
+    return f"{name} {printed}"
 
 
 def _tensor(tensor: Any, chance: random.Random) -> tuple[Any, str]:
@@ -330,8 +330,8 @@ def _cell(value: Any, chance: random.Random) -> tuple[Any, str]:
         if how == "more":
             made.insert(place, made[place])
             return made, f"more at {place}"
-        made[place], told = _cell(made[place], chance)
-        return made, f"[{place}] {told}"
+        made[place], printed = _cell(made[place], chance)
+        return made, f"[{place}] {printed}"
     other = chance.choice(ODD + NUMBERS_OF_CELLS)
     return other, f"is {other!r:.20}"
 

@@ -204,12 +204,12 @@ def _tried(forged: Path, expected: dict[str, str]) -> tuple[str, object]:
     if isinstance(result, str):
         return "refused" if result.startswith("refused") else "wrong", result
     try:
-        told = problems(forged)
+        printed = problems(forged)
     except BaseException as error:
         return "wrong", f"verify: {type(error).__name__}: {error}"[:300]
     if result.items() <= expected.items():
         return "unchanged", result
-    return "verified" if told else "wrong", result  # a list of fewer parts, say
+    return "verified" if printed else "wrong", result  # a list of fewer parts, say
 
 
 def in_process(
@@ -258,10 +258,10 @@ def row(
     name: str, ext: str, seed: int, count: int, module: str = FORGERY, hows: Hows = HOW
 ) -> tuple[list[object], list[str]]:
     """The row of a table that a module's `fuzz` gives, and what was wrong."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with memory_folder() as folder:
         found = in_process(folder, ext, seed, count, module, hows)
-    seconds = f"{time.perf_counter() - begun:.0f}"
+    seconds = f"{time.perf_counter() - started:.0f}"
     return [name, *(found[how] for how in hows), len(found["wrong"]), seconds], found["wrong"]
 
 

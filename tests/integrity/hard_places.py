@@ -139,8 +139,8 @@ class Case:
 
     def words(self, given: Path, made: Path, again: bool = False) -> tuple[str, ...]:
         words = self.command.words(given, made)
-        begun = (made / self.command.out).exists()
-        return tuple(map(str, (*words, *(self.command.again if again and begun else ()))))
+        started = (made / self.command.out).exists()
+        return tuple(map(str, (*words, *(self.command.again if again and started else ()))))
 
 
 def typed(module: str, words: Words, log: Path, place: Callable[..., None], *how: object) -> str:

@@ -164,10 +164,10 @@ def trial(kills: int, seed: int) -> tuple[list[list[object]], list[str]]:
     """Return the rows of HEAD, and what is wrong."""
     rows, wrong = list[list[object]](), list[str]()
     for name, (check, share) in WAYS.items():
-        count, begun = max(1, kills // share), time.perf_counter()
+        count, started = max(1, kills // share), time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             found = [problem for problem in check(Path(folder), count, seed) if problem]
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         rows.append([name, count, count - len(found), len(found), f"{seconds:.0f}"])
         wrong += [f"{name}: {problem}" for problem in found]
         click.echo(f"{name}: {count} kills, {len(found)} failures", err=True)

@@ -31,7 +31,7 @@ def flips(folder: Path, ext: str, count: int, seed: int) -> Found:
     """Every flipped bit must be reported, with part and array where it lies in the data of one;
     and nothing once it is flipped back."""
     store = damage.small_store(folder / f"flips.{ext}")
-    missed = [place for place, told in damage.random_flips(store, count, seed) if not told]
+    missed = [place for place, printed in damage.random_flips(store, count, seed) if not printed]
     return count + 1, missed + damage.problems(store)
 
 
@@ -151,10 +151,10 @@ def checked(seed: int, **counts: int) -> tuple[list[list[object]], list[str]]:
     for name, check, ext, option in CHECKS:
         if not counts.get(option):
             continue
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with memory_folder() as folder:
             cases, others = check(folder, ext, counts[option], seed)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         rows.append([name, cases, cases - len(others), len(others), f"{seconds:.0f}"])
         wrong.update(f"{name}: {other}" for other in others)
         click.echo(f"{name}: {cases} cases, {len(others)} failures, {seconds:.0f} s", err=True)

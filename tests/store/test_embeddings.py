@@ -105,7 +105,7 @@ def test_conversions_and_merges(made: Made, tmp_path: Path) -> None:
         merge([tmp_path / "one.zarr", tmp_path / "other.zarr"], tmp_path / "no.zarr")
 
 
-def test_people_are_told(made: Made, tmp_path: Path) -> None:
+def test_people_are_reported(made: Made, tmp_path: Path) -> None:
     make_store(tmp_path / "alone.zarr", alone())
     assert "hidden      none\n" in "\n".join(info_lines(open_store(tmp_path / "alone.zarr")))
     fs = open_store(made("zarr", "default", "embedding")[0])
@@ -119,7 +119,7 @@ def test_people_are_told(made: Made, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value, told",
+    "value, message",
     (
         ({"width": 0, "pooling": "mean"}, "width of the embedding must be a whole number"),
         ({"width": 3}, "embedding must have width and pooling"),
@@ -131,10 +131,10 @@ def test_people_are_told(made: Made, tmp_path: Path) -> None:
         ({"width": 3, "pooling": "mean", "prompt": ""}, "an empty prompt: the key must be absent"),
     ),
 )
-def test_what_is_no_embedding(value: dict[str, Any], told: str) -> None:
+def test_what_is_no_embedding(value: dict[str, Any], message: str) -> None:
     features = json.loads(json.dumps(alone().to_json()))
     assert Features.from_json(features) == alone()
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         Features.from_json(features | {"embedding": value})
 
 

@@ -115,7 +115,7 @@ def test_it_reads_the_golden_stores(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, told",
+    "name, message",
     (
         ("manifest", "does not match its checksum"),
         ("parts/0/token/id", "parts/0/token/id is not what the manifest says"),
@@ -123,7 +123,7 @@ def test_it_reads_the_golden_stores(name: str) -> None:
     ),
 )
 def test_it_refuses_what_is_not_finished_or_altered(
-    copy: Callable[..., Path], name: str, told: str
+    copy: Callable[..., Path], name: str, message: str
 ) -> None:
     path = copy("h5")
     with h5py.File(path, "r+") as file:
@@ -131,7 +131,7 @@ def test_it_refuses_what_is_not_finished_or_altered(
             file[name][50] ^= 1
         else:
             file.attrs["state"] = np.bytes_(b"writing")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         list(Store(path))
 
 
@@ -183,14 +183,14 @@ def test_the_short_reader_refuses_and_prints(copy: Callable[..., Path]) -> None:
     assert f"text/utf8 {record.text}\n" in run.stdout
     assert f"view0/logits/ids ({len(record.token_ids)}, 5)\n" in run.stdout
     root = json.loads((path / "zarr.json").read_text())
-    for name, value, told in (
+    for name, value, message in (
         ("created", "2020-01-01T00:00:00Z", "does not match its checksum"),
         ("state", "writing", "not a sealed store"),
         ("version", 3, "not a sealed store of version 1 or 2"),
     ):
         wrong = {**root, "attributes": {**root["attributes"], name: value}}
         (path / "zarr.json").write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             next(short.read_store(path))
 
 

@@ -343,16 +343,16 @@ def test_only_patterns_that_llama_cpp_knows(change: dict[str, Any], name: str | 
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"hidden_act": "gelu"}, "activation function gelu"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type linear"),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_refused(
-    config: dict[str, Any], told: str
+    config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=f"student: {told} .* use convert_hf_to_gguf.py .*onnx"):
+    with pytest.raises(UserError, match=f"student: {message} .* use convert_hf_to_gguf.py .*onnx"):
         architecture_of(LlamaConfig(**config), "student")
     with pytest.raises(UserError, match="is a gemma2, .* use convert_hf_to_gguf.py of llama.cpp$"):
         architecture_of(Gemma2Config(), "student")

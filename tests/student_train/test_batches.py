@@ -156,7 +156,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"lr": 1.0}, "no setting 'lr'; there are align, batch_texts, batch_tokens, data, held_o"),
         ({"loss": {"embedding": 1.0}}, "--loss embedding: .* has no text vectors"),
@@ -167,9 +167,9 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(
-    store: FeatureStore, settings: dict[str, Any], told: str
+    store: FeatureStore, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         StudentBatches(store, "400", **settings)
 
 
@@ -195,8 +195,8 @@ def test_a_long_text_is_truncated_at_the_side_of_its_tokenizer(
 
 
 def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> None:
-    told = f"<StudentBatches {store.path}: epoch 0 of {len(batches)} batches; 400 pieces; "
-    assert repr(batches) == f"{told}mlm=1,kl=1,hidden=1,attention=1; span>"
+    message = f"<StudentBatches {store.path}: epoch 0 of {len(batches)} batches; 400 pieces; "
+    assert repr(batches) == f"{message}mlm=1,kl=1,hidden=1,attention=1; span>"
     default = StudentBatches(open_store(store.path), "400")
     assert default.options.loss == {"mlm": 1.0, "hidden": 30.0}
     decoder = StudentBatches(store, "400", student="llama:32x2x4", loss="next=1")

@@ -97,6 +97,6 @@ class Writer(ForkedProcess):
 @contextmanager
 def held(path: Path) -> Iterator[ForkServerProcess]:
     """A process that has the lease of a path."""
-    with ForkedProcess(hold, path) as told:
-        assert told.answer() == "held"
-        yield told.process
+    with ForkedProcess(hold, path) as printed:
+        assert printed.answer() == "held"
+        yield printed.process

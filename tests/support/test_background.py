@@ -109,20 +109,23 @@ def test_what_waits_is_made_when_the_caller_fails() -> None:
     assert made == [0, 1, 2, 3]
 
 
-def test_an_error_that_meets_a_stop_is_told() -> None:
-    told: list[str] = []
+def test_an_error_that_meets_a_stop_is_reported() -> None:
+    printed: list[str] = []
 
     def full() -> None:
         raise UserError("a full disk")
 
-    with pytest.raises(KeyboardInterrupt), BackgroundCalls(5, told.append) as behind:
+    with pytest.raises(KeyboardInterrupt), BackgroundCalls(5, printed.append) as behind:
         behind.call(full)
         raise KeyboardInterrupt
-    assert told == ["Error: a full disk"]
-    with pytest.raises(UserError, match="a full disk"), BackgroundCalls(5, told.append) as behind:
+    assert printed == ["Error: a full disk"]
+    with (
+        pytest.raises(UserError, match="a full disk"),
+        BackgroundCalls(5, printed.append) as behind,
+    ):
         behind.call(full)
         behind.finish()
-    assert len(told) == 1  # raised, and so told by whoever catches it
+    assert len(printed) == 1  # raised, and so told by whoever catches it
 
 
 def test_a_stop_is_not_kept_waiting_by_an_item_that_does_not_come(

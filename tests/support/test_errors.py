@@ -11,15 +11,17 @@ TRANSFORMERS = """Couldn't instantiate the backend tokenizer from one of:
 You need to have sentencepiece or tiktoken installed to convert a slow tokenizer to a fast one."""
 
 
-def test_the_first_line_is_told() -> None:
+def test_the_first_line_is_reported() -> None:
     assert first_line(ValueError("\nno such key\n\nTraceback of another process")) == "no such key"
     assert first_line(KeyError()) == "KeyError"
 
 
-def test_a_line_that_ends_in_a_colon_is_told_with_what_it_announces() -> None:
-    told = first_line(ValueError(TRANSFORMERS))
-    assert told.startswith("Couldn't instantiate the backend tokenizer from one of: (1) a `token")
-    assert told.endswith(" ...") and "\n" not in told and len(told) < 200
+def test_a_line_that_ends_in_a_colon_is_reported_with_what_it_announces() -> None:
+    printed = first_line(ValueError(TRANSFORMERS))
+    assert printed.startswith(
+        "Couldn't instantiate the backend tokenizer from one of: (1) a `token"
+    )
+    assert printed.endswith(" ...") and "\n" not in printed and len(printed) < 200
     assert first_line(ValueError("sizes differ:\n 3 and 4 ")) == "sizes differ: 3 and 4"
     assert first_line(ValueError("the file:")) == "the file"
 

@@ -39,11 +39,11 @@ def test_help_has_each_option_in_a_group_and_the_ten_that_matter_before_the_othe
     assert options - set(grouped) <= {"version"}, "name the group of a new option"
     assert len(command.groups["The ten that matter most"]) == 10
     context = click.Context(command, info_name=name, **CONTEXT)
-    told = command.get_help(context)
-    places = [told.index(f"\n{heading}:\n") for heading in command.groups]
+    output = command.get_help(context)
+    places = [output.index(f"\n{heading}:\n") for heading in command.groups]
     assert places == sorted(places)
     if isinstance(command, click.Group):
-        assert told.index("\nCommands:") > places[-1]
+        assert output.index("\nCommands:") > places[-1]
 
 
 RUNNABLE = {name: command for top in COMMANDS for name, command in every(top, COMMANDS[top])}

@@ -72,9 +72,11 @@ def test_who_imported_torch_first_is_warned(monkeypatch: pytest.MonkeyPatch) -> 
     train(2)  # the tests' own environment tells threads to sleep
     monkeypatch.delenv("OMP_WAIT_POLICY")
     train(1)
-    with pytest.warns(RuntimeWarning, match="its 2 threads spin.* set OMP_WAIT_POLICY=PA") as told:
+    with pytest.warns(
+        RuntimeWarning, match="its 2 threads spin.* set OMP_WAIT_POLICY=PA"
+    ) as printed:
         train(2)
-    assert told[0].filename == __file__
+    assert printed[0].filename == __file__
 
 
 def test_what_is_exported_is_what_its_room_has() -> None:

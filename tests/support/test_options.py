@@ -82,9 +82,9 @@ def test_the_command_line_gives_what_python_gives() -> None:
 
 
 def test_help_tells_choices_and_defaults() -> None:
-    told = " ".join(CliRunner().invoke(_command(), ["--help"]).output.split())
-    assert "[span|match]" in told and "[default: by the width]" in told
-    assert "--best / --no-best" in told and "--parts" in told and "--no-parts" not in told
+    printed = " ".join(CliRunner().invoke(_command(), ["--help"]).output.split())
+    assert "[span|match]" in printed and "[default: by the width]" in printed
+    assert "--best / --no-best" in printed and "--parts" in printed and "--no-parts" not in printed
     assert CliRunner().invoke(_command(), []).exit_code == 2  # --store is required
 
 
@@ -97,8 +97,8 @@ def test_a_varied_option_is_given_once_for_each_setting() -> None:
 
     command.params = [*varied]
     words = "--kind match --kind span --no-best --best --loss kl=1,mlm=1 --loss mlm=1"
-    told = CliRunner().invoke(command, words.split()).output
-    assert told.strip() == repr(
+    printed = CliRunner().invoke(command, words.split()).output
+    assert printed.strip() == repr(
         {"kind": ("match", "span"), "best": (False, True), "loss": ("kl=1,mlm=1", "mlm=1")}
     )
     assert set(eval(CliRunner().invoke(command, []).output).values()) == {()}
@@ -153,9 +153,9 @@ def test_toml_gives_what_python_gives() -> None:
     ],
 )
 def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as printed:
         Settings("s", **{name: value})
-    assert str(told.value) == expected
+    assert str(printed.value) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: st
     ],
 )
 def test_toml_is_refused_with_its_place(table: dict[str, Any], expected: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as printed:
         read_values(Settings, table, "a.toml, recipe x", options_of(Settings))
-    assert str(told.value).startswith("a.toml, recipe x: ") and expected in str(told.value)
+    assert str(printed.value).startswith("a.toml, recipe x: ") and expected in str(printed.value)
 
 
 def test_numbers_of_numpy_and_paths_are_taken() -> None:

@@ -33,9 +33,9 @@ def test_a_name_is_documented_and_the_object_of_its_package(name: str) -> None:
     found = getattr(teachonce, name)
     assert found is getattr(import_module(inspect.getmodule(found).__name__), name)  # type: ignore[union-attr]
     assert found.__module__.startswith("teachonce.")
-    told = inspect.getdoc(found)
+    printed = inspect.getdoc(found)
     # A dataclass without a docstring is given its own signature as one.
-    assert told and not told.startswith(f"{name}(")
+    assert printed and not printed.startswith(f"{name}(")
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: str(loss.formula))

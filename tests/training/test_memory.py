@@ -25,7 +25,7 @@ class Watched(Line):
 
     def after(self, losses: Losses, progress: Any) -> None:
         super().after(losses, progress)
-        self.told = os.environ.get(CAPACITY)
+        self.printed = os.environ.get(CAPACITY)
 
 
 def test_a_training_keeps_few_primitives_and_gives_freed_blocks_back(
@@ -37,7 +37,7 @@ def test_a_training_keeps_few_primitives_and_gives_freed_blocks_back(
     monkeypatch.setattr(loop, "release_memory", lambda: given.append(training.step))
     with stoppable() as stop:
         training.run(stop, "train")
-    assert training.told == PRIMITIVES and CAPACITY not in os.environ
+    assert training.printed == PRIMITIVES and CAPACITY not in os.environ
     assert given == list(range(EVERY, STEPS + 1, EVERY)) != []
     release_memory()  # wherever it is, it does no harm
 

@@ -19,7 +19,7 @@ from teachonce.training.trackers import (
     check_known,
     parse_trackers,
 )
-from tests.training.tracker_packages import install, told
+from tests.training.tracker_packages import install, recorded
 
 NAMES = ("wandb", "mlflow", "trackio")
 SETTINGS = {"lr": 0.1, "loss": {"mlm": 1.0}, "freeze": [], "word_vectors": None}
@@ -49,13 +49,13 @@ def test_figures_arrive_and_a_resume_goes_on_with_the_run(
     run.add({"loss": 2.5, "lr": 0.1}, 1)
     run.add({"valid_loss": 3.0}, 1)
     run.close(False)
-    first = told(file)
+    first = recorded(file)
     figures = {key: value for each in first for key, value in each.get("log", {}).items()}
     assert figures == {"loss": 2.5, "lr": 0.1, "valid_loss": 3.0}
     assert {each["step"] for each in first if "log" in each} == {1}
-    (begun,) = (each for each in first if "init" in each)
-    assert begun["project"] == "teachonce" and begun["group"] == "sweep"
-    assert begun["init"].startswith("student")
+    (started,) = (each for each in first if "init" in each)
+    assert started["project"] == "teachonce" and started["group"] == "sweep"
+    assert started["init"].startswith("student")
     (config,) = (each["config"] for each in first if "config" in each)
     assert {key: str(value) for key, value in config.items()} == {
         "lr": "0.1",
@@ -65,11 +65,13 @@ def test_figures_arrive_and_a_resume_goes_on_with_the_run(
     again = Trackers([name], facts, True, lines.append)
     again.add({"loss": 2.0}, 2)
     again.close(True)
-    assert {each["id"] for each in told(file)} == {begun["id"]}, "one run"
-    assert told(file)[-1]["finish"] in (0, "FINISHED")
+    assert {each["id"] for each in recorded(file)} == {started["id"]}, "one run"
+    assert recorded(file)[-1]["finish"] in (0, "FINISHED")
     other = Trackers([name], facts, False, lines.append)
     other.close(True)
-    assert name == "mlflow" or told(file)[-1]["id"] != begun["id"], "a new training, a new run"
+    assert name == "mlflow" or recorded(file)[-1]["id"] != started["id"], (
+        "a new training, a new run"
+    )
     assert not lines
 
 
@@ -77,9 +79,9 @@ def test_mlflow_is_not_waited_for_at_every_step(file: Path, facts: RunDescriptio
     run = Trackers(["mlflow"], facts, False, print)
     for step in range(7):
         run.add({"loss": 1.0, "lr": 0.1}, step)
-    assert not any("log" in each for each in told(file))
+    assert not any("log" in each for each in recorded(file))
     run.close(True)
-    assert sum("log" in each for each in told(file)) == 14
+    assert sum("log" in each for each in recorded(file)) == 14
 
 
 def test_settings_are_sent_without_secrets(file: Path, facts: RunDescription) -> None:
@@ -96,18 +98,20 @@ def test_a_tracker_that_fails_does_not_end_the_training(
     monkeypatch.setenv("fail", "1")
     run.add({"loss": 1.0}, 1)
     run.add({"loss": 1.0}, 2)
-    assert [each["step"] for each in told(file) if "log" in each] == [1, 2], "trackio's"
+    assert [each["step"] for each in recorded(file) if "log" in each] == [1, 2], "trackio's"
     (line,) = lines
     assert "wandb fails" in line and "the network is gone" in line and "metrics.jsonl" in line
 
 
-def test_a_tracker_that_cannot_begin_is_told_in_a_line(
+def test_a_tracker_that_cannot_begin_is_reported_in_a_line(
     file: Path, facts: RunDescription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("refuse", "1")
     with pytest.raises(UserError, match=r"--log wandb: cannot start \(api_key not configured\)"):
         Trackers(["trackio", "wandb"], facts, False, print)
-    assert told(file)[-1] == {"finish": 0, "id": told(file)[0]["id"]}, "trackio's run is ended"
+    assert recorded(file)[-1] == {"finish": 0, "id": recorded(file)[0]["id"]}, (
+        "trackio's run is ended"
+    )
 
 
 def test_words_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """Stand-ins for the packages of trackers, which are too large to install for tests: each has what
-is called of the real one, takes no other argument, and writes down what it is told."""
+is called of the real one, takes no other argument, and records its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 COMMON = """
 import json, os, pathlib
 def tell(**what):
-    with open(os.environ["TOLD"], "a") as file:
+    with open(os.environ["RECORDED"], "a") as file:
         file.write(json.dumps(what) + "\\n")
 """
 WANDB = f"""{COMMON}
@@ -72,7 +72,7 @@ PACKAGES = {"wandb": WANDB, "trackio": TRACKIO, "mlflow": MLFLOW}
 
 
 def install(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Let the stand-ins be imported until the test ends; return the file of what they are told."""
+    """Let the stand-ins be imported until the test ends; return the file of the recorded calls."""
     packages = folder / "packages"
     packages.mkdir()
     for name, code in PACKAGES.items():
@@ -81,10 +81,10 @@ def install(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     for name in ("WANDB_PROJECT", "TRACKIO_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
         patch.delenv(name, raising=False)
     patch.syspath_prepend(packages)
-    patch.setenv("TOLD", str(folder / "told"))
-    return folder / "told"
+    patch.setenv("RECORDED", str(folder / "recorded"))
+    return folder / "recorded"
 
 
-def told(file: Path) -> list[dict[str, Any]]:
-    """Return what the stand-ins were told, in its order."""
+def recorded(file: Path) -> list[dict[str, Any]]:
+    """Return the recorded calls of the stand-ins, in their order."""
     return [json.loads(line) for line in file.read_text().splitlines()]

@@ -191,7 +191,7 @@ def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "refusal"),
     [
         ("4x256", "expected tiny, HxLxA or bert:HxLxA (hidden size x layers"),
         ("", "expected tiny, HxLxA or bert:HxLxA"),
@@ -200,10 +200,12 @@ def test_a_random_model_starts_at_the_entropy_of_single_tokens() -> None:
         ("4x256x4", "256x4x4?"),
     ],
 )
-def test_wrong_shapes_are_refused(size: str, told: str, text: Path, tmp_path: Path) -> None:
+def test_wrong_shapes_are_refused(size: str, refusal: str, text: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         train_mlm(settings(text, tmp_path / "out", f"scratch:{size}", vocab="600"))
-    assert str(caught.value).startswith(f"--model scratch:{size}: ") and told in str(caught.value)
+    assert str(caught.value).startswith(f"--model scratch:{size}: ") and refusal in str(
+        caught.value
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -232,7 +234,7 @@ def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teacher, tmp_path
     assert found == pytest.approx(total / count, rel=1e-5)
 
 
-def test_a_named_file_is_scored_whole_and_a_sample_is_told(
+def test_a_named_file_is_scored_whole_and_a_sample_is_reported(
     tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masked_training, "EVAL_TOKENS", 2048)

@@ -118,13 +118,13 @@ def test_a_query_is_no_answer_to_itself() -> None:
     assert without_itself("b", ["a", "b", "c"]) == ["a", "c"]
 
 
-def test_an_answer_that_is_not_in_the_corpus_is_told(folder: Path, tmp_path: Path) -> None:
+def test_an_answer_that_is_not_in_the_corpus_is_reported(folder: Path, tmp_path: Path) -> None:
     small = collection(tmp_path / "small")
     words = ("--task", "retrieval", "--model", folder, "--test", small)
     with (small / "qrels.tsv").open("a") as file:
         file.write("q0\tlost\t1\nq0\tgone\t0\n")
-    told = "small: 1 relevant documents are not in the corpus, such as 'lost'"
-    assert told in done(*words, "--out", tmp_path / "out").replace("\n", " ")
+    printed = "small: 1 relevant documents are not in the corpus, such as 'lost'"
+    assert printed in done(*words, "--out", tmp_path / "out").replace("\n", " ")
 
 
 def reranker(base: Path, folder: Path) -> Path:
@@ -170,26 +170,26 @@ def test_rerank_by_pairs_and_by_vectors(
 
 
 def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: Path) -> None:
-    def told(change: Callable[[Path], object]) -> str:
+    def printed(change: Callable[[Path], object]) -> str:
         made = collection(tmp_path / f"c{len(list(tmp_path.iterdir()))}", size=6)
         change(made)
         words = ("--task", "retrieval", "--model", folder, "--test", made)
         return refused(*words, "--out", tmp_path / "out")
 
-    assert "cannot be read" in told(lambda made: (made / "corpus.jsonl").unlink())
+    assert "cannot be read" in printed(lambda made: (made / "corpus.jsonl").unlink())
     twice = [{"_id": "a", "text": "x"}] * 2
-    assert "line 2: duplicate id 'a'" in told(lambda made: write(made / "corpus.jsonl", twice))
-    assert "expected an _id" in told(lambda made: write(made / "queries.jsonl", [{"text": "x"}]))
-    assert "expected text in `text`" in told(
+    assert "line 2: duplicate id 'a'" in printed(lambda made: write(made / "corpus.jsonl", twice))
+    assert "expected an _id" in printed(lambda made: write(made / "queries.jsonl", [{"text": "x"}]))
+    assert "expected text in `text`" in printed(
         lambda made: write(made / "queries.jsonl", [{"_id": "q0", "text": " "}])
     )
-    assert "no query of queries.jsonl has a document" in told(
+    assert "no query of queries.jsonl has a document" in printed(
         lambda made: judge(made / "qrels.tsv", {"q0": {"d0": 0}, "other": {"d0": 1}})
     )
-    assert "expected a whole number" in told(
+    assert "expected a whole number" in printed(
         lambda made: (made / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\thigh\n")
     )
-    assert "has no judgements (qrels.tsv)" in told(lambda made: (made / "qrels.tsv").unlink())
+    assert "has no judgements (qrels.tsv)" in printed(lambda made: (made / "qrels.tsv").unlink())
     words = ("--task", "rerank", "--model", folder, "--test", small, "--out", tmp_path / "out")
     run_file = tmp_path / "bad.run"
     for text, message in (

@@ -269,14 +269,14 @@ def test_words_and_tags_of_tables(tmp_path: Path) -> None:
     renamed = Entities(columns={"text": "words", "label": "y"})
     (tmp_path / "b.jsonl").write_text('{"words": ["Bo"], "y": ["B-PER"]}\n')
     assert renamed.read(tmp_path / "b.jsonl") == [Sentence(("Bo",), ("B-PER",))]
-    for content, told in (
+    for content, printed in (
         ('{"tokens": ["a", "b"], "tags": ["O", null]}', "expected a tag for every word"),
         ('{"tokens": ["a", "b"], "tags": ["O"]}', "expected a tag for each of 2 words"),
         ('{"tokens": ["a"]}', "no column 'tags'"),
         ('{"word": "a"}', "no column 'tokens'"),
     ):
         (tmp_path / "b.jsonl").write_text(content)
-        with pytest.raises(UserError, match=f"b.jsonl, line 1: .*{told}"):
+        with pytest.raises(UserError, match=f"b.jsonl, line 1: .*{printed}"):
             Entities().read(tmp_path / "b.jsonl")
     path = tmp_path / "a.tsv"
     path.write_text("a\tO\n")

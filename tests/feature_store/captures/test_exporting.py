@@ -23,11 +23,11 @@ from tests.making.stores import begin, features_of, make_part, put_part
 
 def test_everything_is_written(store: Path, tmp_path: Path) -> None:
     texts = [record.text for record in open_store(store)]
-    told = json.loads(
+    printed = json.loads(
         run("export", store, tmp_path / "a.parquet", "--to", "parquet", "--json").stdout
     )
-    assert told["rows"] == len(texts)
-    assert told["bytes"] == (tmp_path / "a.parquet").stat().st_size
+    assert printed["rows"] == len(texts)
+    assert printed["bytes"] == (tmp_path / "a.parquet").stat().st_size
     assert parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist() == texts
     columns = ("--columns", "text,token_ids", "--floats", "float16")
     assert run("export", store, tmp_path / "a", "--to", "datasets", *columns).exit_code == 0

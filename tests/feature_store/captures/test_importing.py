@@ -253,7 +253,7 @@ def test_a_sequence_that_begins_inside_a_word_says_so(make_tokenizer: Callable[[
     assert found.window.hard_cut
 
 
-def test_texts_longer_than_the_teacher_reads_are_told(
+def test_texts_longer_than_the_teacher_reads_are_reported(
     tiny_teacher: Callable[..., Path], tmp_path: Path
 ) -> None:
     rows = {"text": [*ENGLISH, "\n"], "label": np.eye(13, 16).tolist()}

@@ -69,8 +69,8 @@ def test_ids_and_tokenizers_that_do_not_fit(
 def test_captures_of_logits(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     source = distillkit(tmp_path / "capture", samples[:3], 8, 8)
     settings = source / "compression_config.yaml"
-    told = yaml.safe_load(settings.read_text())
-    settings.write_text(yaml.safe_dump(told | {"k": 9, "exact_k": 9}))
+    printed = yaml.safe_load(settings.read_text())
+    settings.write_text(yaml.safe_dump(printed | {"k": 9, "exact_k": 9}))
     says(importing(source, teacher), "18 and 12 by the settings of compression", "--compression")
     settings.unlink()
     says(importing(source, teacher), "compression_config.yaml", "--compression")

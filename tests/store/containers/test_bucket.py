@@ -221,7 +221,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_a_bucket_refuses_is_told_before_the_work(s3: S3, fault: str) -> None:
+def test_what_a_bucket_refuses_is_reported_before_the_work(s3: S3, fault: str) -> None:
     s3.weather = Weather({fault: 1.0}, writes())
     with pytest.raises(Unreachable, match=REFUSED[fault]) as caught:
         StoreWriter.check_writable(URL)
@@ -278,8 +278,8 @@ def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
         ),
         "only a store at a local path can be repaired": lambda: repair(URL),
     }
-    for told, ask in refusals.items():
-        with pytest.raises(UserError, match=told) as caught:
+    for printed, ask in refusals.items():
+        with pytest.raises(UserError, match=printed) as caught:
             ask()
         assert "\n" not in str(caught.value)
     assert s3.held() == {"dumps/a.zarr/notes.txt"}

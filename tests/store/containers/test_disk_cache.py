@@ -179,7 +179,7 @@ def test_one_that_is_killed_as_it_writes_leaves_nothing(
         assert get(again, 1) and get(again, 2) is None
 
 
-def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = DiskCache(tmp_path, 2**24)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     small = FetchedBytes(np.zeros(1000, np.uint8), 1, set())

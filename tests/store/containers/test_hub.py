@@ -60,7 +60,7 @@ def test_verify_reads_a_store_on_the_hub(pushed: tuple[Hub, Path]) -> None:
     assert not report.problems and report.parts == len(open_store(pushed[1]).manifest.parts)
 
 
-def test_what_is_not_there_is_told(
+def test_what_is_not_there_is_reported(
     pushed: tuple[Hub, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StoreError, match="no Zarr store at this address"):

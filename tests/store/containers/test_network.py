@@ -165,11 +165,11 @@ def test_every_command_says_it_in_one_line(s3: S3, tmp_path: Path) -> None:
     assert verify(tmp_path / "b.zarr").problems == []
 
 
-def refusal(words: list[str], *told: str) -> None:
+def refusal(words: list[str], *printed: str) -> None:
     said = CliRunner().invoke(feature_store, words)
     lines = said.stderr.splitlines()
     assert said.exit_code == 1 and lines[-1].startswith("Error: "), said.output
-    assert all(word in lines[-1] for word in told), lines[-1]
+    assert all(word in lines[-1] for word in printed), lines[-1]
     assert not any(word in said.output for word in ACCUSATIONS), said.output
 
 
@@ -215,14 +215,14 @@ PERMANENT = {
 def test_what_repeating_cannot_change_ends_at_once(s3: S3, fault: str) -> None:
     cause, requests = PERMANENT[fault]
     fs, key = open_store(URL), "parts/1/token/id/c/0"
-    begun = time.monotonic()
+    started = time.monotonic()
     s3.weather = Weather({fault: 1.0}, later(key))
     assert cause in unreachable(lambda: fs.part(1).read("token/id", 0, 9), key)
-    assert s3.weather.met[fault] == requests and time.monotonic() - begun < 5
+    assert s3.weather.met[fault] == requests and time.monotonic() - started < 5
     refusal(["verify", URL], cause)
     with pytest.raises(Unreachable):
         streamed(fs)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - started < 15
 
 
 def test_a_web_page_in_the_place_of_a_store(s3: S3) -> None:
@@ -340,7 +340,7 @@ def test_nobody_answers() -> None:
         open_store(URL, storage_options={"endpoint_url": "http://127.0.0.1:1"})
 
 
-def test_a_slow_network_is_told(
+def test_a_slow_network_is_reported(
     s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(network, "QUIET", 0.0)

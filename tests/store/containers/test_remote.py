@@ -20,7 +20,7 @@ from tests.store.dying import Killed
 Made = Callable[..., Any]
 
 
-def test_without_credentials_the_remedy_is_told(
+def test_without_credentials_the_remedy_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("obstore")
@@ -30,8 +30,8 @@ def test_without_credentials_the_remedy_is_told(
         monkeypatch.setenv(key, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     options = {"endpoint_url": "http://127.0.0.1:9"}
-    told = r"s3://bucket/a.zarr: cannot be reached: .*credentials; .*AWS_ACCESS_KEY_ID"
-    with pytest.raises(Unreachable, match=told) as caught:
+    printed = r"s3://bucket/a.zarr: cannot be reached: .*credentials; .*AWS_ACCESS_KEY_ID"
+    with pytest.raises(Unreachable, match=printed) as caught:
         open_store("s3://bucket/a.zarr", storage_options=options)
     assert "\n" not in str(caught.value)
 
@@ -110,7 +110,7 @@ def test_uploaded_it_is_sealed_only_when_it_is_whole(
         upload(hdf5, target)
 
 
-def test_a_file_that_does_not_arrive_whole_is_told(
+def test_a_file_that_does_not_arrive_whole_is_reported(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = made("zarr")

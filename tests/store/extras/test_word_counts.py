@@ -45,7 +45,7 @@ def test_kept_and_copied(tmp_path: Path, ext: str, counts: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "count", "told"),
+    ("text", "count", "message"),
     [
         (b"a\nb\n", np.array([2, 3, 4]), "is not int64 [2] of 2 or more"),
         (b"a\nb\n", np.array([2, 1]), "is not int64 [2] of 2 or more"),
@@ -55,10 +55,10 @@ def test_kept_and_copied(tmp_path: Path, ext: str, counts: dict[str, int]) -> No
         (b"\xff\n", np.array([2]), "is not UTF-8"),
     ],
 )
-def test_what_is_no_counts(tmp_path: Path, text: bytes, count: Array, told: str) -> None:
+def test_what_is_no_counts(tmp_path: Path, text: bytes, count: Array, message: str) -> None:
     arrays = Raw({TEXT: np.frombuffer(text, np.uint8), COUNT: count})
     path = written(tmp_path / "a.zarr", arrays)
     (line,) = verify(path).problems
-    assert told in line and "\n" not in line
+    assert message in line and "\n" not in line
     with pytest.raises(StoreError, match="calibration/words"):
         convert(path, tmp_path / "b.zarr")

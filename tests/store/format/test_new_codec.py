@@ -182,12 +182,12 @@ def test_an_installed_package_adds_a_codec(tmp_path: Path) -> None:
     for store in (path, copy):
         assert verify(store).problems == []
         assert open_store(store).features.codec == "mine"
-    for word, told in (
+    for word, printed in (
         ("zip", "--codec zip: expected one of exact,"),
         ("broken", "cannot be loaded"),
     ):
         found = CliRunner().invoke(main, [*command, word])
-        assert found.exit_code == 2 and told in found.output
+        assert found.exit_code == 2 and printed in found.output
     for codec in ("exact", "tiny"):
         with pytest.raises(StoreError if codec == "tiny" else UserError):
             convert(copy, tmp_path / "c.h5", codec=codec)

@@ -118,8 +118,8 @@ REFUSED: dict[str, Edit] = {
 }
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_what_is_refused(path: Path, told: str) -> None:
-    edited(path, REFUSED[told])
-    with pytest.raises(StoreError, match=told):
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused(path: Path, message: str) -> None:
+    edited(path, REFUSED[message])
+    with pytest.raises(StoreError, match=message):
         open_store(path)

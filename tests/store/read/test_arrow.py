@@ -231,8 +231,8 @@ def test_what_cannot_be_a_table_is_refused(
     made: Made, copy: Callable[..., Path], tmp_path: Path
 ) -> None:
     store = open_store(made("zarr")[0])
-    told = "no column 'hidden'; did you mean hidden_mean[?] it has index, document, .*_mean"
-    with pytest.raises(StoreError, match=told):
+    printed = "no column 'hidden'; did you mean hidden_mean[?] it has index, document, .*_mean"
+    with pytest.raises(StoreError, match=printed):
         store.to_datasets(columns="hidden")
     with pytest.raises(StoreError, match="expected at least one, and each once, got text, text"):
         store.to_parquet(tmp_path / "a", columns=["text", "text"])

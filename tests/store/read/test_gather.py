@@ -41,12 +41,12 @@ def test_a_store_gives_any_sequences(tmp_path: Path) -> None:
 def test_unknown_arguments_are_refused_at_once(made: Callable[..., Any], read: str) -> None:
     fs = open_store(made("zarr")[0])
     start = partial(fs.gather, [[1]]) if read == "gather" else fs.stream
-    for wrong, told in (
+    for wrong, printed in (
         ({"features": "hiden"}, "features must be among hidden, .*, got ..hiden"),
         ({"view": 2}, "no view 2; it has 0..1"),
         ({"view": -1}, "no view -1; it has 0..1"),
     ):
-        with pytest.raises(StoreError, match=f"{fs.path}: {told}"):
+        with pytest.raises(StoreError, match=f"{fs.path}: {printed}"):
             start(**wrong)
     below: dict[str, Any] = {"batch_texts": 0, "batch_tokens": 0, "every": 0, "skip": -1}
     for name in below:

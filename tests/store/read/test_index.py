@@ -85,8 +85,8 @@ def test_an_index_says_what_the_list_says(both: list[Path]) -> None:
     assert indexed.manifest.content() == listed.manifest.content()
     assert indexed.all_lengths().tolist() == listed.all_lengths().tolist()
     assert read(indexed) == read(listed)
-    told = [describe(fs) for fs in (indexed, listed)]
-    assert {key for key in told[0] if told[0][key] != told[1][key]} <= {
+    printed = [describe(fs) for fs in (indexed, listed)]
+    assert {key for key in printed[0] if printed[0][key] != printed[1][key]} <= {
         *("path", "version", "created", "bytes_on_disk")
     }
     assert [verify(path).problems + verify(path).unknown for path in both] == [[], []]
@@ -118,7 +118,7 @@ def index_files(path: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr"])
-def test_a_damaged_index_is_told_and_mended(both: list[Path]) -> None:
+def test_a_damaged_index_is_reported_and_mended(both: list[Path]) -> None:
     path = both[0]
     before, files = contents(path), index_files(path)
     assert len(files) == 3 * 4 + 1

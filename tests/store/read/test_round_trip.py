@@ -68,9 +68,9 @@ def test_a_notebook_shows_a_store_and_a_record(made: Callable[..., Any]) -> None
 def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[..., Any]) -> None:
     path, _ = made("zarr", "default")
     with open_store(path) as fs:
-        told = repr(fs)
-        assert told.startswith(f"<FeatureStore {path}: {len(fs):,} sequences, ")
-        assert "mean" in told and told.endswith(" views>")
+        printed = repr(fs)
+        assert printed.startswith(f"<FeatureStore {path}: {len(fs):,} sequences, ")
+        assert "mean" in printed and printed.endswith(" views>")
         batch = next(iter(fs.stream(0, 0, 512)))
         assert repr(batch) == f"<Batch: {len(batch)} sequences, {batch.start[-1]} teacher tokens>"
         assert repr(batch.hidden["mean"]) == f"<HiddenBatch: {batch.start[-1]} teacher tokens x 37>"

@@ -21,7 +21,7 @@ BATCH = 60
 LENGTH, WIDTH = 200, 1024  # a sequence's states are more than a gap that is read
 
 
-def told(batch: Batch) -> dict[str, Any]:
+def printed(batch: Batch) -> dict[str, Any]:
     """All that a batch tells, as copies."""
     logits = batch.logits
     return {
@@ -43,13 +43,13 @@ def test_the_shares_are_the_batches_of_the_whole(
 ) -> None:
     with open_store(made(ext, tier=tier)[0]) as fs:
         order: dict[str, Any] = {"blocks": fs.blocks(30), "pool_blocks": 4, "view": 1}
-        whole = [told(batch) for batch in fs.stream(3, 1, BATCH, **order)]
+        whole = [printed(batch) for batch in fs.stream(3, 1, BATCH, **order)]
         assert len(whole) > 8
         fs._index.grain = grain
         for first in range(3):
             wanted = whole[4 + first :: 3]
             some = fs.stream(3, 1, BATCH, **order, skip=4 + first, every=3)
-            for want, batch in zip(wanted, map(told, some), strict=True):
+            for want, batch in zip(wanted, map(printed, some), strict=True):
                 assert want.keys() == batch.keys()
                 for name, values in want.items():
                     np.testing.assert_array_equal(batch[name], values, err_msg=name)

@@ -196,7 +196,7 @@ def test_a_stopped_conversion_does_not_go_on_with_another_store(
     made: Made, tmp_path: Path, other: str, codec: str
 ) -> None:
     """Of the same identity: as of two dumps on a GPU."""
-    changes, told = OTHER[other]
+    changes, printed = OTHER[other]
     source, target = made("zarr")[0], tmp_path / "b.h5"
     writer = begin(tmp_path / "other.h5", features_of(), **changes)
     for number in range(3):
@@ -206,7 +206,7 @@ def test_a_stopped_conversion_does_not_go_on_with_another_store(
         convert(tmp_path / "other.h5", target, codec, progress=stop)
     before = target.read_bytes()
     line = refused("convert", source, target, "--codec", codec)
-    assert f"started from another store than {source}" in line and told in line
+    assert f"started from another store than {source}" in line and printed in line
     assert target.read_bytes() == before
     convert(tmp_path / "other.h5", target, codec)
     assert run("verify", target).exit_code == 0

@@ -143,18 +143,18 @@ def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         merge(words, target, progress=stop)
-    for others, told in (
+    for others, message in (
         (("2", "1"), "sequence/document of part 0 differs"),
         (("1", "short"), "part 3 differs"),
     ):
         line = refused("merge", *(tmp_path / f"{name}.h5" for name in others), target)
-        assert told in line and "started from another store" in line
+        assert message in line and "started from another store" in line
     assert run("merge", *words, target).exit_code == 0
     assert len(open_store(target)) == 40 and run("verify", target).exit_code == 0
 
 
 @pytest.mark.parametrize(
-    ("changes", "config", "told"),
+    ("changes", "config", "message"),
     [
         (
             {"weights_hash": "ab" * 31 + "cd"},
@@ -167,11 +167,11 @@ def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> Non
     ],
 )
 def test_merge_names_what_differs(
-    tmp_path: Path, changes: dict[str, Any], config: dict[str, float], told: str
+    tmp_path: Path, changes: dict[str, Any], config: dict[str, float], message: str
 ) -> None:
     one, two = store_of(tmp_path / "1.h5", {}), store_of(tmp_path / "2.h5", changes, **config)
     line = refused("merge", one, two, tmp_path / "all.h5")
-    assert f"1.h5 and {two} cannot be merged: {told}; dump one of them again" in line
+    assert f"1.h5 and {two} cannot be merged: {message}; dump one of them again" in line
     assert "limit" not in line and "corpus" not in line
 
 

@@ -39,8 +39,8 @@ def hub(
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path) -> None:
     (store / "parts" / "notes.txt").write_text("unknown")
-    told = ok(feature_store, "push", store, "user/what", "--private")
-    assert f"{hub.address}/datasets/user/what/commit/" in told
+    printed = ok(feature_store, "push", store, "user/what", "--private")
+    assert f"{hub.address}/datasets/user/what/commit/" in printed
     repository = hub.repositories[NAME]
     assert repository.private
     came = snapshot_download("user/what", repo_type="dataset", local_dir=tmp_path / "here")
@@ -137,7 +137,7 @@ def test_the_card_tells_what_the_store_is(made: Made) -> None:
         ("user/wh at", WRITER, ("not a valid name of a repository", "USER/NAME")),
     ],
 )
-def test_who_may_not_push_is_told_in_a_line(
+def test_who_may_not_push_is_reported_in_a_line(
     hub: Hub,
     made: Made,
     tmp_path: Path,
@@ -152,7 +152,7 @@ def test_who_may_not_push_is_told_in_a_line(
     assert token is None or token not in line
 
 
-def test_a_hub_that_is_not_there_is_told_in_a_line(
+def test_a_hub_that_is_not_there_is_reported_in_a_line(
     hub: Hub, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

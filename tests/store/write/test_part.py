@@ -241,7 +241,7 @@ def test_bad_counts_masks_and_features() -> None:
         LogitsSpec("all", 3)
 
 
-def test_numbers_beyond_a_codec_are_told_as_such() -> None:
+def test_numbers_beyond_a_codec_are_reported_as_such() -> None:
     features = features_of(tier="head")
     writer, part = put_one(features)
     put = {name: array[:1].copy() for name, array in part.logits[0].items()}

@@ -46,7 +46,7 @@ def test_a_part_in_other_hands_is_left_alone(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_the_end_is_told_once_it_is_known(tmp_path: Path) -> None:
+def test_the_end_is_reported_once_it_is_known(tmp_path: Path) -> None:
     queue = filled(tmp_path, 1)
     assert queue.ended() is None
     queue.end({"parts": 1, "tokens": 5}, "mark")

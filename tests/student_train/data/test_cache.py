@@ -183,11 +183,11 @@ def test_what_torch_kept_of_a_training_before_is_free(
 ) -> None:
     """A GPU that a first student of a sweep has filled has room for the second."""
     device, needs = torch.device("cuda"), [(store, {"hidden"}, {0})]
-    for name, told in {
+    for name, printed in {
         "mem_get_info": (1000, 2**34), "memory_reserved": 2**30 + 500, "memory_allocated": 500,
         "get_device_name": "H100",
     }.items():  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, lambda _, told=told: told)
+        monkeypatch.setattr(torch.cuda, name, lambda _, printed=printed: printed)
     assert cache.free_memory_of(device) == 2**30 + 1000
     cache.check_cache("device", device, needs)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2**30 + 500)

@@ -211,9 +211,9 @@ def test_views() -> None:
     assert describe_masks(Features(views=4), None, 3) == (
         "a masked view an epoch, 1, 2, 3: new masks each epoch"
     )
-    told = describe_masks(Features(views=3), None, 2.5)
-    assert "views 1, 2 in turn, a view an epoch: 3 epochs read 2 masks of each text" in told
-    assert told.endswith("dump with --views 4")
+    printed = describe_masks(Features(views=3), None, 2.5)
+    assert "views 1, 2 in turn, a view an epoch: 3 epochs read 2 masks of each text" in printed
+    assert printed.endswith("dump with --views 4")
     assert "view 1 in each epoch: 3 epochs read 1 mask" in describe_masks(
         Features(views=2), None, 3
     )

@@ -288,7 +288,7 @@ def test_word_vectors_go_to_whole_words(
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         (["2 50", "the 1 2 3"], "line 1: expected a word and 3 numbers.*got 50"),
         (["of 1 2 3", "the 1 2"], "line 2: expected a word and 3 numbers.*got 2"),
@@ -303,14 +303,17 @@ def test_word_vectors_go_to_whole_words(
     ],
 )
 def test_wrong_word_vectors_are_refused(
-    lines: list[str] | bytes | None, told: str, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    lines: list[str] | bytes | None,
+    message: str,
+    make_tokenizer: Callable[[str], Any],
+    tmp_path: Path,
 ) -> None:
     tokenizer, path = make_tokenizer("wordpiece-lower"), tmp_path / "a.txt"
     student: Any = make_student("bilstm:3,4", tokenizer, 64)
     before = student.get_input_embeddings().weight.detach().clone()
     if lines is not None:
         path.write_bytes(lines) if isinstance(lines, bytes) else vectors(path, lines)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         set_word_vectors(student, tokenizer, path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     assert torch.equal(student.get_input_embeddings().weight, before)

@@ -192,7 +192,7 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
 
 
 @pytest.mark.parametrize(
-    ("student", "told"),
+    ("student", "message"),
     [
         ("mamba:64x2x4", r"unknown kind of student mamba; did you mean llama\? there are bert, "),
         ("modernbert:64x2", "expected tiny, HxLxA or bert:HxLxA"),
@@ -215,8 +215,8 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("long" * 100, "expected tiny, HxLxA"),  # too long for the name of a folder
     ],
 )
-def test_wrong_students_are_refused(student: str, told: str) -> None:
-    with pytest.raises(UserError, match=f"^--student {student}: {told}"):
+def test_wrong_students_are_refused(student: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"^--student {student}: {message}"):
         parse_student(student)
 
 

@@ -100,8 +100,8 @@ def test_a_size_that_the_text_cannot_give_is_taken_as_far_as_it_goes() -> None:
     most = train_wordpiece(SENTENCES, 100_000, None)
     assert 600 < len(most) < 5000
     assert most.get_vocab() == train_wordpiece(SENTENCES, len(most), None).get_vocab()
-    told = fewer_pieces("100k", len(most))
-    assert f"of {len(most):,} pieces, not 100,000 (--vocab 100k)" in told
+    printed = fewer_pieces("100k", len(most))
+    assert f"of {len(most):,} pieces, not 100,000 (--vocab 100k)" in printed
     for word in (str(len(most)), "teacher", "words", "./folder"):
         assert not fewer_pieces(word, len(most)), word
 

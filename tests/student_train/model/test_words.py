@@ -30,8 +30,8 @@ def test_it_has_every_word_the_most_frequent_first(store: FeatureStore, tmp_path
     few.save_pretrained(tmp_path)
     for each in (few, AutoTokenizer.from_pretrained(tmp_path)):
         read = each(text)["input_ids"]
-        told = ["[CLS]", names[5], names[6], "[UNK]", "[UNK]", "[SEP]"]
-        assert each.convert_ids_to_tokens(read) == told
+        printed = ["[CLS]", names[5], names[6], "[UNK]", "[UNK]", "[SEP]"]
+        assert each.convert_ids_to_tokens(read) == printed
     whole = Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str())
     assert whole.pieces[5].text == names[5].encode()
 

@@ -74,12 +74,12 @@ def test_a_teacher_of_this_machine_is_not(
     call = call.replace("this folder", str(tmp_path / "student"))
     model = eval(f"AutoModel{call}", {"AutoModel": AutoModel})
     assert model(torch.tensor([[1, 2]])).pooler_output is None
-    for figure, told in (
+    for figure, printed in (
         ("mlm", "is in nats a masked token"),
         ("mlm_per_character", "divides it by the number of characters of the masked tokens"),
         ("hidden", "is in squared deviations of a channel"),
     ):
-        assert f"`valid_{figure}` {told}" in text
+        assert f"`valid_{figure}` {printed}" in text
     assert "`valid_kl`" not in text  # it has not learnt by that
 
 

@@ -117,6 +117,9 @@ def test_a_training_can_end_with_it(store: FeatureStore, tmp_path: Path) -> None
     assert report["result"]["parameters"] == model.num_parameters()
     assert f"from 400 to {len(tokenizer)} pieces" in (tmp_path / "a/README.md").read_text()
     out = tmp_path / "b"
-    for word, told in (("nowhere", "--prune-to nowhere"), ("400", "has all of the student's 400")):
-        says(refused(student_train, *words, "--prune-to", word, "--out", out), told)
+    for word, printed in (
+        ("nowhere", "--prune-to nowhere"),
+        ("400", "has all of the student's 400"),
+    ):
+        says(refused(student_train, *words, "--prune-to", word, "--out", out), printed)
         assert not out.exists()

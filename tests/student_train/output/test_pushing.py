@@ -43,8 +43,8 @@ def student(hub: Hub, store: FeatureStore, tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch:
         asked_by_this_process(hub, patch, folder / "home")
         more = ("--push-to-hub", "user/mine", "--license", "mit", "--language", "en")
-        told = ok(student_train, *words(store, folder / "mine"), *more)
-    assert f"pushed    {hub.address}/user/mine/commit/" in told
+        printed = ok(student_train, *words(store, folder / "mine"), *more)
+    assert f"pushed    {hub.address}/user/mine/commit/" in printed
     return folder / "mine"
 
 
@@ -147,8 +147,10 @@ def test_secrets_of_urls_are_not_sent(hub: Hub, copied: Path) -> None:
 
 
 def test_a_finished_folder_is_pushed_without_training(hub: Hub, student: Path) -> None:
-    told = ok(student_train, "push", student, "user/again", "--private", "--message", "once more")
-    assert "/user/again/commit/" in told
+    printed = ok(
+        student_train, "push", student, "user/again", "--private", "--message", "once more"
+    )
+    assert "/user/again/commit/" in printed
     repository = hub.repositories["models/user/again"]
     assert repository.private and repository.messages[-1] == "once more"
     assert repository.files().keys() == hub.repositories["models/user/mine"].files().keys()

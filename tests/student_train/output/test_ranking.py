@@ -33,8 +33,8 @@ def test_nats_a_character_rank_students_of_any_losses() -> None:
     ]
     found = ranked(rows)
     assert [each["folder"] for each in found] == ["c", "b", "a", "d"]
-    told = describe_best(found)
-    assert told.startswith(f"best      c: {NATS} 1.2 ") and "2 without it come last" in told
+    printed = describe_best(found)
+    assert printed.startswith(f"best      c: {NATS} 1.2 ") and "2 without it come last" in printed
 
 
 def test_accuracy_comes_first_and_the_largest_is_best() -> None:

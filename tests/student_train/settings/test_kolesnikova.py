@@ -142,8 +142,8 @@ def test_the_arm_without_pre_training_is_saved_as_it_starts(
     assert "0 steps of" in ok(main, *given, "--out", tmp_path / "a")
     result = json.loads((tmp_path / "a/training.json").read_text())["result"]
     assert result["steps"] == result["tokens"] == 0
-    told = (tmp_path / "a/README.md").read_text()
-    assert "with its initial weights: it was not trained." in told
+    printed = (tmp_path / "a/README.md").read_text()
+    assert "with its initial weights: it was not trained." in printed
     one = AutoModelForMaskedLM.from_pretrained(tmp_path / "a").state_dict()
     ok(main, *given, "--seed", 1, "--out", tmp_path / "b")
     other = AutoModelForMaskedLM.from_pretrained(tmp_path / "b").state_dict()

@@ -30,7 +30,7 @@ def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             "sideways",
@@ -48,13 +48,13 @@ def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden
         ),
     ],
 )
-def test_what_is_no_alignment_of_a_loss_is_told(words: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_is_no_alignment_of_a_loss_is_reported(words: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         TrainOptions(store="a.zarr", loss=LOSS, align=words)
 
 
 @pytest.mark.parametrize(
-    ("words", "pool", "told"),
+    ("words", "pool", "message"),
     [
         ("span", None, "mean"),
         ("reduce", None, "sum"),
@@ -65,9 +65,9 @@ def test_what_is_no_alignment_of_a_loss_is_told(words: str, told: str) -> None:
         ("kl=match,hidden=span", None, "mean"),
     ],
 )
-def test_the_pool_of_each_alignment_is_told(words: str, pool: str | None, told: str) -> None:
+def test_the_pool_of_each_alignment_is_reported(words: str, pool: str | None, message: str) -> None:
     options = TrainOptions(store="a.zarr", loss=LOSS, align=words, pool=pool)
-    assert options.describing()["pool"] == told
+    assert options.describing()["pool"] == message
 
 
 @pytest.mark.parametrize("words", ["span", "reduce"])

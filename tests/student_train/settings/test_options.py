@@ -24,7 +24,7 @@ from teachonce.support.options import options_of, scoped
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"schedule": "nonsense"}, "--schedule nonsense: expected one of linear, cosine, plateau"),
         ({"pool": "max"}, "--pool max: expected one of sum, mean"),
@@ -77,10 +77,10 @@ from teachonce.support.options import options_of, scoped
         ({"cache": "ram", "workers": 2}, "--cache ram and --workers 2: each worker"),
     ],
 )
-def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], told: str) -> None:
+def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         TrainOptions(store="a.zarr", **changes)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 def test_python_takes_what_the_command_line_takes() -> None:
@@ -132,7 +132,7 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "told"),
+    ("stage", "message"),
     [
         ({"schedule": "nonsense"}, "stage 2: --schedule nonsense: expected one of linear"),
         ({"student": "tiny"}, "stage 2: student is not a setting of a stage; there are batch"),
@@ -143,20 +143,22 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
         ({"batch_texts": 8, "batch_tokens": 1024}, "stage 2: --batch-tokens and --batch-texts"),
     ],
 )
-def test_a_stage_from_python_is_refused_with_its_number(stage: dict[str, Any], told: str) -> None:
+def test_a_stage_from_python_is_refused_with_its_number(
+    stage: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError) as error:
         TrainOptions(store="a.zarr", lr_end=1e-4, stages=({"steps": 3}, stage))
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 def test_settings_list_every_option_that_shapes_a_student() -> None:
-    told = TrainOptions(store="a.zarr", lr=1e-3).describing()
+    message = TrainOptions(store="a.zarr", lr=1e-3).describing()
     apart = scoped(TrainOptions, MACHINE) | {"eval_every"}  # where no validation decides anything
-    assert told.keys() == options_of(TrainOptions).keys() - apart | {"others", "stages"}
-    assert json.loads(json.dumps(told)) == told
+    assert message.keys() == options_of(TrainOptions).keys() - apart | {"others", "stages"}
+    assert json.loads(json.dumps(message)) == message
 
 
-def test_what_does_not_shape_a_student_is_not_told() -> None:
+def test_what_does_not_shape_a_student_is_not_reported() -> None:
     plain = TrainOptions(store="a.zarr", lr=1e-3)
     moved = replace(
         plain, out=Path("b"), needs={"stores": 1}, device="cuda:7", checkpoint_every=3,
@@ -193,8 +195,8 @@ def test_a_stage_counts_its_batches_in_its_own_way() -> None:
     options = TrainOptions(store="a.zarr", stages=stages, batch_texts=4)
     found = [options.in_stage(stage).batching for stage in stages]
     assert found == [{"batch_texts": 8}, {"batch_tokens": 99}, {"batch_texts": 4}]
-    told = options.describing()
-    assert (told["batch_texts"], told["batch_tokens"]) == (4, None)
+    message = options.describing()
+    assert (message["batch_texts"], message["batch_tokens"]) == (4, None)
     assert "of 4 x 1 texts in each stage" in describe(options.resolved())
 
 

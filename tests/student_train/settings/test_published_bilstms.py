@@ -42,7 +42,7 @@ KLD, LOGITS, TAGS = {"hidden-kld": 1.0}, {"log-odds-half": 1.0}, {"ce": 1.0}  # 
 Stage = tuple[dict[str, float], str, Any]  # losses, data, unfreeze
 
 
-def told(recipe: Recipe) -> list[Stage]:
+def printed(recipe: Recipe) -> list[Stage]:
     """What each stage learns by, from which text, and how it is unfrozen."""
     stages = recipe.stages or (recipe.options,)
     return [(dict(each["loss"]), each["data"], each.get("unfreeze")) for each in stages]
@@ -82,7 +82,7 @@ OF_2020: dict[str, list[Stage]] = {  # Table 3, row by row
 @pytest.mark.parametrize("name", OF_2019)
 def test_rows_of_2019(name: str) -> None:
     recipe = all_recipes()[name]
-    assert told(recipe) == OF_2019[name]
+    assert printed(recipe) == OF_2019[name]
     options = dict(recipe.options)
     few = set(options["loss"]) == {"ce"} if "loss" in options else False  # gold labels alone
     assert options.items() >= {**SHARED_2019, "patience": 20 if few else 5}.items()
@@ -95,7 +95,7 @@ def test_rows_of_2019(name: str) -> None:
 @pytest.mark.parametrize("name", OF_2020)
 def test_rows_of_2020(name: str) -> None:
     recipe = all_recipes()[name]
-    assert told(recipe) == OF_2020[name]
+    assert printed(recipe) == OF_2020[name]
     assert dict(recipe.options).items() >= SHARED_2020.items()
     # Algorithm 1 and Table 4: stages 2 and 3 stand on the projection that stage 1 has learnt.
     stands = recipe.options.get("projection") == "student"
@@ -105,7 +105,7 @@ def test_rows_of_2020(name: str) -> None:
     assert recipe.options.get("classifier_pooling", "max") == ("last" if of_texts else "max")
     assert "SVD's embeddings rescaled" in recipe.about  # open in section 4.1
     direction = "normalised per channel and KL(teacher, student) in equation 6"
-    of_states = any("kld" in loss for losses, *_ in told(recipe) for loss in losses)
+    of_states = any("kld" in loss for losses, *_ in printed(recipe) for loss in losses)
     assert (direction in recipe.about) == of_states
     if name in ("tinymbert-d3-1", "tinymbert-d4-1"):  # section 5.2: end-to-end fine-tuning
         options = TrainOptions(store="a", stages=recipe.stages, **recipe.options)

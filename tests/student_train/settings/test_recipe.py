@@ -113,9 +113,9 @@ def test_options_given_win_in_every_stage(own: Path) -> None:
 )
 def test_what_is_no_recipe(own: Path, old: str, new: str, words: list[str]) -> None:
     own.write_text(OWN.replace(old, new), "utf-8")
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as printed:
         read_recipes(own)
-    says(str(told.value), str(own), *words)
+    says(str(printed.value), str(own), *words)
 
 
 def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
     assert [stage.freeze for stage in stages_of(options, 1)] == [
         ("embeddings", "layers.1", "projection"), ("embeddings", "layers.1"), ("embeddings",), (),
     ]  # fmt: skip
-    for order, told in (
+    for order, printed in (
         (
             ["head", "layers.3"],
             "stage 1: unfreeze layers.3: a student bert:16x2x2 has no such part",
@@ -169,7 +169,7 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
         (["head", "head"], "different parts"),
         (list[str](), "a list of different parts"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=printed):
             frozen(order)
 
 

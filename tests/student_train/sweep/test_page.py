@@ -34,9 +34,9 @@ def write_sweep(folder: Path) -> Path:
     runs = []
     for number, state in enumerate(states, 1):
         loss = {"mlm": 1.0} if number % 3 == 0 else {"mlm": 1.0, "kl": 1.0}
-        told = "mlm=1" if len(loss) == 1 else "mlm=1,kl=1"
+        printed = "mlm=1" if len(loss) == 1 else "mlm=1,kl=1"
         size, out = (64, 128, 256)[number % 3], folder / f"student{number}"
-        settings = {"student": f"{size}x2x2", "loss": told, "lr": f"{number / 1000:g}"}
+        settings = {"student": f"{size}x2x2", "loss": printed, "lr": f"{number / 1000:g}"}
         out.mkdir(parents=True)
         quality = 2.5 - size / 400 - 0.1 * len(loss) + 0.01 * number
         report: dict[str, Any] = {"settings": {"loss": loss}, "store": {"content": 1}}

@@ -58,7 +58,7 @@ loss = {mlm = 1, kl = {low = 0.5, high = 2}}
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("lr = [0.1", "not TOML"),
         ("", "no settings there"),
@@ -73,11 +73,11 @@ loss = {mlm = 1, kl = {low = 0.5, high = 2}}
         ("loss = {mlm = 1, wishful = 1}", "wishful"),
     ],
 )
-def test_what_is_no_space(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_no_space(tmp_path: Path, text: str, message: str) -> None:
     path = _written(tmp_path, text)
     with pytest.raises(UserError) as error:
         read_space(path, KNOWN)
-    assert str(path) in str(error.value) and told in str(error.value)
+    assert str(path) in str(error.value) and message in str(error.value)
 
 
 def _written(folder: Path, text: str) -> Path:

@@ -25,7 +25,7 @@ pytest.importorskip("optuna")
 SPACE: Space = {"lr": Interval(1e-4, 1e-1, True, False), "dropout": (0.0, 0.1)}
 
 
-def begun(
+def started(
     folder: Path, count: int, space: Space = SPACE, prune: str = "median", **fixed: Any
 ) -> tuple[Trials, Runs]:
     runs = Runs(folder, space, list(space), searched=True)
@@ -54,9 +54,9 @@ def all_of(trials: Trials, runs: Runs) -> list[float]:
 
 
 def test_a_killed_search_goes_on_as_it_would_have(tmp_path: Path) -> None:
-    whole = all_of(*begun(tmp_path / "whole", 14))
+    whole = all_of(*started(tmp_path / "whole", 14))
     assert len(whole) == 14 and len(set(whole)) == 14
-    trials, runs = begun(tmp_path / "killed", 14)
+    trials, runs = started(tmp_path / "killed", 14)
     for _ in range(11):
         run = trials.next()
         assert run is not None
@@ -65,14 +65,14 @@ def test_a_killed_search_goes_on_as_it_would_have(tmp_path: Path) -> None:
     assert cut is not None
     cut.state = "running"
     runs.write()
-    assert all_of(*begun(tmp_path / "killed", 14)) == whole
-    assert len(all_of(*begun(tmp_path / "killed", 16))) == 16  # more of them, typed later
+    assert all_of(*started(tmp_path / "killed", 14)) == whole
+    assert len(all_of(*started(tmp_path / "killed", 16))) == 16  # more of them, typed later
 
 
 def test_other_ranges_are_refused(tmp_path: Path) -> None:
-    all_of(*begun(tmp_path, 1))
+    all_of(*started(tmp_path, 1))
     with pytest.raises(UserError, match="other ranges .*dropout was .*lr was"):
-        begun(tmp_path, 1, {"lr": (0.1, 0.2)})
+        started(tmp_path, 1, {"lr": (0.1, 0.2)})
 
 
 @pytest.mark.parametrize(("fixed", "state"), [({}, "pruned"), ({"steps": 9}, "finished")])
@@ -80,7 +80,7 @@ def test_a_bad_trial_is_pruned_and_stays_so(
     tmp_path: Path, fixed: dict[str, Any], state: str
 ) -> None:
     """Unless the command is repeated with another fixed option: that is another student."""
-    trials, runs = begun(tmp_path, 6)
+    trials, runs = started(tmp_path, 6)
     for _ in range(5):
         run = trials.next()
         assert run is not None
@@ -93,7 +93,7 @@ def test_a_bad_trial_is_pruned_and_stays_so(
     bad.state = "pruned"
     trials.ended(bad)
     runs.write()
-    again, _ = begun(tmp_path, 6, **fixed)
+    again, _ = started(tmp_path, 6, **fixed)
     assert len(all_of(again, again.runs)) == 6
     assert again.runs.runs[-1].state == state
 
@@ -102,7 +102,7 @@ def test_pruned_trials_are_skipped_at_one_depth_of_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hundreds of them would else reach the limit of recursion."""
-    trials, runs = begun(tmp_path, 4)
+    trials, runs = started(tmp_path, 4)
     while run := trials.next():
         run.state, run.problem = "pruned", "worse than the median"
         trials.ended(run)
@@ -114,7 +114,7 @@ def test_pruned_trials_are_skipped_at_one_depth_of_the_stack(
         return repeat(trials, run, before)
 
     monkeypatch.setattr(Trials, "repeat", watched)
-    again, runs = begun(tmp_path, 5)
+    again, runs = started(tmp_path, 5)
     run = again.next()
     assert run is not None and run.number == 5
     assert [each.state for each in runs.runs[:4]] == ["pruned"] * 4
@@ -122,13 +122,13 @@ def test_pruned_trials_are_skipped_at_one_depth_of_the_stack(
 
 
 def test_halving_ends_a_trial_whose_last_figure_is_learnt_from(tmp_path: Path) -> None:
-    trials, runs = begun(tmp_path, 2, prune="asha")
+    trials, runs = started(tmp_path, 2, prune="asha")
     good, bad = trials.next(), trials.next()
     assert good is not None and bad is not None
     assert trials.validated(good, 10, {"valid_mlm_per_character": 1.0}) == ""
-    told = trials.validated(bad, 10, {"valid_mlm_per_character": 3.0})
-    assert told.startswith("not among the best third")
-    bad.state, bad.problem = "pruned", told
+    printed = trials.validated(bad, 10, {"valid_mlm_per_character": 3.0})
+    assert printed.startswith("not among the best third")
+    bad.state, bad.problem = "pruned", printed
     trials.ended(bad)
     assert trials.study.trials[-1].intermediate_values == {1: 3.0}
 
@@ -154,8 +154,8 @@ def test_the_best_third_of_those_that_came_as_far_goes_on(tmp_path: Path) -> Non
     source = halved(runs := listed(tmp_path, 5))
     one, two, three, four, five = runs.runs
     assert judge(source, one, 10, 5.0) == ""  # nobody else came as far
-    told = judge(source, two, 20, 6.0)
-    assert told == "not among the best third of 2 at validation 1 (step 20; ASHA)"
+    printed = judge(source, two, 20, 6.0)
+    assert printed == "not among the best third of 2 at validation 1 (step 20; ASHA)"
     assert judge(source, three, 10, 4.0) == ""
     assert judge(source, four, 10, 4.5) != "" and judge(source, five, 10, 4.7) != ""
     assert judge(source, one, 20, 9.0) == ""  # the 2nd validation ends nobody
@@ -205,14 +205,14 @@ def test_pruning_without_optuna_is_refused_in_a_line(
         importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name)
     )
     words = ("--store", tmp_path / "s.zarr", "--lr", "0.1", "--lr", "0.2")
-    for more, told in (("--prune asha", "--prune asha needs"), ("--trials 2", "--trials needs")):
+    for more, printed in (("--prune asha", "--prune asha needs"), ("--trials 2", "--trials needs")):
         line = refused(student_sweep, *words, *more.split())
-        says(line, f"{told} optuna", "pip install 'teachonce[tune]'")
+        says(line, f"{printed} optuna", "pip install 'teachonce[tune]'")
 
 
 def test_a_student_that_nothing_compares(tmp_path: Path) -> None:
     space: Space = {"vocab": ("5k", "10k")}
-    trials, runs = begun(tmp_path, 1, space)
+    trials, runs = started(tmp_path, 1, space)
     run = trials.next()
     assert run is not None
     said: list[str] = []

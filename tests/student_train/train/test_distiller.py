@@ -117,6 +117,6 @@ def test_embeddings_of_another_width_have_no_such_mean(
     counted: FeatureStore, tmp_path: Path
 ) -> None:
     options = options_for(counted, student="bilstm:12,10", loss={"hidden": 1.0}, out=tmp_path / "a")
-    told = "--student bilstm:12,10: .* include the embeddings .* 12 is not its hidden size 20;"
-    with pytest.raises(UserError, match=told):
+    printed = "--student bilstm:12,10: .* include the embeddings .* 12 is not its hidden size 20;"
+    with pytest.raises(UserError, match=printed):
         checked_plan(options, counted)

@@ -57,13 +57,13 @@ def test_a_checkpoint_of_something_else(
         stopped()
 
 
-def test_metrics_that_have_lost_lines_are_told(
+def test_metrics_that_have_lost_lines_are_reported(
     stopped: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     metrics = tmp_path / METRICS
     os.truncate(metrics, 20)  # in the middle of the first line
-    resumed, told, _ = stopped()  # then the masks that it reads
-    assert "lacks lines from before step 4" in told and "after step 3" in resumed
+    resumed, printed, _ = stopped()  # then the masks that it reads
+    assert "lacks lines from before step 4" in printed and "after step 3" in resumed
     lines = metrics.read_text().splitlines()
     assert len(lines) > 2 and all(line.startswith('{"step"') for line in lines)
 

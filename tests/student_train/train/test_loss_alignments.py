@@ -85,8 +85,8 @@ def test_the_command_tells_both(store: FeatureStore, tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "a/training.json").read_text())["settings"]
     assert settings["align"] == "kl=match,hidden=reduce"
     assert "| align | kl=match,hidden=reduce |" in (tmp_path / "a/README.md").read_text()
-    told = refused(main, *words, *loss, "--align", "hidden-sum=reduce")
-    says(told, "--align hidden-sum=reduce", "hidden-sum is not among the losses hidden, kl, mlm")
+    printed = refused(main, *words, *loss, "--align", "hidden-sum=reduce")
+    says(printed, "--align hidden-sum=reduce", "hidden-sum is not among the losses hidden, kl, mlm")
 
 
 def test_masked_targets_ask_for_masks_where_logits_are_reduced(
@@ -94,6 +94,6 @@ def test_masked_targets_ask_for_masks_where_logits_are_reduced(
 ) -> None:
     words: Words = ("--store", store.path, *SMALL, "--steps", "1", "--view", "0")
     masked: Words = ("--loss", "mlm=1,kl=1,hidden=1", "--targets", "masked")
-    told = refused(main, *words, *masked, "--align", "kl=reduce", "--out", tmp_path / "a")
-    says(told, "--targets masked: under --align reduce")
+    printed = refused(main, *words, *masked, "--align", "kl=reduce", "--out", tmp_path / "a")
+    says(printed, "--targets masked: under --align reduce")
     ok(main, *words, *masked, "--align", "kl=match,hidden=reduce", "--out", tmp_path / "b")

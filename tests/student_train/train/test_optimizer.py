@@ -88,7 +88,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     assert any((value != before[name]).any() for name, value in straight.state_dict().items())
 
 
-def test_it_is_told_and_recorded(store: FeatureStore, tmp_path: Path) -> None:
+def test_it_is_reported_and_recorded(store: FeatureStore, tmp_path: Path) -> None:
     own, out = tmp_path / "own.toml", tmp_path / "student"
     own.write_text('[recipes.large]\noptions = { optimizer = "lamb", lr = 0.01 }\n', "utf-8")
     words = ("--store", store.path, *WORDS, "--device", "cpu", "--recipe", own)
@@ -114,21 +114,21 @@ def test_folders_of_students_keep_their_names() -> None:
 
 
 def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path: Path) -> None:
-    def begun(**changes: Any) -> dict[str, Any]:
+    def started(**changes: Any) -> dict[str, Any]:
         settings = options_for(store, **changes).describing()
         nothing: dict[str, Any] = {"store": {}, "others": [], "environments": [], "tokenizer": ""}
         return {"settings": settings, **nothing}
 
-    before = begun()
+    before = started()
     (tmp_path / "training.json").write_text(json.dumps(before))
-    assert check_same_training(tmp_path, begun(), resume=True) == before
+    assert check_same_training(tmp_path, started(), resume=True) == before
     with pytest.raises(UserError, match=GIVEN.format("lamb", "adamw")):
-        check_same_training(tmp_path, begun(optimizer="adamw"), resume=True)
-    before = begun(optimizer="adamw")
+        check_same_training(tmp_path, started(optimizer="adamw"), resume=True)
+    before = started(optimizer="adamw")
     (tmp_path / "training.json").write_text(json.dumps(before))
-    assert check_same_training(tmp_path, begun(optimizer="adamw"), resume=True) == before
+    assert check_same_training(tmp_path, started(optimizer="adamw"), resume=True) == before
     with pytest.raises(UserError, match=GIVEN.format("adamw", "lamb")):
-        check_same_training(tmp_path, begun(), resume=True)
+        check_same_training(tmp_path, started(), resume=True)
 
 
 def test_without_the_package_nothing_is_begun(

@@ -116,7 +116,7 @@ def test_the_card_tells_what_a_store_of_kept_logits_lacks(
         ok(main, "--store", each.path, *loss, "--out", tmp_path / name)
         cards[name] = (tmp_path / name / "README.md").read_text()
     assert each.features.logits is not None and store.features.logits is not None
-    told = f"among the {store.features.logits.size} best of a token"
-    assert told in cards["kept"] and "best of a token" not in cards["head"]
+    printed = f"among the {store.features.logits.size} best of a token"
+    assert printed in cards["kept"] and "best of a token" not in cards["head"]
     line = refused(main, "--store", store.path, *loss[:-2], "--out", tmp_path / "c")
     says(line, "--align span: --loss kl-shared ", "--align kl-shared=match")

@@ -13,7 +13,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
 from tests.end_to_end.support import STUDENT, ok
-from tests.training.tracker_packages import install, told
+from tests.training.tracker_packages import install, recorded
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_p
     words = ("--store", store.path, "--vocab", "450", *STUDENT, "--log", "wandb")
     ok(student_train, *words, "--steps", "3", "--out", tmp_path / "mine")
     metrics = (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()
-    begun, *heard, ended = told(file)
+    started, *heard, ended = recorded(file)
     assert [{"step": each["step"], **each["log"]} for each in heard] == [*map(json.loads, metrics)]
-    assert begun["init"] == "mine" and begun["config"]["steps"] == 3 and ended["finish"] == 0
+    assert started["init"] == "mine" and started["config"]["steps"] == 3 and ended["finish"] == 0
     # It is a matter of the machine: it neither names a student nor keeps one from being resumed.
     settings = json.loads((tmp_path / "mine" / "training.json").read_text())["settings"]
     assert "log" not in settings
     file.unlink()
     rates = ("--lr", "0.001", "--lr", "0.002")
     ok(student_sweep, *words, "--steps", "1", *rates, "--out", tmp_path / "sweep")
-    assert [each["group"] for each in told(file) if "init" in each] == ["sweep", "sweep"]
-    assert len({each["id"] for each in told(file)}) == 2
+    assert [each["group"] for each in recorded(file) if "init" in each] == ["sweep", "sweep"]
+    assert len({each["id"] for each in recorded(file)}) == 2

@@ -178,7 +178,7 @@ def test_a_student_of_joined_teachers_trains_and_goes_on(
     line = refused(main, "--store", store.path, "--store", foreign.path, *words, "--out", out)
     says(line, foreign.path, "pieces that differ from", "--combine losses")
     corpus = write_corpus(tmp_path / "corpus.txt", 60)
-    for name, changes, told in (
+    for name, changes, printed in (
         ("text", {"limit": 900, "views": 2}, "other text"),
         ("views", {"views": 2, "seed": 7}, "other masked views than"),
         ("states", {"views": 2, "hidden": "layer:1"}, "hidden layer1 of size 32"),
@@ -186,7 +186,7 @@ def test_a_student_of_joined_teachers_trains_and_goes_on(
     ):
         wrong = dumped(tiny_teacher("bert"), corpus, tmp_path / f"{name}.zarr", **changes)
         line = refused(main, "--store", store.path, "--store", wrong, *words, "--out", out)
-        says(line, "--combine outputs", str(wrong), told, "--combine losses")
+        says(line, "--combine outputs", str(wrong), printed, "--combine losses")
     assert not out.exists()
 
 
@@ -221,7 +221,7 @@ def test_stores_that_do_not_fit_together(
     out = tmp_path / "out"
     line = refused(main, "--store", store.path, "--store", task, "--out", out, *SMALL)
     says(line, str(task), "is for classification", "for masked LM", "for each store")
-    for labels, told in (
+    for labels, printed in (
         (MOODS[::-1], "the labels in another order than"),
         ((*MOODS[:2], "bored"), "other labels than"),
     ):
@@ -232,7 +232,7 @@ def test_stores_that_do_not_fit_together(
         dumped(teacher, corpus, other, head="classification", logits=None, limit=100)
         line = refused(main, "--store", task, "--store", other, "--out", out, *SMALL)
         number = next(n for n in range(3) if labels[n] != MOODS[n])
-        says(line, f"{told} the teacher of {task}: number {number} is {labels[number]} instead")
+        says(line, f"{printed} the teacher of {task}: number {number} is {labels[number]} instead")
         says(line, str(other), MOODS[number], "in the same order", "for each store")
     narrow = dumped(tiny_teacher("roberta"), corpus, tmp_path / "n.zarr", hidden="none")
     line = refused(main, "--store", store.path, "--store", narrow, "--out", out, *SMALL,

@@ -285,13 +285,13 @@ def test_command(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
     assert "every error is within" in said
     line = run("--model", tiny_teacher("roberta")).strip().splitlines()[-1]
     assert line.startswith("Error: ") and ("give the model" in line or "width" in line)
-    for option, wrong, told in (
+    for option, wrong, printed in (
         ("--sample", 0, "x>=1"),
         ("--seed", -1, "x>=0"),
         ("--device", "toaster", "cuda:N"),
     ):
         said = run("--model", tiny_teacher("bert"), option, wrong).splitlines()[-1]
-        assert said.startswith("Error: ") and option in said and told in said
+        assert said.startswith("Error: ") and option in said and printed in said
 
 
 def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:

@@ -67,7 +67,7 @@ def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "header", "told"),
+    ("name", "header", "expected"),
     [
         ("a.csv", "id;text", "semicolons"),
         ("a.csv", "id\ttext", "tabs"),
@@ -77,13 +77,13 @@ def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_divided_by_another_separator(
-    tmp_path: Path, name: str, header: str, told: str
+    tmp_path: Path, name: str, header: str, expected: str
 ) -> None:
     """It would be one column, of numbers and text together."""
     path = tmp_path / name
     path.write_text(f"{header}\n{header.replace('id', '1')}\n")
     message = refusal(path)
-    assert f"one column with {told} in its name" in message and f"{path}, line 1" in message
+    assert f"one column with {expected} in its name" in message and f"{path}, line 1" in message
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
@@ -288,7 +288,7 @@ def test_huge_line_is_refused_without_being_read(tmp_path: Path) -> None:
 
 def test_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    for line, told in [
+    for line, expected in [
         ('{"text": "b"', "not JSON (Expecting"),
         ('["b"]', 'expected an object like {"text": "..."}, got list'),
         ('{"txt": "b"}', "no column 'text'; did you mean txt? its columns are 'txt'"),
@@ -297,15 +297,15 @@ def test_bad_rows(tmp_path: Path) -> None:
     ]:
         path.write_text('{"text": "a"}\n\n' + line + "\n")
         message = refusal(path)
-        assert message.startswith(f"{path}, line 3: ") and told in message
+        assert message.startswith(f"{path}, line 3: ") and expected in message
     path = tmp_path / "a.csv"
-    for line, told in [
+    for line, expected in [
         ("b,c,2", "line 3: expected 2 columns as in the header, got 3; quote texts"),
         ('"b,2', "line 3: unexpected end of data; close every quote"),
         ('"b"x,2', "line 3: ',' expected after '\"'; close every quote"),
     ]:
         path.write_text("text,n\na,1\n" + line + "\n")
-        assert told in refusal(path)
+        assert expected in refusal(path)
     path = tmp_path / "a.tsv"
     path.write_text("text\tn\na\t1\nb\n")
     assert "line 3: expected 2 columns as in the header, got 1" in refusal(path)
@@ -327,7 +327,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
     assert f"{path}: not a readable parquet file (" in refusal(path)
 
 
-def test_bad_line_far_down_is_told_by_check(tmp_path: Path) -> None:
+def test_bad_line_far_down_is_reported_by_check(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"line\n" * 5000 + b"\xff\n")
     corpus = Corpus.open([str(path)])

@@ -102,7 +102,7 @@ def test_json(tmp_path: Path) -> None:
     corpus = Corpus.open([str(path)], label_column="id")
     corpus.check()
     assert corpus.found_labels("classification")["1"] == f"{path}, line 6"
-    for content, told in (
+    for content, printed in (
         (whole[:-1], "has no end"),
         (whole[:-9], "not JSON ("),
         (whole + whole, "several files were concatenated"),
@@ -115,7 +115,7 @@ def test_json(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(CorpusError) as caught:
             Corpus.open([str(path)]).check()
-        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert printed in str(caught.value) and "\n" not in str(caught.value)
     assert "no file with text" in refusal(tmp_path / "*.js*n.none")
     path.unlink()
     (tmp_path / "config.json").write_text("{}")
@@ -196,7 +196,7 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
     table = pq.read_table(folder / "train.parquet")
     forged = b'{"info": {"features": {"label": "ClassLabel"}}}'
     numbers = table.set_column(1, "label", pa.array([5, 0, 0, 0]))
-    for meta, told in (
+    for meta, printed in (
         (table.schema.metadata, "row 1: 5 is not a label of its schema, which has 3 names"),
         (
             {b"huggingface": forged},
@@ -205,7 +205,7 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
         ({b"huggingface": b"{"}, "its schema describes features in another form"),
     ):
         pq.write_table(numbers.replace_schema_metadata(meta), tmp_path / "a.parquet")
-        with pytest.raises(CorpusError, match=told):
+        with pytest.raises(CorpusError, match=printed):
             golds(tmp_path / "a.parquet")
 
 
@@ -299,15 +299,15 @@ def test_conll(tmp_path: Path) -> None:
         texts(tmp_path / "a.tsv")
     for name, other in (("a.b.txt", "a.b.conll"), ("a.TXT", "a.conll")):
         (tmp_path / name).write_text(CONLL)
-        told = refusal(tmp_path / name)
-        assert "looks like words with tags ('-DOCSTART-" in told
-        assert told.endswith(f"rename it to {other}")
+        printed = refusal(tmp_path / name)
+        assert "looks like words with tags ('-DOCSTART-" in printed
+        assert printed.endswith(f"rename it to {other}")
     rows = "1\tBo\tB-PER\tB-LOC\n2\tis\tO\tO\n3\tx\tO\tO\n"
     for name, content in (("a.tsv", rows), ("a.conll", rows.replace("\t", "  "))):
         (tmp_path / name).write_text(content)
-        told = refusal(tmp_path / name)
-        assert "its first column counts the words" in told
-        subprocess.run(["sh", "-c", told.partition("both: ")[2]], cwd=tmp_path, check=True)
+        printed = refusal(tmp_path / name)
+        assert "its first column counts the words" in printed
+        subprocess.run(["sh", "-c", printed.partition("both: ")[2]], cwd=tmp_path, check=True)
         assert golds(tmp_path / f"a.words{Path(name).suffix}", label=None)[0][0] == (0, 2, "B-LOC")
     for content in ("Bo\tB-PER\t\nis\tO\t\n", "Bo\tB-PER\nis\tO\t\n", "Bo\tB-PER\t\nis\tO\n"):
         (tmp_path / "c.conll").write_text(content)  # a tab at the end begins no column
@@ -385,7 +385,7 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
     hyper = {"type": "hypertextlabels", "from_name": "ner", "value": offsets}
     other = {**choice, "value": {"choices": ["neg"]}}
     moved = {**results[0], "value": {**results[0]["value"], "start": 13}}
-    for row, told in (
+    for row, printed in (
         (
             {**studio, "annotations": [{"result": [choice]}, {"result": [other]}]},
             "2 annotators disagree",
@@ -406,7 +406,7 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
         ),
     ):
         path.write_text(json.dumps([row]))
-        with pytest.raises(CorpusError, match=f"a.json, line 1: .*{told}"):
+        with pytest.raises(CorpusError, match=f"a.json, line 1: .*{printed}"):
             golds(path, "data.text", "annotations")
 
 

@@ -37,9 +37,11 @@ def test_two_columns(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", TABLES)
 def test_a_column_that_is_missing(tmp_path: Path, suffix: str) -> None:
     path = write_table(tmp_path / f"a{suffix}", ROWS)
-    told = rf"a{suffix}.*no column 'three'; its columns are '.*'one'.*; give one of them as --text"
+    printed = (
+        rf"a{suffix}.*no column 'three'; its columns are '.*'one'.*; give one of them as --text"
+    )
     for words in ("one,three", "three,one"):
-        with pytest.raises(CorpusError, match=told):
+        with pytest.raises(CorpusError, match=printed):
             Corpus.open([str(path)], words)
 
 

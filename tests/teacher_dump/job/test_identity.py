@@ -194,7 +194,7 @@ def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher
     assert "view0/hidden/mean: " in line and "(pip install torch==2.0.0)" in line
 
 
-def test_another_config_is_told_by_its_fields(stopped: Any, tmp_path: Path) -> None:
+def test_another_config_is_reported_by_its_fields(stopped: Any, tmp_path: Path) -> None:
     options = stopped("zarr")
     model = tmp_path / "model"
     shutil.copytree(options.model, model)

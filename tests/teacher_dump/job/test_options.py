@@ -20,7 +20,7 @@ OUT = Path("store.zarr")
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"codec": "tiny"}, "--codec tiny: expected one of default, exact, small"),
         ({"mask_prob": 0.3}, "--mask-prob 0.3: no word is masked in view 0"),
@@ -33,14 +33,14 @@ OUT = Path("store.zarr")
         ({"head": "tagging", "logits": "head"}, "--logits head: applies to the logits of a"),
     ],
 )
-def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], told: str) -> None:
+def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         DumpOptions("model", OUT, **changes)
-    assert told in str(error.value)
+    assert message in str(error.value)
     words = [word for name, value in changes.items() for word in _typed(name, value)]
     line = refused(main, "--model", "model", "--out", OUT, *words)
     if "codec" not in changes:  # click refuses a choice in its own words
-        assert told in line
+        assert message in line
 
 
 def test_python_takes_single_values_and_lists() -> None:
@@ -74,13 +74,15 @@ def test_python_has_the_defaults_of_the_command_mixed_vocab() -> None:
         **vars(StageOneDump("m", OUT)),
         **vars(MixedVocabOptions(StageOneDump("m", OUT), width=8)),
     }
-    told = {
+    message = {
         str(option.name): option for option in command.params if isinstance(option, click.Option)
     }
-    seen = [name for name in told if not told[name].required and told[name].default is not None]
+    seen = [
+        name for name in message if not message[name].required and message[name].default is not None
+    ]
     assert len(seen) > 12
     for name in seen:
-        default = told[name].default
+        default = message[name].default
         if isinstance(default, (str, int, float)) or default is None:
             assert made[name] == default, name
     assert (made["logits"], made["hidden"], made["max_length"]) == ("none", "none", 128)

@@ -72,12 +72,12 @@ def test_a_step_of_several_batches_and_its_warm_up(
     taken: list[tuple[float, int, int]] = []
     update = Training.update
 
-    def told(self: Any, rate: float, batches: Any, losses: Any, count: int = 1) -> Any:
+    def printed(self: Any, rate: float, batches: Any, losses: Any, count: int = 1) -> Any:
         found = update(self, rate, batches, losses, count)
         taken.append((rate, count, self.step))
         return found
 
-    monkeypatch.setattr(Training, "update", told)
+    monkeypatch.setattr(Training, "update", printed)
 
     def trained(name: str, until: int = 0) -> Any:
         taken.clear()

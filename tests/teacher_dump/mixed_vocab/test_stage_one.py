@@ -178,13 +178,13 @@ def test_recipes_of_stage_one_are_the_published_settings(
     assert (tied.steps, tied.dump.batch_tokens, tied.lr) == (9, 512, 1.25e-3)
 
 
-def test_tied_pieces_train_and_are_told(trained: Any, tmp_path: Path) -> None:
+def test_tied_pieces_train_and_are_reported(trained: Any, tmp_path: Path) -> None:
     out = tmp_path / "tied.zarr"
     words = (*trained[2], "--tie", "--accumulate", 2, "--warmup", 0.1, "--steps", 2)
     said = ok(teacher_dump, *words, "--out", out)
     assert "tied      " in said and "2 steps of 1024 tokens" in said and "warm-up 10%" in said
-    told = open_store(out).identity["mixed_vocab"]
-    assert (told["tie"], told["accumulate"], told["warmup"]) == (True, 2, 0.1)
+    printed = open_store(out).identity["mixed_vocab"]
+    assert (printed["tie"], printed["accumulate"], printed["warmup"]) == (True, 2, 0.1)
     plain = open_store(trained[0]).identity["mixed_vocab"]  # as before these options came
     assert not {"tie", "accumulate", "warmup"} & plain.keys()
 

@@ -184,7 +184,7 @@ def test_a_dump_goes_on_where_it_was_killed(
     assert mended.manifest.content() == whole.manifest.content()
 
 
-def test_another_teacher_of_the_task_is_told(
+def test_another_teacher_of_the_task_is_reported(
     tmp_path: Path, tiny_teacher: Teachers, labelled: Path
 ) -> None:
     model = tiny_teacher("bert", "classification", MOODS)
@@ -301,7 +301,7 @@ def test_the_command_says_what_it_kept(
     assert labels[18:] == [1, None, None, None, None, None]
 
 
-def test_sequences_of_a_batch_are_told_apart() -> None:
+def test_sequences_of_a_batch_are_kept_apart() -> None:
     """Where one of a batch is not finite, the others are kept as they are."""
     states, maps = np.arange(6.0)[:, None], [np.eye(1), np.eye(2), np.eye(3)]
     for of_sequences, logits, bad in (

@@ -230,7 +230,7 @@ def test_numbers_are_explained_and_not_mixed_with_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "told"),
+    ("label", "message"),
     [
         ("Positive", "did you mean positive? it has negative"),
         (" positive", "did you mean positive?"),
@@ -239,10 +239,10 @@ def test_numbers_are_explained_and_not_mixed_with_names() -> None:
         ("True", "no label 'True'; it has"),
     ],
 )
-def test_labels_that_are_nearly_the_teachers(label: str, told: str) -> None:
+def test_labels_that_are_nearly_the_teachers(label: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         Labels(TaskSpec("classification", MOODS), "t").check({label: "x, line 3"}, {})
-    assert told in str(caught.value) and str(caught.value).startswith("x, line 3: ")
+    assert message in str(caught.value) and str(caught.value).startswith("x, line 3: ")
 
 
 def test_a_teacher_whose_labels_have_no_names() -> None:
@@ -296,7 +296,7 @@ def test_tags_in_the_scheme_of_the_teacher(
 
 
 @pytest.mark.parametrize(
-    ("tags", "labels", "told"),
+    ("tags", "labels", "message"),
     [
         ("S-A O B-C E-C", ("O", "B-A", "I-A", "B-C"), "line 4: the teacher t has no tag 'I-C'"),
         ("B-A I-A I-A", ("O", "B-A", "E-A", "S-A"), "line 2: the teacher t has no tag 'I-A'"),
@@ -305,9 +305,9 @@ def test_tags_in_the_scheme_of_the_teacher(
     ],
 )
 def test_converted_tags_are_checked_before_the_dump(
-    tags: str, labels: Any, told: str, tmp_path: Path, make_tokenizer: Any
+    tags: str, labels: Any, message: str, tmp_path: Path, make_tokenizer: Any
 ) -> None:
-    with pytest.raises(UserError, match=f"a.tsv, {told}"):
+    with pytest.raises(UserError, match=f"a.tsv, {message}"):
         numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
     single = ("O", "S-A")  # the teacher lacks B-A, which no tag becomes
     assert numbers_of("B-A O", TaskSpec("tagging", single), tmp_path, make_tokenizer)[0] == "S-A"

@@ -158,7 +158,7 @@ SCORE = """
 def cases(lines: str) -> list[tuple[list[str], list[str]]]:
     """Read the words of each line, and all that the refusal tells."""
     split = (line.split(" | ") for line in lines.strip().splitlines())
-    return [(words.split(), told) for words, *told in split]
+    return [(words.split(), printed) for words, *printed in split]
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_torchvision_for_another_torch_is_one_line(
     assert "(operator nms does not exist)" in line and "pip uninstall torchvision" in line
 
 
-def test_mistakes_are_told_before_torch_is_loaded(
+def test_mistakes_are_reported_before_torch_is_loaded(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
     (tmp_path / "teacher").symlink_to(tiny_teacher("bert"))
@@ -206,9 +206,9 @@ def test_mistakes_are_told_before_torch_is_loaded(
         ("teachonce.student_predict.cli", [], PREDICT),
         ("teachonce.downstream.cli", ["--out", "out"], SCORE),
     ):
-        for words, told in cases(lines):
+        for words, printed in cases(lines):
             typed.append((module, [*base, *words]))
-            expected.append(told)
+            expected.append(printed)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(typed)],
         cwd=tmp_path,
@@ -220,5 +220,7 @@ def test_mistakes_are_told_before_torch_is_loaded(
     *found, loaded = done.stdout.splitlines()
     assert len(found) == len(expected), done.stdout
     pairs = zip(expected, found, strict=True)
-    assert [(told, line) for told, line in pairs if not all(word in line for word in told)] == []
+    assert [
+        (printed, line) for printed, line in pairs if not all(word in line for word in printed)
+    ] == []
     assert loaded == "set()" and tree(tmp_path) == before  # nothing was begun
