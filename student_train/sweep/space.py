@@ -127,8 +127,8 @@ def arguments_of(point: Point) -> dict[str, Any]:
 
 
 def points(space: Space, where: str = "") -> Iterator[Point]:
-    """Yield every combination of the settings. Raises UserError, prefixed by `where`, for a
-    range."""
+    """Yield every combination of the settings. Raises UserError, which begins with `where`, for a
+    range, because it has no finite list of values."""
     choices = list[Choices]()
     for name, each in space.items():
         if isinstance(each, Interval):

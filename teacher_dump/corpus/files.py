@@ -292,7 +292,7 @@ class FileSource(CorpusSource):
 
 
 class _Digest:
-    """Size and SHA-256 of a stream of bytes."""
+    """Computes the size and the SHA-256 of a stream of bytes."""
 
     def __init__(self) -> None:
         self.size, self._sha256 = 0, hashlib.sha256()

@@ -265,7 +265,7 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
     line = refused(student_train, "--store", stores(), "--out", tmp_path / "s", *STUDENT,
                    "--vocab", "450", "--loss", "hidden=1")  # fmt: skip
     says(line, "has no hidden states")
-    with pytest.raises(UserError, match="did you mean embedding. there are .* in-batch"):
+    with pytest.raises(UserError, match="did you mean embedding. expected one of .* in-batch"):
         TrainOptions(store="a.zarr", loss={"embeddings": 1.0})
 
 

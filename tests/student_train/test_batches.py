@@ -110,7 +110,7 @@ def test_the_distiller_gives_both_sides_of_each_loss(batches: StudentBatches) ->
         weighted = sum(losses.values())
         torch.testing.assert_close(distiller.weighted(losses), weighted)
     with pytest.raises(
-        ValueError, match="no loss 'hard' is trained; there are mlm, hidden, attention, kl"
+        ValueError, match="no loss 'hard' is trained; expected one of mlm, hidden, attention, kl"
     ):
         sides.of("hard")
     assert batches.validate(distiller)["valid_loss"] > 0
@@ -160,7 +160,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
     [
         (
             {"lr": 1.0},
-            "no setting 'lr'; there are align, batch_texts, batch_tokens, data, held_out",
+            "no setting 'lr'; expected one of align, batch_texts, batch_tokens, data, held_out",
         ),
         ({"loss": {"ce": 1.0}}, "--loss ce: the teacher of .* has no task head"),
         ({"loss": {"embedding": 1.0}}, "--loss embedding: .* has no text vectors"),

@@ -39,7 +39,7 @@ from teachonce.support.options import options_of, scoped
         ({"loss": {"mlm": 1.0, "kl": 0.0}}, "--loss kl=0: expected a finite weight above 0"),
         ({"loss": {"mlm": "1"}}, "--loss mlm='1': expected a finite weight above 0"),
         ({"loss": {}}, "--loss: expected one or more losses with weights, such as mlm=1"),
-        ({"loss": {"wishful": 1.0}}, "--loss wishful: unknown; there are mlm"),
+        ({"loss": {"wishful": 1.0}}, "--loss wishful: unknown; expected one of mlm"),
         ({"vocab": "Mixed-vocab"}, "--vocab Mixed-vocab: expected a size (5k, 8000), a folder"),
         ({"vocab": "WORDS:5K"}, "--vocab WORDS:5K: expected a size"),
         ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
@@ -147,7 +147,7 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
     ("stage", "told"),
     [
         ({"schedule": "nonsense"}, "stage 2: --schedule nonsense: expected one of linear"),
-        ({"student": "tiny"}, "stage 2: student is not a setting of a stage; there are batch"),
+        ({"student": "tiny"}, "stage 2: student is not a setting of a stage; expected one of"),
         ({"unfreeze": "up"}, "stage 2: unfreeze 'up': expected 'top-down'"),
         ({"steps": 1, "epochs": 2.0}, "stage 2: --steps and --epochs contradict"),
         ({"lr": 1e-5}, "stage 2: --lr-end 0.0001: expected at most --lr, here 1e-05"),
