@@ -386,7 +386,7 @@ class OptionFields:
         None,
         "Validate every N steps, or, with `epoch`, after each pass over the store.",
         within=at_least(1),
-        default_text="a tenth of all steps",
+        default_text="a tenth of the steps of each stage",
         scope={STAGE},
     )
     patience: int | None = option(
