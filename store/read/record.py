@@ -23,7 +23,7 @@ SHOWN = 16  # tokens of a record in a notebook
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits of T tokens. The tier determines which fields are set.
+    """Holds the logits of T tokens. The tier determines which fields are set.
 
     topk: ids int32 [T, K], logprobs [T, K], rest [T] (log of the probability of all other ids).
     sample: start int64 [T + 1] into ids int32 [M] and counts [M], of `draws` random draws.

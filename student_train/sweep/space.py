@@ -21,7 +21,8 @@ WEIGHT = "loss."
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers from `low` to `high`, both included; drawn on a logarithmic scale if `log`."""
+    """Holds an interval of numbers from `low` to `high`, both included. They are drawn on a
+    logarithmic scale if `log`."""
 
     low: float
     high: float

@@ -26,7 +26,7 @@ def check_new(out: Path, resumable: bool = True) -> None:
 
 
 class _Checked:
-    """Raises UserError for a setting with a value that the command line refuses."""
+    """Refuses, with UserError, a value of a setting that the command line refuses."""
 
     def __post_init__(self) -> None:
         check_values(self)
