@@ -160,7 +160,7 @@ def _normalised(text: bytes, normalise: Normaliser) -> bytes:
 
 
 class _StudentPieces:
-    """Looks up the student's tokens for those of a teacher: special ones by role or name, ordinary
+    """Looks up the student's token for a teacher's token: special tokens by role or name, ordinary
     pieces by text and edge (see `VocabularyMap.maps`)."""
 
     def __init__(self, student: Vocabulary, teacher: Vocabulary, edge: bool | None) -> None:

@@ -22,7 +22,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """G pairs of half-open runs of flat token numbers, in the order of the text.
+    """Holds G pairs of half-open runs of flat token numbers, in the order of the text.
 
     teacher, student: int32 [G, 2]. Teacher tokens teacher[g, 0] ... teacher[g, 1] - 1 cover the
         same characters as student tokens student[g, 0] ... student[g, 1] - 1. No run is empty or
@@ -120,7 +120,7 @@ def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> Alignment
     begin, end = map(int, tokens.offsets[token])
     return AlignmentError(
         f"{side}, sequence {sequence}: token {token - int(tokens.start[sequence])} covers "
-        f"characters {begin} to {end} of a text of {length}; pass the text that was tokenised"
+        f"characters {begin} to {end} of a text of {length}; pass the text that was tokenized"
     )
 
 
@@ -307,7 +307,7 @@ def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
         token = int(wrong.argmax())
         raise AlignmentError(
             f"teacher, sequence {teacher.sequence_of(token)}: token id {int(teacher.ids[token])} "
-            f"is outside its vocabulary of {size}; tokenise with the teacher's own tokenizer"
+            f"is outside its vocabulary of {size}; tokenize with the teacher's own tokenizer"
         )
 
 

@@ -108,7 +108,7 @@ class FlatText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Holds B tokenised sequences as N flat tokens.
+    """Holds B tokenized sequences as N flat tokens.
 
     ids: integers [N].
     offsets: integers [N, 2], half-open spans of characters of the token's own sequence.

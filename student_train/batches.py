@@ -210,7 +210,7 @@ def _options(
     names = BatchSettings.__annotations__.keys()
     if unknown := sorted(settings.keys() - names):
         known = ", ".join(sorted(names))
-        raise UserError(f"StudentBatches: no setting {unknown[0]!r}; there are {known}")
+        raise UserError(f"StudentBatches: no setting {unknown[0]!r}; expected one of {known}")
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
     fill_in_decoder(given, lambda: store)
     if "loss" not in given:

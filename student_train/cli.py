@@ -30,7 +30,7 @@ from teachonce.support.usage_errors import version_option
 HELP = """Train a small student on a store; the teacher is not needed.
 
 On Ctrl-C or SIGTERM the training saves a checkpoint. The same command with --resume continues it,
-with the same result as without the stop.
+with the same result as an uninterrupted training.
 """
 EXAMPLES = examples(
     "student-train --store store.zarr --vocab 5k",

@@ -160,7 +160,8 @@ def _check_truncation(tokenizer: Any, plan: TrainPlan) -> None:
 
 
 def _positions(plan: TrainPlan) -> int | None:
-    """Return the positions of the model that a student continues, or None for another start."""
+    """Return the maximal number of positions of the model that `--init folder:DIR` continues; None
+    for other values of `--init`. Raises UserError if its config.json has no valid number."""
     if not plan.options.init.startswith(FOLDER):
         return None
     config, folder = start_config(plan.options.init, plan.store)

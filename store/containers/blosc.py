@@ -19,7 +19,7 @@ BLOSC_COPIED = 2  # flag: the data follow the header uncompressed
 
 
 class Damage(Exception):
-    """Stored bytes are damaged. The message describes the damage; the caller adds the place."""
+    """Raised for damaged bytes. The message describes the damage; the caller adds the place."""
 
 
 def decoded_size(frame: Bytes) -> int:

@@ -35,7 +35,7 @@ _own: dict[str, BucketLease] = {}
 
 
 class BucketLease:
-    """This process's exclusive lease to write one store of a bucket, until `close` or its death.
+    """Holds this process's lease to write a store of a bucket, until `close` or its death.
 
     Raises Taken if a living process holds the lease, Unreachable if nothing can be written.
     """

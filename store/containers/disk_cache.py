@@ -47,8 +47,8 @@ def _entry_prefix(store: str, name: str) -> str:
 
 
 class FetchedBytes(NamedTuple):
-    """Bytes of an object, the size of the whole object, and the numbers of the chunks in these
-    bytes whose checksum a reader has compared."""
+    """Holds bytes of an object, the size of the whole object, and the numbers of the chunks in
+    these bytes whose checksum a reader has compared."""
 
     data: Bytes
     whole: int

@@ -191,7 +191,7 @@ class Sink(Protocol):
 
 
 class WriteLease(Protocol):
-    """This process's exclusive lease to write a store, until `close` or its death."""
+    """Holds this process's exclusive lease to write a store, until `close` or its death."""
 
     token: str
 

@@ -36,8 +36,8 @@ PASSING_CODES = {  # of S3; the status of some of them would count as permanent
     "RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch",
     "OperationAborted", "InternalError", "ServiceUnavailable", "SlowDown", "Throttling",
 }  # fmt: skip
-# Modules of clients whose errors mean, as OSError does, that no answer or only half of one came.
-# They are optional and not imported here.
+# Modules of HTTP clients. Their errors mean, as OSError does, that no response or only a part of it
+# was received. The modules are optional and not imported here.
 CLIENTS = {"aiohttp", "http", "urllib3"}
 CREDENTIALS = "the credentials (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 WHOLE_REMEDY = (
@@ -300,6 +300,6 @@ def with_refetches(
 
 
 def fetch_attempts(remote: bool) -> range:
-    """Return the attempts at reading data, as a range: FETCHES if they come over a network, which
-    may damage them, else one."""
+    """Return the attempts at reading data, as a range: FETCHES for `remote` data, which a network
+    may damage, else one."""
     return range(FETCHES if remote else 1)

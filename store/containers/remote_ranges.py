@@ -23,7 +23,8 @@ UNWRITTEN = 2**28  # bytes waiting for a slow disk; beyond it, ranges are not ca
 
 
 class ByteRange(NamedTuple):
-    """Bytes begin..end of an object, clipped to its size; if begin < 0, its last -begin bytes."""
+    """Describes bytes begin..end of an object, clipped to its size; if begin < 0, its last -begin
+    bytes."""
 
     name: str
     begin: int

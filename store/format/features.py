@@ -43,7 +43,7 @@ MAX_LABELS = 2**16
 # 255 characters, as a file system allows. No name begins with a dot, as temporary files and leases
 # do.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
-# So that a reader may hold ids as int32.
+# Exclusive limit of ids, so that a reader may hold them as int32.
 LIMIT = 2**31
 
 

@@ -181,7 +181,7 @@ class IndexedParts(Sequence[Part]):
         self.lengths = IndexedLengths(self)
 
     def damage(self, what: str) -> StoreError:
-        """Return the error that says what is wrong with the index."""
+        """Return the error that describes what is wrong with the index."""
         return StoreError(f"{self._where}: the index of parts: {what}; {DAMAGED}")
 
     def _size(self, number: object) -> int:

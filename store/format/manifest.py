@@ -41,9 +41,10 @@ def suggest_repair() -> Iterator[None]:
 
 
 class Entry(NamedTuple):
-    """Shape, dtype and SHA-256 of an array; fingerprint is the SHA-256 of its zarr.json, if known.
+    """Holds shape, dtype and SHA-256 of an array.
 
-    The SHA-256 covers the decoded, little-endian bytes in C order.
+    sha256: of the decoded, little-endian bytes in C order. fingerprint: the SHA-256 of the array's
+        zarr.json, if known.
     """
 
     shape: tuple[int, ...]
@@ -61,7 +62,7 @@ class Entry(NamedTuple):
 
     @staticmethod
     def from_json(value: object, where: str, name: str) -> Entry:
-        """Check and read the entry of the array `name`. Raises StoreError, which names it."""
+        """Check and read the entry of the array `name`. Raises StoreError if it is not valid."""
         if isinstance(value, dict):
             get = value.get
             shape, dtype, sha256 = get("shape"), get("dtype"), get("sha256")

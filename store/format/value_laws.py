@@ -58,7 +58,8 @@ def find_violation(
         return out_of_range(values, 0, None, "is below 0")
     # `part_laws` compares with the length of each sequence, which is not known here.
     if path == CONTEXT:
-        return out_of_range(values, 0, features.max_length - 1, "is not a number of first tokens")
+        last = features.max_length - 1
+        return out_of_range(values, 0, last, f"is not a number of tokens from 0 to {last}")
     if leaf in ("label", "tag") and features.task:
         last = len(features.task.labels) - 1
         return out_of_range(values, -1, last, f"holds a number that is not a label (-1..{last})")

@@ -86,7 +86,7 @@ class PartIndex:
         return np.asarray(np.searchsorted(self.first, index, "right") - 1)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
-        """Return the part of a sequence, and its position there."""
+        """Return the part of sequence `index`, and its position in the part."""
         place = int(self.part_of(index))
         return self.part(place), index - int(self.first[place])
 

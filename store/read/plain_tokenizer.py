@@ -43,7 +43,8 @@ class _NotPlain(ValueError):
 
 
 def is_plain(data: bytes) -> bool:
-    """Return whether a tokenizer's time, memory and output are proportional to its text."""
+    """Return whether a tokenizer.json has only steps whose time, memory and output are
+    proportional to the text. False for any other content, and for invalid JSON."""
     try:
         settings = json.loads(data, object_pairs_hook=_unique)
         steps = [

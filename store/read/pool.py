@@ -27,12 +27,12 @@ FEW_TOKENS = 65_536
 # by name, it had 39 %.
 AT_ONCE = 64  # concurrent reads over a network
 DECODERS = 2  # threads that decode: more would only wait for one another
-RAGGED_BYTES = 64  # of a token's masked words and draws, estimated upwards
+RAGGED_BYTES = 64  # upper estimate for the masked words and draws of a token
 
 
 class Buffers:
-    """Named arrays that grow and are reused, because allocating fresh memory takes longer than the
-    copy."""
+    """Holds named arrays that grow and are reused, because allocating fresh memory takes longer
+    than the copy."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}

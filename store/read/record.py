@@ -23,7 +23,7 @@ SHOWN = 16  # tokens of a record in a notebook
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits of T tokens. The tier determines which fields are set.
+    """Holds the logits of T tokens. The tier determines which fields are set.
 
     topk: ids int32 [T, K], logprobs [T, K], rest [T] (log of the probability of all other ids).
     sample: start int64 [T + 1] into ids int32 [M] and counts [M], of `draws` random draws.
@@ -200,7 +200,7 @@ class View:
         return states
 
     def _attention(self, name: str) -> Floats:
-        """Return float32 [T, T], probabilities."""
+        """Read attention map `name` and decode it to probabilities, float32 [T, T]."""
         part, position = self._record.part, self._record.position
         begin, end = (int(edge) for edge in part.square_start[position : position + 2])
         codes = part.read(f"view{self.number}/attention/{name}/values", begin, end)
@@ -210,7 +210,7 @@ class View:
 
 
 class Views(tuple[View, ...]):
-    """Lists the views of a sequence, by number. IndexError says how many the store has."""
+    """Lists the views of a sequence, by number. A missing view raises IndexError."""
 
     @overload
     def __getitem__(self, number: SupportsIndex) -> View: ...

@@ -91,8 +91,8 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
             return FeatureStore(source, attributes, features, manifest)
     with suggest_repair():
         hidden = () if cache is not None else features.hidden  # a cache may have the calibration
-        # Requested together: one answer after another took twice as long to open a store over a
-        # network.
+        # Requested together: with one request after another, opening a store over a network took
+        # twice as long.
         source.announce(["manifest", *(p for name in hidden for p in calibration_paths(name))])
         manifest, _ = sealed_manifest(source, attributes, features)
         if cache is not None:
@@ -195,7 +195,7 @@ class FeatureStore(Sequence[Record]):
         self._index.set_cache(chosen)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
-        """Return the part of a sequence, and its position there."""
+        """Return the part of sequence `index`, and its position in the part."""
         return self._index.locate(index)
 
     def lengths(self, begin: int, end: int) -> Array:

@@ -128,7 +128,7 @@ def within_bounds(
 def encoded(
     tokenizer: Any, texts: list[str], where: str, separator: str | None = None
 ) -> list[Any]:
-    """Tokenise texts, or pairs of texts that `separator` divides; return their encodings.
+    """Tokenize texts, or pairs of texts that `separator` divides; return their encodings.
 
     Raises StoreError for more tokens than a text can have, for a text that is not a pair, and if
     the `tokenizers` library fails.

@@ -34,7 +34,7 @@ PoolBatches = tuple[Pool, list[Array]]  # a pool and its batches
 
 @dataclass(frozen=True)
 class HiddenBatch:
-    """Hidden states of N tokens as stored, decoded on request.
+    """Holds the hidden states of N tokens as stored, and decodes them on request.
 
     stored: the arrays of the codec. exact: values float32 [N, D]. default: values int8 [N, D],
         scale float16 [N]. small: values uint8 [N, ceil(D/2)] (packed int4), scale [N, ceil(D/64)].
@@ -73,7 +73,7 @@ class HiddenBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences with N tokens, flat. The arrays of a batch are valid until the next batch.
+    """Holds B sequences with N tokens, flat. The arrays are valid until the next batch.
 
     index, document: int64 [B], numbers of the sequences and of their documents.
     start: int64 [B + 1], first token of each sequence.

@@ -25,7 +25,7 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class StreamArguments(TypedDict, total=False):
-    """Keyword arguments that `FeatureStore.stream` passes to `StreamOrder`."""
+    """Types the keyword arguments that `FeatureStore.stream` passes to `StreamOrder`."""
 
     view: int
     shuffle: bool

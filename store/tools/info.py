@@ -168,7 +168,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
     }
 
 
-def _learnt(features: Features) -> str:
+def _trained_on(features: Features) -> str:
     """Describe which tokens students are trained on; "" for all."""
     context = ["without the first tokens of windows that only give context"] * features.context
     of_chats = "marked tokens of chats" if features.messages else "marked tokens"
@@ -183,7 +183,7 @@ def info_lines(store: FeatureStore, about: Mapping[str, Any] | None = None) -> l
         ("teacher", _teacher(store.identity.get("teacher"))),
         *(("corpus", line) for line in _corpus(store.identity.get("corpus"))),
         ("size", store.counts_line()),
-        *([("learnt", learnt)] if (learnt := _learnt(features)) else []),
+        *([("trained on", tokens)] if (tokens := _trained_on(features)) else []),
         ("hidden", _hidden(features)),
         ("attention", ", ".join(features.attention) or "none"),
         ("logits", _logits(features)),

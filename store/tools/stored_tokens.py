@@ -16,7 +16,7 @@ from teachonce.store.read.stored_tokenizer import encoded, within_bounds
 from teachonce.store.tools.damaged import open_damaged
 from teachonce.support.arrays import Array
 
-BATCH = 256  # sequences that are tokenised at once
+BATCH = 256  # sequences that are tokenized at once
 PLACES, SEQUENCES = 8, 8  # what a training checks: SEQUENCES in a row at each of PLACES positions
 
 

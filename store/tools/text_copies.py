@@ -107,7 +107,7 @@ def _stored_names(store: FeatureStore) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class RemainingCopies:
-    """Files that may contain texts that were removed from a store.
+    """Lists files that may contain texts that were removed from a store.
 
     there: copies that exist, or are at a URL or on the hub. lost: copies whose path was not found.
     names: path of the list of copies next to the store. listed: whether this list existed.

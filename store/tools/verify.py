@@ -241,7 +241,8 @@ def _check_groups(store: FeatureStore, groups: set[str]) -> Iterator[Problem]:
 def _container_flaws(
     store: FeatureStore, names: list[str], group: str = "", parts: Container[int] = ()
 ) -> list[Flaw]:
-    """Return what the container finds wrong with the files of a group, see `StoreSource.flaws`."""
+    """Return the damage that the container finds in the files of a group (`StoreSource.flaws`);
+    none for an unfinished store."""
     # A writer adds and removes files of an unfinished store.
     return store.source.flaws(names, group, parts) if store.meta["state"] == "sealed" else []
 

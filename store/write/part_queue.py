@@ -94,7 +94,7 @@ class PartQueue:
         leased = self.leased()
         # `tuple` copies the keys in one step, because another thread may release a part meanwhile.
         found = self.numbers() - set(tuple(self._taken))
-        # With numbers of their own first, processes rarely try to take the same lease.
+        # Each process tries its own numbers first, so that two rarely try to take the same lease.
         numbers = sorted(found, key=lambda n: (n in leased, n % size != place, n))
         for number in numbers:
             try:

@@ -47,7 +47,7 @@ class Extra(Protocol):
 
 
 class OutsideArguments(TypedDict, total=False):
-    """Keyword arguments of `StoreWriter.create_or_resume`: the fields of `OutsideParts`."""
+    """Types the keyword arguments of `StoreWriter.create_or_resume`: fields of `OutsideParts`."""
 
     calibration: Calibration
     files: Mapping[str, bytes]

@@ -62,7 +62,7 @@ class Collator:
     head: weight [V,D] and bias [V] of the teacher's head, for losses on logits of the `head` tier.
     exact: a decoder with the teacher's vocabulary is compared over all pieces of the `head` tier.
     store: if given, its text is tokenized once for all batches (`token_table`), else batch by
-        batch. A student with a chat template of its own reads the chats of the store in it.
+        batch. The store's chats are rendered with the student's own chat template, if any.
 
     Raises UserError for a tokenizer that `align` cannot read, and for masks of rare pieces without
     `store`, which has their counts.

@@ -68,7 +68,10 @@ def predicted_bytes(
     texts: Sequence[str], tokens: Tokens, pieces: PieceBytes, learnt: Array | None = None
 ) -> int:
     """Count the bytes of the tokens that the student is trained on and that have a token before
-    them."""
+    them.
+
+    learnt: bool [N], the tokens that the student is trained on; None for all.
+    """
     text = FlatText.of(texts)
     octets = TextBytes.of(text)
     ends = token_ends(text, octets, tokens, pieces)

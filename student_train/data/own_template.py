@@ -276,8 +276,8 @@ class _Places:
         return np.asarray(np.where((end > begin)[:, None], moved, 0))
 
     def marks(self, text: str) -> Array:
-        """Return bool [C], which characters of the student's text are in marks other than those
-        that end messages."""
+        """Return bool [C]: which characters of the student's text its chat template wrote, except
+        marks that end a message."""
         found = np.zeros(len(text), bool)
         for low, high in zip(self.own[:-1:3].tolist(), self.own[1::3].tolist(), strict=True):
             found[low:high] = True

@@ -19,7 +19,7 @@ from torch.nn import functional
 class LogitTargets:
     """Holds the teacher's distribution over student pieces, for each of G aligned runs.
 
-    Slots where `valid` is false hold some piece's id and -inf.
+    Slots where `valid` is false are padding: an arbitrary id, with log-probability -inf.
     """
 
     ids: Tensor  # int64 [G,K] student pieces, each at most once among the valid ones of a row
@@ -34,7 +34,7 @@ class SharedTargets:
     """Holds the teacher's logits of shared pieces, up to a constant in each row, for each of G
     aligned runs. The S pieces are all shared pieces, or those that the store has.
 
-    Slots where `valid` is false hold some piece's id.
+    Slots where `valid` is false are padding with an arbitrary id.
     """
 
     ids: Tensor  # int64 [G,S] student pieces, each at most once among the valid ones of a row
@@ -110,7 +110,12 @@ def outcomes(
 
 
 def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
-    """Return the teacher's log-probabilities [G,K+1] of the outcomes that the student's are of."""
+    """Return the teacher's log-probabilities [G,K+1] of the outcomes of `outcomes`: the K stored
+    pieces, then all other pieces.
+
+    student: the student's log-probabilities [G,K+1]. Where the last is -inf, there are no other
+        pieces, so the teacher's is -inf, too.
+    """
     left = targets.rest.masked_fill(student[:, -1].isneginf(), -torch.inf)
     return torch.cat([targets.logprobs, left[:, None]], dim=1)
 

@@ -189,7 +189,7 @@ def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
     """
     if len(student) == 0:
         return student.sum() * 0.0
-    # A run that is certain would divide by 1 - q = 0.
+    # A run of probability 1 would divide by 1 - q = 0.
     log_p, log_q = ((each.double() / flatness).clamp(max=-SURE) for each in (teacher, student))
     p, other_p = log_p.exp(), -torch.expm1(log_p)
     happens = torch.where(p > 0, p * (log_p - log_q), 0.0)

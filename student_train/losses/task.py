@@ -60,8 +60,8 @@ def log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def half_log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Compute half the squared distance of student scores [G,C] and log(p / (1 - p)) of the
-    teacher's class probabilities, mean over G.
+    """Compute half the squared distance between the student's scores [G,C] and log(p / (1 - p)) of
+    the teacher's class probabilities p, mean over G.
 
     Mukherjee & Awadallah 2019, eq. 5, per text; 2020, eq. 4, per token.
     """

@@ -31,7 +31,7 @@ TOKENS = 4096  # of the store, spread over its sequences
 
 @dataclass(frozen=True)
 class DecoderParts:
-    """Names the parameters of a decoder that can be cut out of a teacher of the same kind, relative
+    """Lists the parameters of a decoder that can be cut out of a teacher of the same kind, relative
     to the base model.
 
     layers: the prefix of a layer's number.

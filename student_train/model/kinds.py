@@ -47,7 +47,7 @@ from teachonce.support.plugins import load_outside
 
 @dataclass(frozen=True)
 class Parts:
-    """Names the parameters that can be copied from a teacher of the same kind. Names in the encoder
+    """Lists the parameters that can be copied from a teacher of the same kind. Names in the encoder
     are relative to it.
 
     layers: the prefix of a layer's number.

@@ -150,8 +150,8 @@ def unknown_piece(model: Settings) -> str | None:
 
 
 def _needed(settings: Settings, met: list[str]) -> set[str]:
-    """Return the pieces that every pruned vocabulary needs: single characters of the text, and raw
-    bytes."""
+    """Return the pieces that every pruned vocabulary needs: the single characters of the pieces
+    `met` in the text, raw bytes, and the least likely piece of a Unigram model."""
     model = settings["model"]
     bare = _bare(model)
     letters = {letter for piece in met for letter in bare(piece)}

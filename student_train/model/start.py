@@ -119,7 +119,7 @@ def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
     """Copy all weights of a decoder of the same sizes. Return a line for the model card.
 
     Raises UserError for weights of another shape, such as fewer rows than the student has pieces,
-    and for output embeddings that are not as `tie_word_embeddings` says.
+    and for output embeddings that contradict `tie_word_embeddings`.
     """
     weights, words = folder.teacher_weights(), student.get_input_embeddings().weight
     if (tied := student.config.tie_word_embeddings) == (OUTPUT in weights):

@@ -62,8 +62,8 @@ def student_tokenizer(
     size = vocabulary_size(number)
     if family and kind in ("words", "mixed-vocab"):
         raise UserError(
-            f"--vocab {word}: a decoder needs a vocabulary that spells every byte; give a size such"
-            " as 8k, teacher, or a folder"
+            f"--vocab {word}: a decoder needs a vocabulary that encodes every byte; give a size"
+            " such as 8k, teacher, or a folder"
         )
     if kind == "words" and bool(colon) == (size is not None):
         return _with_special_tokens(wordpiece.words_of(_texts(store, blocks, others), size))
@@ -101,7 +101,7 @@ def check_student_tokenizer(tokenizer: Any, word: str, family: str) -> PreTraine
         wordpiece.check_student_tokenizer(tokenizer, word)
     elif not tokenizer.is_fast or not _spells_bytes(tokenizer.backend_tokenizer):
         raise UserError(
-            f"--vocab {word}: a decoder needs a fast tokenizer that spells every byte (byte-level,"
+            f"--vocab {word}: a decoder needs a fast tokenizer that encodes every byte (byte-level,"
             " or with byte fallback); give a size such as 8k"
         )
     elif tokenizer.pad_token_id is None:

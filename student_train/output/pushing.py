@@ -57,7 +57,10 @@ def push(
 
 
 def write_metadata(folder: Path, license: str | None, language: Sequence[str]) -> None:
-    """Write licence and languages into the card of a folder. Raises UserError for a wrong one."""
+    """Write licence and languages into the model card of a folder.
+
+    Raises UserError for an invalid licence or language.
+    """
     card = folder / CARD
     before = card.read_text("utf-8")
     if (after := with_metadata(before, license, language)) != before:

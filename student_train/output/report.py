@@ -144,7 +144,7 @@ def check_same_settings(
     if changed:
         also = ", or rename the folder or store" if of_sweep else ""
         raise UserError(
-            f"{out} exists already, a finished student of other settings: {changed};"
+            f"{out} exists already, a finished student with other settings: {changed};"
             f" give another --out{also}"
         )
 

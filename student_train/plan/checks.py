@@ -239,7 +239,7 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     if wants and not has_gold(store):
         raise UserError(
             f"{wants[0]}: {name} has no gold labels; dump labelled text (teacher-dump"
-            " --label-column, or token/tag .tsv), or choose other losses"
+            " --label-column, or a .tsv of words and tags), or choose other losses"
         )
     judged = options.judged_by()
     if judged and of_gold and not has_gold(store, held_out):

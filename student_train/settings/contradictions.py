@@ -158,8 +158,8 @@ def check_alignment_is_read(options: TrainOptions) -> None:
     unread = all(loss.of_next or loss.name in own for loss in aligned)
     if parse_student(options.student).causal and unread and bare not in ("", NEXT):
         raise UserError(
-            f"--align {bare}: next tokens are predicted where tokens of both sides end at the"
-            f" same byte, and {bare} trims white space; leave it out, or give {NEXT}"
+            f"--align {bare}: next tokens are predicted where tokens of teacher and student end"
+            f" at the same byte, and {bare} trims white space; leave it out, or give {NEXT}"
         )
 
 

@@ -142,8 +142,9 @@ class OptionFields:
     )
     temperature: float = option(
         2.0,
-        "Divide the logits of kl and kl-shared by this temperature.",
+        "Divide the logits of kl, kl-shared, kl-next, reverse-kl and jsd by this temperature.",
         within=POSITIVE,
+        default_text="2; 1 for a decoder",
         scope={STAGE},
     )
     targets: str = option(
@@ -385,7 +386,7 @@ class OptionFields:
         None,
         "Validate every N steps, or, with `epoch`, after each pass over the store.",
         within=at_least(1),
-        default_text="a tenth of all steps",
+        default_text="a tenth of the steps of each stage",
         scope={STAGE},
     )
     patience: int | None = option(
@@ -399,7 +400,7 @@ class OptionFields:
         None,
         "Save a checkpoint every N steps.",
         within=at_least(1),
-        default_text="as --eval-every, and ten minutes after the last one",
+        default_text="at each validation, and whenever the last one is ten minutes old",
         scope={MACHINE},
     )
     seed: int = option(
@@ -459,4 +460,5 @@ class OptionFields:
     )
 
     def __post_init__(self) -> None:
-        """Do nothing: `__init__` calls this only if it exists here; `TrainOptions` has its own."""
+        """Do nothing. The generated `__init__` calls `__post_init__` only if this class has one;
+        `TrainOptions` overrides it."""

@@ -294,7 +294,10 @@ class TrainOptions(OptionFields):
         return student_folder(parent, {name: settings[name] for name in varied}, self.digest())
 
     def out_folder(self) -> Path:
-        """Return --out, or a folder next to the store that is named after the settings."""
+        """Return --out, or a folder in STORE-students, next to the store, named after the settings.
+
+        Raises UserError if --out is not given and the store is remote.
+        """
         return self.out or self.folder_in(path_next_to(self.store, "students"))
 
 
@@ -319,7 +322,7 @@ def check_stage(stage: Mapping[str, Any], where: str) -> None:
     known = scoped(TrainOptions, STAGE) | {"unfreeze"}
     if unknown := sorted(stage.keys() - known):
         raise UserError(
-            f"{where}: {unknown[0]} is not a setting of a stage; there are"
+            f"{where}: {unknown[0]} is not a setting of a stage; expected one of"
             f" {', '.join(sorted(known))}"
         )
     if "unfreeze" in stage:

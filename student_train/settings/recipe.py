@@ -62,7 +62,8 @@ def find_recipe(name: str) -> Recipe:
         return next(iter(known.values()))
     if inner not in known:
         where = f"{path}: " if path else ""
-        others = f"there are {', '.join(known)}" if path else "--recipe list prints all of them"
+        one = f"expected one of {', '.join(known)}"
+        others = one if path else "--recipe list prints all of them"
         near = suggest(inner, known)
         raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{others}")
     return known[inner]
@@ -135,7 +136,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
 def _check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
     if unknown := sorted(table.keys() - known):
         raise UserError(
-            f"{where}: unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}"
+            f"{where}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
         )
 
 

@@ -275,8 +275,8 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
         raise UserError(f"{option}{student}: {OF_MODEL}")
     if (found := find_kind(kind, option)) is None:
         raise UserError(
-            f"{option}{student}: unknown kind of student {kind}; {suggest(kind, SHAPES)}there are"
-            f" {', '.join(SHAPES)}"
+            f"{option}{student}: unknown kind of student {kind}; {suggest(kind, SHAPES)}expected"
+            f" one of {', '.join(SHAPES)}"
         )
     try:
         return found.read(kind, size)

@@ -84,7 +84,8 @@ class BatchPlan:
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
     """Parse `name=weight` words, repeated or in comma lists, into weights by name.
 
-    Raises UserError for anything else.
+    A name without a weight has weight 1. Raises UserError for a weight that is not a number, and
+    for a loss that is given twice.
     """
     weights: dict[str, float] = {}
     every = (words,) if isinstance(words, str) else words
@@ -112,20 +113,20 @@ def check_losses(loss: Any) -> None:
             raise UserError(f"--loss {name}={shown}: expected a finite weight above 0")
         if not find(name):
             near = suggest(name, known := loss_names())
-            raise UserError(f"--loss {name}: unknown; {near}there are {', '.join(known)}")
+            raise UserError(f"--loss {name}: unknown; {near}expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
 class LossAlignments:
-    """Holds the alignment of each loss: `own` has those given for a loss, `bare` is the one given
-    for all other losses, "" if none was."""
+    """Holds the alignments that were given: `own` by loss, and `bare` for all other losses ("" if
+    it was not given)."""
 
     bare: str
     own: Mapping[str, str]
 
     @property
     def others(self) -> str:
-        """Return the alignment of the losses that have none of their own."""
+        """Return the alignment of the losses that are not in `own`."""
         return self.bare or DEFAULT_ALIGNMENT
 
     def of(self, loss: str) -> str:
@@ -153,7 +154,7 @@ def parse_alignments(words: str | None) -> LossAlignments:
             continue
         if not (losses := find(name)):
             known = ", ".join(loss_names())
-            raise UserError(f"--align {word}: no loss {name!r}; there are {known}")
+            raise UserError(f"--align {word}: no loss {name!r}; expected one of {known}")
         if all(loss.of_text_alone for loss in losses):
             raise UserError(
                 f"--align {word}: {name} compares the student with its own text, not with the"

@@ -32,7 +32,7 @@ Key = tuple[int, int]
 
 
 class Mailbox:
-    """Ray actor that passes events from the workers to the driver, and answers back."""
+    """Passes, as a Ray actor, events from the workers to the driver, and its answers back."""
 
     def __init__(self) -> None:
         self._reports = list[tuple[Any, ...]]()

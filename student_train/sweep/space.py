@@ -21,7 +21,8 @@ WEIGHT = "loss."
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers from `low` to `high`, both included; drawn on a logarithmic scale if `log`."""
+    """Holds an interval of numbers from `low` to `high`, both included. They are drawn on a
+    logarithmic scale if `log`."""
 
     low: float
     high: float
@@ -127,8 +128,8 @@ def arguments_of(point: Point) -> dict[str, Any]:
 
 
 def points(space: Space, where: str = "") -> Iterator[Point]:
-    """Yield every combination of the settings. Raises UserError, prefixed by `where`, for a
-    range."""
+    """Yield every combination of the settings. Raises UserError, which begins with `where`, for a
+    range, because it has no finite list of values."""
     choices = list[Choices]()
     for name, each in space.items():
         if isinstance(each, Interval):

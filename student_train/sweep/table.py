@@ -118,7 +118,7 @@ OF_PLACE = ("store", "out")  # settings that say where a student is, not what it
 
 
 class StudentTable(list[Row]):
-    """Trained students, the best first, printed as a table, also in a notebook. A row has the
+    """Lists trained students, the best first; prints as a table, also in a notebook. A row has the
     settings that differ, the folder, and the figures.
 
     rows: a mapping for each student. varied: the settings that differ.

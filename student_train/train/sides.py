@@ -89,7 +89,7 @@ class Sides:
         if isinstance(term, str):
             named = {each.name: each for each in self.terms}
             if term not in named:
-                raise ValueError(f"no loss {term!r} is trained; there are {', '.join(named)}")
+                raise ValueError(f"no loss {term!r} is trained; expected one of {', '.join(named)}")
             term = named[term]
         if term.loss.student == "masked":
             return [(self._masked, self._batch.labels)]

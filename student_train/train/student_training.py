@@ -121,8 +121,8 @@ def train_plan(
     batches into one (see `StoreTraining`).
 
     out: the folder of metrics and checkpoints, if given.
-    resume: continue from the newest checkpoint with the same result as without a stop: batches,
-        masks and dropout are functions of (seed, step).
+    resume: continue from the newest checkpoint, with the result of an uninterrupted training:
+        batches, masks and dropout are functions of (seed, step).
     ranks: several processes, each with its share of a step's batches; if a step has fewer batches
         than processes, each with its share of the texts of each batch. The first process writes.
         The losses differ from those of a single process only in the last bits; if texts are shared,

@@ -129,7 +129,7 @@ READERS = (".txt", *TABLES, *TAGGED)
 
 
 class CorpusSource:
-    """Texts in a fixed order, including empty ones, that can be read repeatedly.
+    """Yields texts in a fixed order, including empty ones; can be read repeatedly.
 
     `texts` is the number of texts that are not empty, and `characters` their length; None if
     unknown, as before `check`.
@@ -292,7 +292,7 @@ class FileSource(CorpusSource):
 
 
 class _Digest:
-    """Size and SHA-256 of a stream of bytes."""
+    """Computes the size and the SHA-256 of a stream of bytes."""
 
     def __init__(self) -> None:
         self.size, self._sha256 = 0, hashlib.sha256()

@@ -27,9 +27,9 @@ DEFAULT_COLUMN = "text"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of the columns of a table that hold texts and labels.
+    """Holds the names of the columns of a table that have texts and labels.
 
-    text: None: the column named `text`, else the only column of texts.
+    text: the column of texts; None for the column named `text`, else the only column of texts.
     label: None if texts have no label.
     second: the column of the second text of a pair.
     parallel: whether the teacher reads only the first text of a pair, and the student the second.
@@ -101,7 +101,7 @@ def pair_of(text_column: str | None) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """Gold labels: one label of a whole text, or tags of its words.
+    """Holds gold labels: one label of a whole text, or tags of its words.
 
     A tag is (begin, end, name) in characters, with an exclusive end; tags are in the order of
     words.

@@ -34,7 +34,7 @@ def ignore(raw: bytes) -> None:
 
 
 class _Xz:
-    """Concatenated xz streams."""
+    """Unpacks concatenated xz streams."""
 
     # lzma.LZMAFile cannot bound its memory.
 

@@ -35,7 +35,7 @@ Rows = Iterator[tuple[int, Row | None]]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Named columns and their rows.
+    """Holds named columns and their rows.
 
     columns: the names, in order; the names in the first row if each row names its cells. A nested
         column is named with a dot, as `data.text`.

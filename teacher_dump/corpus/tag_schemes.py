@@ -22,7 +22,7 @@ The previous tag is BEGINNING for the first word of a sentence, None if the prev
 """
 TAG = re.compile(r"O|[BIESLU]-\S+")  # an entity tag of any scheme
 LAST_AND_SINGLE = {"BIOES": ("E-", "S-"), "BILOU": ("L-", "U-")}
-# Each BIOES tag can be converted alone to any other scheme, because it says where in its entity a
+# Each BIOES tag can be converted alone to any other scheme, because it shows where in its entity a
 # word is.
 ENTITIES = "BIOES"
 BEGINNINGS, ENDS = ("B-", "S-", "U-"), ("E-", "L-", "S-", "U-")

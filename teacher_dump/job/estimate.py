@@ -47,7 +47,7 @@ EACH = 8  # every EACH-th document is tokenized to measure tokens per character
 BATCHES = 4  # batches of the teacher over the sample, at most
 PROBE, SECONDS = 4, 3.0  # windows that measure the speed; limit of one pass over the sample
 WEIGHTS = 1 << 26  # bytes of weights that are written to measure how well they compress
-NIGHT = 8 * 3600.0  # seconds; for a longer dump the report says what takes this long
+NIGHT = 8 * 3600.0  # seconds; for a longer dump the report names what takes this long
 USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
 
 

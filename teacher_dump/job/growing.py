@@ -199,7 +199,7 @@ class CopyPlan:
 
 
 class _DocumentHashes:
-    """Hashes, numbers and token counts of documents, in their order."""
+    """Holds hashes, numbers and token counts of documents, in their order."""
 
     def __init__(self, found: Iterable[tuple[int, bytes]]) -> None:
         # Flat buffers: number, digest and token count of a document take 32 bytes.

@@ -40,7 +40,9 @@ from teachonce.teacher_dump.job.sharing import ProcessSummary, share
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended
 REPORT = 30.0  # seconds between lines of progress
 SEALED = 120.0  # seconds that the worker that sealed the store may take to report
-DEATHS = 10  # deaths in a row without a new part, plus two per place, after which the driver ends
+# The driver gives up after this number of consecutive deaths of workers without a new part, plus
+# two for each worker that the cluster can run.
+DEATHS = 10
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from teachonce.training.rare_masks import MASK_WORDS
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Everything that determines what a store holds, for the command line and for Python.
+    """Holds the options of a dump, for the command line and for Python.
 
     Raises UserError if an option does not accept its value, or if options contradict each other.
     Checks that need the teacher are in `plan.py`.

@@ -187,8 +187,9 @@ def calibration(
     tokens = tokens_of([windows[i] for i in chosen])
     maps = sum(len(batch) * max(len(inputs[i]) for i in batch) ** 2 for batch in batches)
     fits = maps * len(plan.features.attention) <= KEPT_WEIGHTS
-    # A second pass over a small first part took three of ten minutes (135M teacher, CPU). But other
-    # windows make other batches, in which the teacher may round otherwise.
+    # The outputs are stored if possible: a second pass over a small first part took three of ten
+    # minutes (135M teacher, CPU). They are not if only some windows were run: the batches differ
+    # from those of the dump, and rounding depends on the batch.
     same = step == 1 and all(w.read is None for w in windows)
     whole = first_pass if fits and same else None
     again = "" if whole else "; the dump reads them again"

@@ -199,7 +199,7 @@ class _Worker:
         except Unreadable as error:
             self.say(
                 f"part {number}: its file in the queue is damaged ({error}); its texts are"
-                " tokenised again"
+                " tokenized again"
             )
             windows = []
         # A process that died between `publish` and `drop` leaves a published part in the queue. A

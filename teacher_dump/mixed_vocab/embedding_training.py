@@ -171,7 +171,7 @@ def train(
     """Train `model` in place and return the student's embeddings, float32 [Vs, d].
 
     Each rank computes its share of a step's batches; rank 0 writes. If the checkpoint of the
-    options exists, the training continues from it, with the same losses as without a stop.
+    options exists, the training continues from it, with the losses of an uninterrupted one.
     `started` identifies the training. Raises UserError if the checkpoint belongs to another
     training, and if the loss is not finite. After a signal it writes a checkpoint and raises
     Stopped.

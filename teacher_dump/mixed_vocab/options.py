@@ -36,7 +36,7 @@ RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=T
 
 @dataclass(frozen=True)
 class StageOneDump(DumpOptions):
-    """Options of the dump that ends stage I; some defaults differ from `DumpOptions`.
+    """Holds the options of the dump that ends stage I; some defaults differ from `DumpOptions`.
 
     By default the store holds no output of the teacher. Raises UserError like `DumpOptions`, and
     for an option in ONLY_DUMP.
@@ -127,7 +127,7 @@ def _check_vocabulary(word: str) -> None:
 
 @dataclass(frozen=True)
 class MixedVocabOptions:
-    """Options of the training of the student's embeddings.
+    """Holds the options of the training of the student's embeddings.
 
     `dump` names the teacher, the corpus, and features to store. Raises UserError if an option does
     not accept its value.

@@ -78,8 +78,8 @@ class MaskedSequence:
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """Masked sequences, padded to one length. `rows` are the positions of the M masked pieces in
-    the flattened [B*L]."""
+    """Holds masked sequences, padded to one length. `rows` are the positions of the M masked pieces
+    in the flattened [B*L]."""
 
     ids: torch.Tensor  # int64 [B,L]
     own: torch.Tensor  # bool [B,L]: the student's pieces

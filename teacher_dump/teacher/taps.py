@@ -31,7 +31,7 @@ def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
 
 
 class Accumulator:
-    """Running means of tensors over named groups of layers."""
+    """Computes running means of tensors over named groups of layers."""
 
     def __init__(self, groups: Mapping[str, list[int]]) -> None:
         self.groups = groups

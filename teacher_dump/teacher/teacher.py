@@ -191,7 +191,7 @@ class Teacher:
                 if value.itemsize < 4:
                     cause += ", or too large for it: try --precision fp32"
                 return f"{line}: its {name} holds NaN or infinity in {value.dtype}; {cause}"
-        return f"{line}; leave that document out, or use another checkpoint"
+        return f"{line}; leave the document out, or use another checkpoint"
 
     @property
     def sparse_from(self) -> int | None:

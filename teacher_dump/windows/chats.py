@@ -155,6 +155,6 @@ def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text
     low = low + np.array(blanks, low.dtype)
     edges = np.array(spans, np.int64).reshape(-1, 2)
     place = np.searchsorted(edges[:, 0], low, "right") - 1
-    # Special tokens have an empty span, which lies inside of none.
+    # A special token has an empty span, which is not inside any message.
     inside = (place >= 0) & (high > low)
     return np.asarray(inside & (high <= edges[np.maximum(place, 0), 1] if len(edges) else inside))

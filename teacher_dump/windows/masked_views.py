@@ -180,7 +180,8 @@ def _uniform(count: int, key: Key, stream: int) -> Array:
 
 
 def count_words(corpus: Corpus) -> WordCounts:
-    """Count the words of the first texts of every source, up to COUNTED_WORDS in all."""
+    """Count the words of the first texts of every source, about COUNTED_WORDS in all, with an equal
+    share for each source."""
     # Words, not tokens: so teachers with other tokenizers mask the same words.
     counts = Counter[str]()
     for source in corpus.sources:

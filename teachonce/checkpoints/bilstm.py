@@ -105,7 +105,7 @@ class BiLstmPreTrainedModel(PreTrainedModel):
 
 
 class BiLstmModel(BiLstmPreTrainedModel):
-    """Word embeddings and bidirectional LSTMs, without a head."""
+    """Computes states by word embeddings and bidirectional LSTMs, without a head."""
 
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__(config)

@@ -192,10 +192,10 @@ def stored_config(store: FeatureStore) -> dict[str, Any]:
 
 
 def suggested_decoder(config: Mapping[str, Any]) -> str:
-    """Return the shape of a small decoder of the teacher's kind and head size, so that `--init` can
-    cut it out of the teacher.
+    """Return the shape of a small decoder, if possible of the teacher's kind and head size, so that
+    `--init` can cut it out of the teacher.
 
-    config: the teacher's.
+    config: the teacher's config.json. For a kind that students cannot have, the shape is a Llama's.
     """
     width = config.get("hidden_size", config.get("n_embd"))
     heads = config.get("num_attention_heads", config.get("n_head"))

@@ -357,7 +357,8 @@ def _padding_tokenizer(model: ResolvedModel) -> Any:
 
 
 def _match_inputs(tokenizer: Any, network: Any) -> None:
-    """Remove inputs from the tokenizer's output that the network does not accept."""
+    """Remove `token_type_ids` from the tokenizer's output if the network has fewer than two token
+    types."""
     if (getattr(network.config, "type_vocab_size", None) or 0) < 2:  # no type for a second text
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         tokenizer.model_input_names = names

@@ -193,7 +193,7 @@ class DownstreamOptions:
     seed: int | None = _option(
         "Use this number as the (first) seed.",
         [*TRAINED, "speed"],
-        # `set_seed` of transformers passes it to NumPy, whose seeds have 32 bits.
+        # `set_seed` of transformers passes the seed to NumPy, whose seeds have 32 bits.
         within=Range(f"0 to {2**32 - 1}", low=0, high=2**32 - 1),
     )
     steps: int | None = _option("Train for N optimizer steps.", TRAINED, within=at_least(1))

@@ -26,7 +26,7 @@ def check_new(out: Path, resumable: bool = True) -> None:
 
 
 class _Checked:
-    """Settings that raise UserError for a value that the command line refuses."""
+    """Refuses, with UserError, a value of a setting that the command line refuses."""
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -34,7 +34,7 @@ class _Checked:
 
 @dataclass(frozen=True)
 class MlmSettings(_Checked):
-    """All settings of a masked-LM training. `steps` overrides `epochs`."""
+    """Holds all settings of a masked-LM training. `steps` overrides `epochs`."""
 
     model: str
     train: Sequence[Path]
@@ -55,7 +55,7 @@ class MlmSettings(_Checked):
 
 @dataclass(frozen=True)
 class FineTuneSettings(_Checked):
-    """All settings of a fine-tuning. The best epoch is chosen on dev.
+    """Holds all settings of a fine-tuning. The best epoch is chosen on dev.
 
     steps: number of optimizer steps, instead of `epochs`; the last epoch may be shorter than the
         others.
@@ -82,7 +82,7 @@ class FineTuneSettings(_Checked):
 
 @dataclass(frozen=True)
 class LmSettings(_Checked):
-    """All settings of a score of next tokens.
+    """Holds all settings of a score of next tokens.
 
     max_length: tokens of a window; None for the model's limit, at most 1,024.
     stride: tokens that consecutive windows share; None for half a window.
@@ -97,7 +97,7 @@ class LmSettings(_Checked):
 
 @dataclass(frozen=True)
 class SpeedSettings(_Checked):
-    """All settings of a speed measurement.
+    """Holds all settings of a speed measurement.
 
     texts: sentences that are timed one by one, the first 20 of them; without texts, sentences of 32
     random tokens are timed.
@@ -112,7 +112,7 @@ class SpeedSettings(_Checked):
 
 @dataclass(frozen=True)
 class SearchSettings(_Checked):
-    """All settings of a ranking of documents.
+    """Holds all settings of a ranking of documents.
 
     documents_by: the model that embeds documents; None for the model that embeds queries.
     teacher: the model whose ranking is the reference for agreement.

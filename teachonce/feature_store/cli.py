@@ -121,7 +121,7 @@ def verify(
 ) -> Iterator[Output]:
     """Read a whole store and compare it with its checksums.
 
-    Also tokenise the texts with the stored tokenizer and compare the tokens. With --model, run the
+    Also tokenize the texts with the stored tokenizer and compare the tokens. With --model, run the
     teacher over a sample and compare its output with the stored features. Exit code 1 if anything
     differs. Unknown files and objects are listed; they are not an error.
     """

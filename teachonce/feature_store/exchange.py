@@ -100,7 +100,7 @@ def import_(
     logits), of vLLM or SGLang (Parquet of examples/capture_vllm.py or capture_sglang.py), of
     speculators or SpecForge (a file of states for each sample), or a folder of datasets with texts
     and their vectors in `label`. Ids are decoded with --tokenizer; tokens that differ if their text
-    is tokenised again are left out and counted. After a stop, the same command continues.
+    is tokenized again are left out and counted. After a stop, the same command continues.
     """
     from teachonce.feature_store.arguments import read_layers
 

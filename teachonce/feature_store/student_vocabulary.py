@@ -34,7 +34,7 @@ VOCABULARY_TOKENS = 2**21
 
 
 class StudentVocabulary:
-    """Tokenises a store's texts as a student of `student-train --vocab VOCAB` does.
+    """Tokenizes a store's texts as a student of `student-train --vocab VOCAB` does.
 
     `tokenizer` is a tokenizer of transformers. `piece_map` maps the teacher's pieces to the
     student's. If the store is large, the vocabulary is built from the sample `made_of`. Raises
@@ -77,13 +77,13 @@ class StudentVocabulary:
         return "; ".join(note for note in notes if note)
 
     def tokenizations(self, texts: Sequence[str], teacher: Tokens) -> Tokenizations:
-        """Tokenise texts for the student, and pair the result with the teacher's tokens."""
+        """Tokenize texts for the student, and pair the result with the teacher's tokens."""
         texts = list(texts)
         native = self._tokens(texts)
         return Tokenizations(texts, teacher, native, self.piece_map, self.max_length)
 
     def _tokens(self, texts: list[str]) -> Tokens:
-        """Tokenise texts; if the tokenizer is not plain, in a process with limits.
+        """Tokenize texts; if the tokenizer is not plain, in a process with limits.
 
         The tokenizer.json of an untrusted folder may take unbounded time and memory.
         """
@@ -129,7 +129,7 @@ DTYPES = {
 
 
 def tokenized_as_json(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:
-    """Tokenise texts and return the arrays as lists, which a process can send as JSON."""
+    """Tokenize texts and return the arrays as lists, which a process can send as JSON."""
     found = tokenize(Tokenizer.from_str(settings), texts, separator)
     return {name: np.asarray(getattr(found, name)).tolist() for name in DTYPES}
 

@@ -103,7 +103,8 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
 
 
 def _positions(student: LoadedStudent) -> int:
-    """Return the longest text of an export in tokens. Decoders are compared on shorter ones."""
+    """Return the maximal length in tokens of a text for an exported student. The comparison with
+    the student uses shorter texts for decoders."""
     if student.kind == DECODER:
         return input_limit(student.config, student.tokenizer)
     return student.max_length
@@ -173,7 +174,7 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         files.rename(scratch, options.out)
         # Last, so that the student's card lists no export that was not published.
         write_card(text, own, made, card)
-        say(f"export in {options.out}; its {CARD} says how to run it")
+        say(f"export in {options.out}; its {CARD} shows how to run it")
         return made
     finally:
         # After the rename this folder does not exist: hence `ignore_errors`.
@@ -244,7 +245,7 @@ def _share(
         wrong = [n for n, each in enumerate(own) if list(each) != list(found[n])]
         if wrong:
             raise UserError(
-                f"{path.name}: tokenises {len(wrong)} of {len(own)} texts differently from the"
+                f"{path.name}: tokenizes {len(wrong)} of {len(own)} texts differently from the"
                 f" student's tokenizer, the first is {check.texts[wrong[0]][:40]!r}; train a"
                 " student with --vocab 8k, or export to another format"
             )

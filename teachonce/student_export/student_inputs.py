@@ -32,7 +32,7 @@ class StudentInputs:
     max_length: the longest input in tokens, special tokens included.
     special: whether the tokenizer adds special tokens to a text.
     prompt: prepended to each text.
-    pairs: whether it reads pairs of texts, as a reranker does; None if no file says so.
+    pairs: whether it reads pairs of texts, as a reranker does; None if no file records it.
     activation: the class of torch.nn that turns a reranker's logit into its score; "" for others.
     about: further entries of export.json, such as `prompts`.
     """

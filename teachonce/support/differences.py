@@ -50,7 +50,8 @@ def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _names(values: Sequence[Any]) -> str | None:
-    """Return the names of the objects of a list; None if one has no name."""
+    """Return the names of a list's objects in one line ("none" for an empty list), or None if an
+    object has no name."""
     names = [each.get("name") if isinstance(each, Mapping) else None for each in values]
     return None if None in names else ", ".join(map(str, names)) or "none"
 

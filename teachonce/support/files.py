@@ -97,7 +97,8 @@ def _unfinished(path: Path) -> Path:
     """Return a random temporary name next to `path`, after removing temporary files of killed
     processes."""
     prefix = f"{UNFINISHED}{path.name}-"
-    # Whole names: `rows-f16` next to `rows` has the prefix as well, and may be written just now.
+    # Whole names: temporary files of `rows-f16`, next to `rows`, have the same prefix, and another
+    # process may be writing them.
     own = re.compile(re.escape(prefix) + "[0-9a-f]{16}")
     for left in path.parent.iterdir() if path.parent.is_dir() else ():
         if own.fullmatch(left.name):

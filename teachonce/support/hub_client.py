@@ -148,7 +148,8 @@ class _Lists:
             return
         self._next[str(here.join(address))] = pages, first
         if pages > MAX_PAGES or now - first > PAGES_SECONDS:
-            raise _refused(response.request, f"sends an endless list ({pages:,} pages)")
+            taken = f"{pages:,} pages in {now - first:.0f} s"
+            raise _refused(response.request, f"sends a list that is too long or too slow ({taken})")
 
 
 def _check(response: Response) -> None:

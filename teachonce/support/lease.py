@@ -39,7 +39,7 @@ class Taken(UserError):
 
 
 class Lease:
-    """This process's exclusive lease to write a store, part or student, until `close` or its death.
+    """Holds this process's lease to write a store, part or student, until `close` or its death.
 
     Raises Taken if a living process holds the lease, OSError if nothing can be written.
     """

@@ -82,7 +82,7 @@ def at_least(least: int) -> Range:
 
 @dataclass(frozen=True)
 class Option:
-    """Everything about an option except its name, type and default, which its field has.
+    """Describes an option, except its name, type and default, which its field has.
 
     choices: the words that it accepts; empty: any.
     added: group of entry points by which other packages add choices.
@@ -396,7 +396,7 @@ def read_values(
     for name, value in table.items():
         if name not in allowed:
             raise UserError(
-                f"{where}: unknown key {name!r}; {suggest(name, allowed)}there are"
+                f"{where}: unknown key {name!r}; {suggest(name, allowed)}expected one of"
                 f" {', '.join(sorted(allowed))}"
             )
         about, words = options_of(settings)[name], value if isinstance(value, list) else [value]

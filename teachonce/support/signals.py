@@ -27,7 +27,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """Handler of SIGINT (Ctrl-C) and SIGTERM: raises Stopped at once or, inside `deferred`, at the
+    """Handles SIGINT (Ctrl-C) and SIGTERM: raises Stopped at once or, inside `deferred`, at the
     next `check`."""
 
     def __init__(self) -> None:

@@ -21,8 +21,8 @@ from teachonce.support.installed import installed
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process, number `rank` of `size` processes. All processes must call the methods in the
-    same order."""
+    """Connects this process, number `rank`, with the `size` processes of a training. All processes
+    must call the methods in the same order."""
 
     rank: int = 0
     size: int = 1

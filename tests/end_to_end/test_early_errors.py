@@ -88,7 +88,7 @@ TRAIN = """
 --student lama | did you mean llama:SIZE? expected tiny
 --student qwen3:256 | --student qwen3:256: expected HxLxA
 --loss hiden=1 | did you mean hidden?
---loss wishful=1 | wishful | there are mlm, |  kl, |  ce,
+--loss wishful=1 | wishful | expected one of mlm, |  kl, |  ce,
 --loss mlm=1,mlm=2 | --loss mlm=2 | mlm is given twice
 --loss mlm=1 hidden=30 | unexpected word 'hidden=30' | (mlm=1,hidden=30)
 --loss ce=1 | has no task head

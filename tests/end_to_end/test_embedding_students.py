@@ -265,7 +265,7 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
         "--combine", "outputs",
     )  # fmt: skip
     says(line, "--combine outputs: --loss embedding compares with the vectors of one teacher")
-    with pytest.raises(UserError, match="did you mean embedding. there are .* in-batch"):
+    with pytest.raises(UserError, match="did you mean embedding. expected one of .* in-batch"):
         TrainOptions(store="a.zarr", loss={"embeddings": 1.0})
 
 

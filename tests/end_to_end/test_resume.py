@@ -112,7 +112,7 @@ def test_killed_training(tmp_path: Path, store: Path, undisturbed: Path) -> None
         printed = ok(student_train, "--store", store, "--out", out, *SETTINGS, *again)
         assert "finished  " in printed and f"student in {out}\nnext: " in printed
     line = refused(student_train, "--store", store, "--out", out, *SETTINGS, "--lr=9")
-    assert "a finished student of other settings: lr was 0.00" in line and "--out" in line
+    assert "a finished student with other settings: lr was 0.00" in line and "--out" in line
     assert_same_student(out, undisturbed)
 
 

@@ -123,7 +123,7 @@ def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/training.json").write_text(json.dumps(report))
         for stores in ([opened], []):  # of all students before the first, and of each
-            with pytest.raises(UserError, match=f"finished student of other settings: {init}"):
+            with pytest.raises(UserError, match=f"finished student with other settings: {init}"):
                 job._check([ru], stores) if stores else trained(ru)
     assert trained(en) == {"steps": 2}
 

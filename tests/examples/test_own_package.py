@@ -72,7 +72,7 @@ def test_a_loss_and_a_kind_of_another_package(
 def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) -> None:
     install(importable)
     for words, printed in {
-        ("--loss", "hubert=1"): "--loss hubert: unknown; there are mlm",
+        ("--loss", "hubert=1"): "--loss hubert: unknown; expected one of mlm",
         (
             "--loss",
             "broken=1",

@@ -149,7 +149,7 @@ def check_documents(documents: list[str], windows: list[Window], tokenizer: Any)
 
 
 def through_store(windows: list[Window], path: Path, tokenizer: Any) -> tuple[list[str], Tokens]:
-    """Write, seal and verify a store (which tokenises every text again), and read it unchanged."""
+    """Write, seal and verify a store (which tokenizes every text again), and read it unchanged."""
     features = Features(views=2, max_length=MAX_LENGTH, vocabulary=len(tokenizer))
     writer = StoreWriter.create_or_resume(
         path,

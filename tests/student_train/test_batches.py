@@ -110,7 +110,7 @@ def test_the_distiller_gives_both_sides_of_each_loss(batches: StudentBatches) ->
         weighted = sum(losses.values())
         torch.testing.assert_close(distiller.weighted(losses), weighted)
     with pytest.raises(
-        ValueError, match="no loss 'hard' is trained; there are mlm, hidden, attention, kl"
+        ValueError, match="no loss 'hard' is trained; expected one of mlm, hidden, attention, kl"
     ):
         sides.of("hard")
     assert batches.validate(distiller)["valid_loss"] > 0
@@ -158,7 +158,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 1.0}, "no setting 'lr'; there are align, batch_texts, batch_tokens, data, held_o"),
+        ({"lr": 1.0}, "no setting 'lr'; expected one of align, batch_texts, batch_tokens"),
         ({"loss": {"embedding": 1.0}}, "--loss embedding: .* has no text vectors"),
         ({"view": 7}, "--view 7: .* has views 0 to 1"),
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: expected both or neither"),

@@ -166,7 +166,7 @@ def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: st
         ({"steps": "many"}, "'many': expected a whole number, such as 200, 50k or 2m"),
         ({"best": "perhaps"}, "'perhaps' is not a valid boolean"),
         ({"loss": {"mlm": 1}}, "loss: expected a text, a number or a list of texts"),
-        ({"inner": "x"}, "unknown key 'inner'; there are best, kind"),
+        ({"inner": "x"}, "unknown key 'inner'; expected one of best, kind"),
     ],
 )
 def test_toml_is_refused_with_its_place(table: dict[str, Any], expected: str) -> None:

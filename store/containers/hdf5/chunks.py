@@ -177,7 +177,7 @@ class _Layout:
         width = fields.number(1) if version > 3 else 4
         chunk = [fields.number(width) for _ in range(rank)]
         if flags & ~WHOLE_SINGLE:
-            raise Damage("chunks at its edge are stored in another way")
+            raise Damage("its edge chunks are stored without the filters of the others")
         sizes = zip(chunk, (*self.shape, self.dtype.itemsize), strict=False)
         if rank != len(self.shape) + 1 or any(not 0 < part <= whole for part, whole in sizes):
             raise Damage(f"chunks of shape {chunk[:-1]} do not fit shape {list(self.shape)}")
@@ -190,7 +190,7 @@ class _Layout:
             places = old_index(self.blocks, tree, chunk, grid)
         else:
             kind = fields.expect("the kind of its index", 1, SINGLE, IMPLICIT, FIXED)
-            wide = version == 5  # sizes of chunks take 8 bytes
+            wide = version == 5  # then the size of a chunk is stored in 8 bytes
             places = self._places(kind, bool(flags & WHOLE_SINGLE), size, prod(grid), wide)
         self._check_inside(places)
         return Dataset(self.shape, self.dtype, tuple(chunk), self.filters, places, True)

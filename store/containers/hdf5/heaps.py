@@ -67,7 +67,7 @@ class BTree:
         # The checksum follows the last record, and is not at the end of the node.
         used = NODE + count * self._record + children * (8 + counted + whole) + CHECKSUM
         if address in visited or used > self._node:
-            raise Damage("a B-tree has a node twice, or too large")
+            raise Damage("a B-tree refers to a node twice, or has a node that is too large")
         visited.add(address)
         signature = b"BTIN" if depth else b"BTLF"
         fields = self._blocks.block(address, used, signature, "a node of a B-tree")
@@ -122,7 +122,7 @@ class Heap:
             return self._large(found)
         # Tiny objects, inside their own ID of 7 or 8 bytes, are shorter than any link or attribute.
         if kind:
-            raise Damage(f"a heap ID is of kind {kind}")
+            raise Damage(f"a heap ID has type {kind:#x}, expected 0 or 0x10")
         offset, size = found.number(self._offset_bytes), found.number(self._length_bytes)
         address, whole, base = self._place(offset)
         if offset - base + size > whole:

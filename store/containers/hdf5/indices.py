@@ -70,7 +70,7 @@ def _entries(
         place = address + first + number * (page * row + CHECKSUM)
         # The first page of a byte has its highest bit.
         if not used[number // 8] & 128 >> number % 8:
-            raise Damage("its chunks are not all there")
+            raise Damage("some of its chunks are missing")
         # A page has a checksum and no signature.
         found.append(blocks.block(place, length + CHECKSUM, b"", WHAT).take(length))
     return b"".join(found)
@@ -89,7 +89,7 @@ def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -
         return np.empty((0, 3), np.uint64)
     count, rank = prod(grid), len(grid)
     if count > len(blocks.map.data):  # each chunk has an entry in the file
-        raise Damage("its chunks are not all there")
+        raise Damage("some of its chunks are missing")
     places = np.zeros((count, 3), np.uint64)
     places[:, 0] = UNDEFINED
     todo, visited = [(address, -1)], {address}

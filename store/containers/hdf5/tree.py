@@ -65,7 +65,8 @@ class Hdf5File:
         """Yield (path, object) of each dataset at and under `top`, in the order of the file. The
         object is None for a soft or external link, which is not followed.
 
-        Raises Damage if two paths lead to one object, or if a group cannot be read.
+        Raises Damage if two paths lead to one object, if groups are nested too deeply, or if a
+        group cannot be read.
         """
         todo, met = [top], dict[int, str]()
         while todo:
@@ -82,7 +83,7 @@ class Hdf5File:
             if found.is_dataset:
                 yield path, found
             elif path.count("/") > MAX_DEPTH:
-                raise Damage(f"{path} lies too deep")
+                raise Damage(f"{path} is more than {MAX_DEPTH} groups deep")
             else:
                 names = reversed(self.group(path)[1])
                 todo += [f"{path}/{name}".lstrip("/") for name in names]

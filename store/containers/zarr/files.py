@@ -72,7 +72,7 @@ class FsspecFiles:
     """Reads and writes the files behind a URL with fsspec."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
-        # Otherwise huggingface_hub reads responses of any size, and waits as long as a server says.
+        # Otherwise huggingface_hub reads responses of any size, and waits for any time.
         if url.startswith("hf://"):
             bound_hub_client()
         # The file system is asynchronous, so that its coroutines run in the loop of zarr-python.

@@ -127,5 +127,5 @@ class ZarrStaging(OnDisk):
                 shutil.rmtree(self.path / name, ignore_errors=True)
                 files.rename(work / name, self.path / name)
         shutil.rmtree(work)
-        # Last: readers take the store as sealed once its root says so (FORMAT.md, section 9).
+        # Last: for readers, the store is sealed if its root is (FORMAT.md, section 9).
         self.replace_root(attributes)

@@ -17,7 +17,7 @@ from teachonce.support.arrays import Array, Floats
 
 
 class Packing(NamedTuple):
-    """Blosc settings of an array, named as in its Python bindings."""
+    """Holds the Blosc settings of an array, named as in the Python bindings of Blosc."""
 
     cname: Literal["lz4", "lz4hc", "zstd"]
     clevel: int

@@ -57,8 +57,8 @@ STATE = "trainer_state.json"
 EVAL_SEED = 0
 EVAL_MASK_PROB = 0.15  # independent of --mask-prob, so that the losses of trainings compare
 EVAL_TOKENS = 32_768
-MOST_STEPS = 500  # between validations and checkpoints, of a long training
-MAX_LOSS = 100.0  # nats per token; the loss of a network with sound weights is far below
+MOST_STEPS = 500  # largest default number of steps between validations and checkpoints
+MAX_LOSS = 100.0  # nats per token; the loss of a network with undamaged weights is far below
 
 
 def train_mlm(

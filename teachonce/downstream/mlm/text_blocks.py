@@ -115,7 +115,7 @@ def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:
 
 def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[Array]:
     sep = tokenizer.sep_token_id
-    with tqdm(total=len(lines), desc=f"tokenise {what}", unit="line", disable=None) as bar:
+    with tqdm(total=len(lines), desc=f"tokenize {what}", unit="line", disable=None) as bar:
         for begin in range(0, len(lines), AT_ONCE):
             some = list(lines[begin : begin + AT_ONCE])
             # `verbose=False`: the warning of long texts would be wrong, as blocks are cut later.

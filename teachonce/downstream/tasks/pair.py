@@ -22,7 +22,7 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True)
 class Pair:
-    """Two texts and their gold score, on any scale."""
+    """Holds two texts and their gold score, on any scale."""
 
     text_a: str
     text_b: str

@@ -49,7 +49,7 @@ def _is_of(engine: str, table: Table) -> bool:
 
 
 class EngineRows(TableCapture):
-    """Reads a capture of an inference engine."""
+    """Reads a capture of an inference engine: Parquet as `examples/capture_{engine}.py` writes."""
 
     def __init__(self, engine: str, options: ImportOptions, teacher: TeacherFiles) -> None:
         wanted = (

@@ -29,7 +29,7 @@ from teachonce.teacher_dump.teacher.layer_groups import BEFORE_NORM
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Token ids int64 [T] of a file, and its states float32 [T,D], one tensor for each layer.
+    """Holds the token ids int64 [T] of a file, and its states float32 [T,D], a tensor per layer.
 
     default_layers: whether a capture in this form has the tool's default layers if --layers is not
         given.

@@ -68,7 +68,7 @@ class ImportSummary:
         """Yield lines about tokens that were left out, and about unusual logits."""
         if self.tokens:
             yield (
-                f"left out  {counted(self.tokens, 'token')} that differ if their text is tokenised"
+                f"left out  {counted(self.tokens, 'token')} that differ if their text is tokenized"
                 f" again: {counted(self.lost, 'sample')} of {self.samples:,} completely,"
                 f" {self.cut:,} in part"
             )
@@ -142,7 +142,7 @@ def import_capture(
         if tokenizer:
             found = stretches(capture.samples(), tokenizer, tally)
         else:
-            found = _tokenised_texts(capture, teacher, features.max_length, tally)
+            found = _tokenized_texts(capture, teacher, features.max_length, tally)
         parts = gathered(found, options.part_tokens, None)
         _write(options, parts, described, features, teacher_files, tally, stop)
         # Both passes read the files: after a change the store has rows that the first pass did not
@@ -159,8 +159,8 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
     """Read all ids and all vectors before anything is written.
 
     Returns the number of samples, the tokens of the longest one, and whether all vectors have
-    length 1. Raises UserError for ids beyond the vocabulary, for a sample that is too long, and as
-    the capture's `samples` does.
+    length 1. Raises UserError for a capture without samples, for ids beyond the vocabulary, for a
+    sample that is too long, for logits that are not of the next token, and as `Capture.samples`.
     """
     samples, longest, normalised = 0, 1, capture.contents.vector is not None
     vocabulary, shift = capture.contents.vocabulary, ShiftCheck()
@@ -253,13 +253,13 @@ def _describe(features: Features) -> str:
     return f"hidden {', '.join(features.hidden)} (width {features.width})"
 
 
-def _tokenised_texts(
+def _tokenized_texts(
     capture: Capture, teacher: TeacherFiles, max_length: int, tally: Counter[str]
 ) -> Iterator[Stretch]:
     """Yield the sequence of each text, truncated to `max_length` tokens."""
     from teachonce.teacher_dump.windows.sequences import iter_truncated
 
-    # `iter_truncated` tokenises batches: several samples are read before the first window comes.
+    # `iter_truncated` tokenizes batches: several samples are read before the first window comes.
     waiting: dict[int, Sample] = {}
     counters: Counter[str] = Counter()
 

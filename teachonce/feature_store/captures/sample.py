@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class CaptureContents:
-    """Names and sizes of the features in a capture.
+    """Holds names and sizes of the features in a capture.
 
     hidden, width: names and hidden size of the states.
     topk: number of ids stored for a token.

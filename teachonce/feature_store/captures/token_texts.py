@@ -1,4 +1,4 @@
-"""Find the text of captured token ids: tokenised again, it must give exactly the same ids.
+"""Find the text of captured token ids: tokenized again, it must give exactly the same ids.
 
 A store is keyed by characters, and its tokenizer must reproduce its tokens. For some samples no
 text gives the ids: they start inside a word, or were sampled piece by piece. Such a sample is cut:
@@ -20,8 +20,8 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
-BATCH = 64  # samples that are tokenised together
-# Each try tokenises the rest of the sample, so the tries of a sample are limited.
+BATCH = 64  # samples that are tokenized together
+# Each try tokenizes the rest of the sample, so the tries of a sample are limited.
 TRIED = 64  # tokens in a row at which no stretch starts; then the rest of the sample is left out
 BACK = 8  # tokens by which a stretch is shortened at most, to find an end that fits
 SHORTEST = 2  # tokens of a stretch
@@ -33,7 +33,7 @@ EXAMINED = 1024  # first tokens that are examined of a sample that does not fit 
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Consecutive tokens of a sample, from token `begin`, as a sequence of the store."""
+    """Holds consecutive tokens of a sample, from token `begin`, as a sequence of the store."""
 
     window: Window
     sample: Sample
@@ -47,7 +47,7 @@ class Stretch:
 
 
 class RoundTripTokenizer:
-    """Decodes ids to text, and tokenises the text again to check that it gives the same ids."""
+    """Decodes ids to text, and tokenizes the text again to check that it gives the same ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Copy a `tokenizers.Tokenizer`; `file` is the tokenizer.json of the copy."""
@@ -73,7 +73,8 @@ class RoundTripTokenizer:
         return self._decoded([self._bare(each) for each in ids], decoder)
 
     def texts_before(self, ids: list[int], begins: Iterable[int]) -> Iterator[str]:
-        """Yield, for ascending tokens of a sample, the text from the token before to each."""
+        """Yield, for each token number in `begins`, the text from the preceding number (at first 0)
+        up to it. The numbers ascend."""
         bare, last = self._bare(ids), 0
         outer = len(self.before) if len(bare) < len(ids) else 0
         for begin in begins:
@@ -123,7 +124,7 @@ class RoundTripTokenizer:
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
         """Find the end of the longest stretch from `begin`, with its text and encoding."""
         left, size = len(ids) - begin, COMPARED
-        # In growing pieces: a long sample of many stretches would be tokenised whole for each.
+        # In growing pieces: a long sample of many stretches would be tokenized whole for each.
         while True:
             some = ids[begin : begin + size]  # not the whole rest, which may have a million tokens
             (text,) = self.texts([some], self.decoders[-1])
@@ -211,7 +212,7 @@ def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> Ro
         where = first[0].where if first else "the capture"
         raise UserError(
             f"--tokenizer {name}: does not fit; of the first {total:,} token ids of the capture"
-            f" (from {where}), tokenising their text again gives back only {fitting[best]:,}; give"
+            f" (from {where}), tokenizing their text again gives back only {fitting[best]:,}; give"
             " the tokenizer of the captured teacher"
         )
     return candidates[best]

@@ -176,7 +176,7 @@ def test_a_stretch_begins_where_the_text_before_it_ends(
 
 
 class Counting:
-    """A tokenizer that counts the characters that it tokenises, and the ids that it decodes."""
+    """A tokenizer that counts the characters that it tokenizes, and the ids that it decodes."""
 
     def __init__(self, backend: Any) -> None:
         self.backend, self.characters, self.ids = backend, 0, 0
@@ -210,7 +210,7 @@ def with_splits(backend: Any, ids: list[int]) -> tuple[list[int], int]:
 def test_the_work_of_a_long_sample_is_linear(
     make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each stretch reaches to the next piece that the tokenizer splits differently. The tokenised
+    """Each stretch reaches to the next piece that the tokenizer splits differently. The tokenized
     characters and the decoded ids grow with the length of the sample."""
     backend = make_tokenizer("bpe-plain").backend_tokenizer
     whole, characters = backend.encode(" ".join(9 * [*ENGLISH, *RUSSIAN])).ids, list[int]()

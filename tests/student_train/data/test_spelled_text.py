@@ -93,4 +93,4 @@ def test_bytes_that_a_vocabulary_lacks_are_refused(
     make_tokenizer("unigram").save_pretrained(tmp_path / "unigram")
     words = ("--store", causal, "--student", "llama:32x1x4", "--steps", "1", "--device", "cpu")
     said = refused(student_train, *words, "--vocab", tmp_path / "unigram", "--out", tmp_path / "s")
-    says(said, "--vocab", "a fast tokenizer that spells every byte", "such as 8k")
+    says(said, "--vocab", "a fast tokenizer that encodes every byte", "such as 8k")

@@ -135,7 +135,7 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
     ("stage", "message"),
     [
         ({"schedule": "nonsense"}, "stage 2: --schedule nonsense: expected one of linear"),
-        ({"student": "tiny"}, "stage 2: student is not a setting of a stage; there are batch"),
+        ({"student": "tiny"}, "stage 2: student is not a setting of a stage; expected one of"),
         ({"unfreeze": "up"}, "stage 2: unfreeze 'up': expected 'top-down'"),
         ({"steps": 1, "epochs": 2.0}, "stage 2: --steps and --epochs contradict"),
         ({"lr": 1e-5}, "stage 2: --lr-end 0.0001: expected at most --lr, here 1e-05"),

@@ -1,4 +1,4 @@
-"""Windows: nothing lost, nothing too long, and every text gives its tokens when tokenised alone."""
+"""Windows: nothing lost, nothing too long, and every text gives its tokens when tokenized alone."""
 
 from __future__ import annotations
 
