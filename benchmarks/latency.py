@@ -82,7 +82,7 @@ OF_OTHERS = (
     "source", "student", "pieces", "parameters, M", "times fewer", "published", "MiB on disk",
     "published", "sentence, times as fast", "published", "batch, times as fast", "published",
 )  # fmt: skip
-FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # and in what units
+FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # by unit
 
 
 def random_model(folder: Path, shape: str, pieces: int) -> Path:
@@ -115,7 +115,8 @@ def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[d
 
 
 def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
-    """Figures of `downstream --task speed` on a CPU, each with the teacher's over it."""
+    """Return the figures of `downstream --task speed` on a CPU, each with its ratio to the
+    teacher's."""
     ratio = found.get("ratio", {"parameters": 1.0, "cpu": {}})
     cells = [shape, f"{pieces:,}", found["parameters"] / 1e6, ratio["parameters"]]
     cells.append(found["disk_bytes"] / MIB)
@@ -127,7 +128,7 @@ def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
 
 
 def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
-    """Figures of a batch beside the published ones, each time also as the teacher's over it."""
+    """Return the figures of a batch and the published ones, times also as ratios to the teacher's."""
     known: tuple[float | str, ...] = PUBLISHED.get(shape, ("",) * 4)
     parameters, disk, *times = known
     cells: list[object] = [shape[0], f"{shape[1]:,}", found["parameters"] / 1e6, parameters]
@@ -141,11 +142,11 @@ def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
     return cells
 
 
-def row_of_other(source: str, model: Model, said: Sequence[str], found: Any) -> list[object]:
+def row_of_other(source: str, model: Model, known: Sequence[str], found: Any) -> list[object]:
     """Return the figures of a student of another source, each with the published one."""
     ratio = found["ratio"]
-    cells = [ratio["parameters"], said[0], found["disk_bytes"] / MIB, said[1]]
-    for inputs, published in zip(("sentence", "batch"), said[2:], strict=True):
+    cells = [ratio["parameters"], known[0], found["disk_bytes"] / MIB, known[1]]
+    for inputs, published in zip(("sentence", "batch"), known[2:], strict=True):
         cells += [ratio["cpu"][f"{inputs}_ms"], published]
     return [source, model[0], f"{model[1]:,}", found["parameters"] / 1e6, *cells]
 
@@ -157,8 +158,8 @@ def rows_of_others(folder: Path) -> list[list[object]]:
         models = [random_model(folder, *each) for each in (*students, teacher)]
         found = measured(models[:-1], models[-1], SHORT)
         rows += [
-            row_of_other(source, model, said, each)
-            for (model, said), each in zip(students.items(), found[:-1], strict=True)
+            row_of_other(source, model, known, each)
+            for (model, known), each in zip(students.items(), found[:-1], strict=True)
         ]
     return rows
 
@@ -169,7 +170,7 @@ def rows_of_others(folder: Path) -> list[list[object]]:
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(batch_size: int, length: int, results: Path) -> None:
-    """Time all of them in turn, and print the table."""
+    """Time all models in turn, and write the tables."""
     with tempfile.TemporaryDirectory() as folder:
         teacher, *students = (random_model(Path(folder), *each) for each in (TEACHER, *STUDENTS))
         size = ("--batch-size", str(batch_size), "--max-length", str(length))
@@ -187,10 +188,14 @@ def main(batch_size: int, length: int, results: Path) -> None:
     tables = [table(HEAD, rows[-1:] + rows[:-1])]
     if (batch_size, length) == (16, POSITIONS):
         compared = [beside(shape, each) for shape, each in zip(shapes, found, strict=True)]
-        said = "Batches, compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):"
-        tables += [said, table(BESIDE, compared[-1:] + compared[:-1])]
-    said = "Students of the other sources with their own teachers; batches of 32 x 32 tokens:"
-    tables += [said, table(OF_OTHERS, others)]
+        tables += [
+            "Batches, compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):",
+            table(BESIDE, compared[-1:] + compared[:-1]),
+        ]
+    tables += [
+        "Students of the other sources with their own teachers; batches of 32 x 32 tokens:",
+        table(OF_OTHERS, others),
+    ]
     publish("Size and latency of students", settings, "\n\n".join(tables), results)
 
 

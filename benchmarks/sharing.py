@@ -47,7 +47,7 @@ class Siege(ABC):
     struck: Counter[str] = field(default_factory=Counter)
     members: ClassVar[str]
     victims: ClassVar[dict[str, str]]
-    """A column of the table for each kind of victim."""
+    """Holds a column of the table for each kind of victim."""
 
     @abstractmethod
     def made(self, chance: random.Random, strikes: int) -> list[int]:

@@ -15,7 +15,7 @@ from teachonce.store.write.part_queue import PartQueue
 
 
 class Ray:
-    """A cluster of nodes on loopback, and drivers of a dump on it."""
+    """Holds a cluster of nodes on loopback, and drivers of a dump on it."""
 
     def __init__(
         self, words: Sequence[str | Path | int], out: Path, log: Path, head_cpus: int

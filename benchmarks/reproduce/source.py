@@ -110,7 +110,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Published:
-    """Figures of a paper, by the name of the arm, under these columns, and where they stand."""
+    """Holds figures of a paper by the name of the arm, their columns, and where they are."""
 
     where: str
     columns: tuple[str, ...]

@@ -43,10 +43,12 @@ def teacher_template(store: FeatureStore) -> str:
 
 
 def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
-    """Return the teacher's chat template for the tokenizer of a student."""
+    """Return the teacher's chat template for the tokenizer of a student; "" if it has none."""
+    if not (template := teacher_template(store)):
+        return ""
     held = SETTINGS in store.teacher_files()
     theirs = store.teacher_settings(SETTINGS).get("bos_token") if held else None
-    return with_first_token(teacher_template(store), tokenizer, theirs or "")
+    return with_first_token(template, tokenizer, theirs or "")
 
 
 def has_own_template(tokenizer: Any, store: FeatureStore) -> bool:

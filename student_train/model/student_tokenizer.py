@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -171,10 +171,11 @@ def _from_teacher(
     backend: Tokenizer, store: FeatureStore, word: str, family: str
 ) -> PreTrainedTokenizerFast:
     settings = store.teacher_settings("tokenizer_config.json")
-    tokenizer: Any = _from_files(backend, settings, word, family)
-    if family:  # also for a store of plain texts: the student may have layers that read chats
+    tokenizer = _from_files(backend, settings, word, family)
+    if family:
+        # Also for a store of plain texts: the copied layers may have been trained on chats.
         tokenizer.chat_template = template_of_student(store, tokenizer) or None
-    return cast(PreTrainedTokenizerFast, tokenizer)
+    return tokenizer
 
 
 def _from_files(

@@ -31,6 +31,7 @@ from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE
 
 VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
+LAST = "last layer"  # key of the states of the last layer, among the observed ones
 
 
 class Distiller(nn.Module):
@@ -213,7 +214,7 @@ class Distiller(nn.Module):
         """Run the student forward, as `shared_pass` does."""
         read = shared_pass(self.student, inputs, maps, self.ranks)
         if self.observed is not None:
-            self.observed["last layer"] = read.last.detach()
+            self.observed.setdefault(LAST, read.last.detach())
         return read
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:

@@ -260,8 +260,8 @@ class Teacher:
         return self.decoder.weight.cpu().numpy(), self.decoder.bias.cpu().numpy()
 
     def files(self) -> dict[str, bytes]:
-        """Return tokenizer.json, tokenizer_config.json and config.json as bytes, by name; of a
-        sentence embedder also SETTINGS."""
+        """Return the files of the tokenizer (see `tokenizer_files`) and config.json as bytes, by
+        name; for a sentence embedder also SETTINGS."""
         config = self.config.to_dict()
         if Path(config.get("_name_or_path", "")).exists():
             del config["_name_or_path"]  # a path on this machine does not describe the model

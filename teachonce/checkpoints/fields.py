@@ -334,7 +334,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "chat_template",
-            "Teachonce: stored, and with `--messages` applied; other texts are read as they are",
+            "Teachonce: stored; applied with `--messages`; other texts are read as they are",
         ),
         harmless("response_schema", "texts are read as they are"),
         harmless("max_length stride truncation truncation_strategy", "`--max-length` decides"),

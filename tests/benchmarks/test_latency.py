@@ -43,6 +43,15 @@ def test_latency_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert others_rows[0][4] == rows[2][3]
 
 
+def test_a_row_of_another_source() -> None:
+    found = {
+        "parameters": 5e6, "disk_bytes": 2**21,
+        "ratio": {"parameters": 2, "cpu": {"sentence_ms": 3, "batch_ms": 4}},
+    }  # fmt: skip
+    row = latency.row_of_other("a", ("bert:8x2x2", 1000), ("b", "c", "d", "e"), found)
+    assert row == ["a", "bert:8x2x2", "1,000", 5.0, 2, "b", 2.0, "c", 3, "d", 4, "e"]
+
+
 def test_sizes_on_disk_are_in_the_papers_unit() -> None:
     """Kolesnikova et al. 2022, Table 3: "Mem, MB" of 177.9M numbers of 4 bytes is 679, so MiB."""
     shape = latency.TEACHER

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from teachonce.store import FeatureStore
@@ -32,6 +33,7 @@ LATER = {  # test_early_errors.py has what is refused before torch is loaded
     "--student bert:32x6x4 --init teacher": ("has 6 layers, the teacher only 4", "--init svd"),
     "--resume": ("no training to resume", "leave --resume out"),
     "--out corpus.txt/student": ("corpus.txt", "--out"),
+    "--device cuda": ("--device cuda", "use --device cpu"),
 }
 
 
@@ -39,6 +41,8 @@ LATER = {  # test_early_errors.py has what is refused before torch is loaded
 def test_train_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Path, corpus: Path, options: str
 ) -> None:
+    if options == "--device cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
     shutil.copy(corpus, tmp_path)
     monkeypatch.chdir(tmp_path)
     words = ("--store", store, "--vocab", "500", "--out", "student", *STUDENT, "--steps", "3")
@@ -64,6 +68,8 @@ def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
     recipe.write_text('[recipes.mine]\noptions = { vocab = "5k" }\n')
     said = ok(student_train, *words[:-1], tmp_path / "r", "--recipe", recipe, "--steps", 1)
     says(said, "not 5,000 (--vocab 5k)")
+    pruned = (*words[:-1], tmp_path / "p", "--vocab", "500", "--steps", 1, "--prune-to", "words:5k")
+    says(refused(student_train, *pruned), "two WordPieces")
 
 
 @pytest.mark.parametrize(

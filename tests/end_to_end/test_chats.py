@@ -357,11 +357,19 @@ def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -
     ok(teacher_dump, *given, "--attention", "none", "--device", "cpu")
     words = ("--store", path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu")
     whole = "{{ bos_token }}" + TEMPLATE  # the tokenizer puts it in front of each text
-    for vocab, template in (("teacher", whole), ("pruned:300", whole), ("300", None)):
-        said = ok(student_train, *words, "--vocab", vocab, "--out", tmp_path / vocab[-4:])
-        assert "chat template" not in said
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path / vocab[-4:])
-        assert tokenizer.chat_template == template
+    for number, (vocab, template) in enumerate(
+        [("teacher", whole), ("pruned:300", whole), ("300", None)]
+    ):
+        out = tmp_path / str(number)
+        assert "chat template" not in ok(student_train, *words, "--vocab", vocab, "--out", out)
+        assert AutoTokenizer.from_pretrained(out).chat_template == template
+    # A teacher without a template gives none, although its tokenizer begins with bos, too.
+    plain = with_template(Path(shutil.copytree(model, tmp_path / "plain")), None)
+    given = ("--model", plain, *given[2:-1], tmp_path / "b.zarr")
+    ok(teacher_dump, *given, "--attention", "none", "--device", "cpu")
+    store, out = tmp_path / "b.zarr", tmp_path / "student"
+    ok(student_train, "--store", store, *words[2:], "--vocab", "teacher", "--out", out)
+    assert AutoTokenizer.from_pretrained(out).chat_template is None
 
 
 def test_a_template_writes_the_date_of_the_first_start(

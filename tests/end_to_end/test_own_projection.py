@@ -100,7 +100,11 @@ def test_where_there_can_be_none_is_reported(
         (tags.path, "--projection student --student 16x2x2", ("applies only to a BiLSTM",)),
         (tags.path, "--classifier-pooling last", ("applies only to a BiLSTM", "--student is tiny")),
         (tags.path, "--recurrent-dropout .1", ("dropout 0.1: applies only to a BiLSTM",)),
-        (two, " ".join(OWN), ("--projection student", "mean, groups2", "has one projection")),
+        (
+            two,
+            "--projection student --student bilstm:12,10",
+            ("--projection student", "mean, groups2", "has one projection"),
+        ),
     )
     for store, words, printed in cases:
         line = refused(main, "--store", store, *words.split(), *SMALL, "--out", tmp_path / "no")

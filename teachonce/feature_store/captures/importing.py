@@ -163,7 +163,10 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
     sample that is too long, for logits that are not of the next token, and as `Capture.samples`.
     """
     samples, longest, normalised = 0, 1, capture.contents.vector is not None
-    vocabulary, shift = capture.contents.vocabulary, ShiftCheck()
+    vocabulary = capture.contents.vocabulary
+    # Rows of a teacher with random weights may look shifted. --model compares them with the
+    # teacher's own rows instead.
+    shift = None if options.model else ShiftCheck()
     for sample in capture.samples():
         stop.check()
         samples += 1
@@ -180,8 +183,7 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
                 f"{sample.where}: token id {sample.ids[bad.argmax()]:,} is beyond the vocabulary of"
                 f" {vocabulary or 0:,}; give the tokenizer of the teacher that was captured"
             )
-    # A teacher of random weights may predict the token itself; its own rows (--model) decide.
-    if not options.model:
+    if shift is not None:
         shift.check(options.source)
     if not samples:
         raise UserError(
@@ -195,7 +197,7 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
     return samples, longest, normalised
 
 
-def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck) -> None:
+def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck | None) -> None:
     """Raise UserError if the logits of a sample cannot be read, or contradict its tokens."""
     if not contents.topk:
         return  # `samples` has checked states already, and `_survey` reads vectors itself
@@ -210,7 +212,8 @@ def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck) ->
     if rows.observed is not None:
         following = sample.ids[1:], best[:-1], logprobs[:-1], rows.observed[:-1]
         check_observed(*following, sample.where)
-    shift.add(sample.ids, best, logprobs, rest, vocabulary)
+    if shift is not None:
+        shift.add(sample.ids, best, logprobs, rest, vocabulary)
 
 
 def _features(

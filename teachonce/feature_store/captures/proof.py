@@ -92,8 +92,9 @@ class ShiftCheck:
             if better:
                 raise UserError(
                     f"{source}: the logits give more probability to {what} than to the next token,"
-                    " so they are shifted by one position; capture again, or shift the rows. If the"
-                    " teacher is that poor, give its checkpoint as --model, which is compared"
+                    " so they are shifted by one position; capture again, or shift the rows. If"
+                    " the rows are correct, give the checkpoint as --model: its own rows are then"
+                    " compared instead"
                 )
 
 

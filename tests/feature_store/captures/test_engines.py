@@ -165,6 +165,10 @@ def test_rows_that_predict_another_place(
         sure.append(Taught(sample.text, sample.ids, values, sample.states, sample.unnormed))
     line = importing(distillkit(tmp_path / "capture", sure, 16, 16), teacher)
     says(line, words, "shifted by one position")
+    says(
+        importing(distillkit(tmp_path / "again", sure, 16, 16), teacher, "--model", teacher),
+        "shifted",
+    )
     # A few rows prove nothing.
     imported(distillkit(tmp_path / "few", sure[:1], 16, 16), tmp_path / "a.zarr", teacher)
 
@@ -178,7 +182,7 @@ def test_a_teacher_that_predicts_the_token_itself(tmp_path: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     source = captured("vllm", folder, tmp_path / "rows.parquet")
-    says(importing(source, folder), "to the token itself", "give its checkpoint as --model")
+    says(importing(source, folder), "to the token itself", "give the checkpoint as --model")
     says(imported(source, tmp_path / "a.zarr", folder, "--model", folder), "agree with")
 
 
