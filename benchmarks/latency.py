@@ -128,7 +128,7 @@ def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
 
 
 def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
-    """Return the figures of a batch and the published ones, times also as ratios to the teacher's."""
+    """Return the figures of a batch and the published ones, times also over the teacher's."""
     known: tuple[float | str, ...] = PUBLISHED.get(shape, ("",) * 4)
     parameters, disk, *times = known
     cells: list[object] = [shape[0], f"{shape[1]:,}", found["parameters"] / 1e6, parameters]
