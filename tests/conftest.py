@@ -52,20 +52,20 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_fsync() -> Iterator[None]:
-    """No test can pull the plug, and waiting for the disk is most of the time of small stores.
+    """Replace fsync, which takes most of the time of small stores; no test cuts the power.
 
-    Writers in processes of their own (those that are killed) do wait for it.
+    Writers in separate processes (which tests kill) still call it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        # Sixteen threads for each part, to wait for nothing.
+        # Sixteen threads per part would only add overhead.
         patch.setattr("teachonce.store.containers.zarr.tree.sync_tree", lambda folder: None)
         yield
 
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[[str], Any]:
-    """`make_tokenizer(kind)` -> a PreTrainedTokenizerFast of its own."""
+    """Return a function that makes a new PreTrainedTokenizerFast of a kind."""
     return trained_tokenizer
 
 

@@ -1,4 +1,5 @@
-"""What stands of each paper: words that the commands understand, claims about arms there are."""
+"""The entries of each paper are valid: the commands accept the options, and claims name existing
+arms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The docstring of a function begins with a verb (CONTRIBUTING.md, Habits)."""
+"""The docstring of every function begins with a verb (CONTRIBUTING.md, Habits)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README and the site say is so: options exist, lines parse, links lead somewhere."""
+"""README and the site are correct: options exist, command lines parse, links resolve."""
 
 from __future__ import annotations
 
