@@ -17,7 +17,7 @@ import yaml
 USER = "user"
 WRITER, READER, NOBODY = "hf_writer", "hf_reader", "hf_nobody"
 """Tokens: of USER, of USER without the right to write, and one that the hub does not know."""
-REGULAR = 2**14  # bytes of a text that is stored without LFS; the hub's own bound is larger
+REGULAR = 2**14  # limit in bytes of a text file outside LFS; the hub's own is larger
 COMMITS = "0123456789abcdef" * 2 + "{:08x}"
 KNOWN = {
     "base_model_relation": "adapter|merge|quantized|finetune",

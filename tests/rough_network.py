@@ -61,7 +61,7 @@ class Weather:
     seed: int = 0
     drop: float = 0.01  # seconds between the drops of a slow body
     stall: float = 1.0
-    conditions: str = ""  # of a write: "ignored", or "refused" as a server does that knows none
+    conditions: str = ""  # of a write: "ignored", or "refused" as by an old server
     delay: float = 0.0  # seconds of delay before each response
     most: int = 0  # requests that were under way at once
     met: Counter[str] = field(default_factory=Counter)

@@ -133,7 +133,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def given(table: str, teacher: Path, data: dict[str, Path]) -> list[str | Path | float]:
-    """The words that run a table with tiny numbers: of these arms, and of one seed."""
+    """Return the words that run a table with tiny numbers: its arms in ARMS, with one seed."""
     name = table.partition("-")[0]
     asked = [word for arm in ARMS[table] for word in ("--arm", arm)]
     return [

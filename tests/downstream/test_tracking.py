@@ -1,4 +1,4 @@
-"""`downstream --log`: trackers hear the losses of a training, and its scores."""
+"""`downstream --log`: trackers receive the losses of a training and its scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def heard(file: Path, run: str) -> dict[str, dict[int, float]]:
-    """Figures that a run was told, by name and step."""
+    """Return the logged values of a run, by name and step."""
     found: dict[str, dict[int, float]] = {}
     for each in recorded(file):
         if each["id"] == run:
