@@ -1,5 +1,5 @@
-"""What works for every student works for decoders: resume, processes, caches, sweeps, several
-stores, loops of one's own."""
+"""Decoders support what every student supports: resume, processes, caches, sweeps, several stores,
+custom loops."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_stores_of_different_texts_are_trained_on_together(
 
 @pytest.mark.slow
 def test_a_sweep_is_ranked_by_bits_a_byte(causal: Path, tmp_path: Path) -> None:
-    """Students with other losses and vocabularies are compared, also those without `next`."""
+    """A sweep ranks students with different losses and vocabularies by bits per byte, also without
+    `next`."""
     out = tmp_path / "sweep"
     words: Words = ("--student", "llama:16x1x2", "--steps", 3, "--batch-tokens", 512)
     words += ("--vocab", 300, "--vocab", "teacher", "--loss", "next", "--loss", "kl-next")

@@ -1,4 +1,4 @@
-"""Teachers whose weights are in a GGUF file, against transformers with the dequantised weights."""
+"""Teachers with weights in a GGUF file equal transformers with the dequantised weights."""
 
 from __future__ import annotations
 

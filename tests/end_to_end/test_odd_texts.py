@@ -1,4 +1,5 @@
-"""Text of every odd kind through the house: nothing crashes, no character is lost, laws hold."""
+"""Odd texts of every kind run through the whole pipeline: nothing crashes, no character is lost,
+and all invariants hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An unfinished dump goes on with the same arguments only; the line says which differ."""
+"""An unfinished dump continues with the same arguments only; the error line names the differing
+ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifiers of other outputs than one label of all: several labels at once, and numbers."""
+"""Classifiers with other problem types than a single label: several labels at once, and numbers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def dump(model: Path, corpus: Path, out: Path, *more: str) -> Words:
 def several(
     teacher: Callable[..., Path], corpus: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A teacher of several labels at once, whose outputs differ by text, and its store."""
+    """Save a teacher of several labels at once, whose outputs differ by text, and make its
+    store."""
     model, folder = teacher(problem_type=SEVERAL), tmp_path_factory.mktemp("several")
     logits = torch.stack(answers(model, corpus.read_text("utf-8").splitlines()[:40]))
     network = AutoModelForSequenceClassification.from_pretrained(model)
@@ -97,7 +98,7 @@ def test_several_labels_are_learnt_as_sigmoids(
     own, wanted = (torch.stack(answers(each, texts)).sigmoid() for each in (out, model))
     assert (wanted.sum(dim=1) > 1.3).all()  # no softmax
     assert (own - wanted).abs().mean() < 0.1
-    # transformers' own pipeline and loss take the student for what it is
+    # transformers' own pipeline and loss recognise the student's problem type
     assert json.loads((out / "config.json").read_text())["problem_type"] == SEVERAL
     said = {each["label"]: each["score"] for each in pipeline(
         "text-classification", str(out), device="cpu"

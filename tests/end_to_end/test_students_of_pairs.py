@@ -1,4 +1,4 @@
-"""Students of a teacher that classifies pairs: they learn what only both texts together tell."""
+"""Students of a teacher that classifies pairs learn what depends on both texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = tuple[str, str, int]
 
 
 def row(chance: random.Random) -> Row:
-    """Two texts of three words; they are the same if the middle words are."""
+    """Make pairs of texts of three words with label 1 if the middle words are equal."""
     lamps = [chance.random() < 0.5 for _ in range(2)]
     one, two = (
         f"{chance.choice(NOISE)} {'lamp' if lamp else 'ships'} {chance.choice(NOISE)}"
