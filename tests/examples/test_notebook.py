@@ -1,4 +1,4 @@
-"""The notebook runs cell by cell, and what a notebook would show of each cell is there."""
+"""The notebook runs cell by cell, and the stored outputs are the outputs of each cell."""
 
 from __future__ import annotations
 

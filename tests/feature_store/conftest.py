@@ -1,4 +1,4 @@
-"""A store that several tests look at; nobody may change it."""
+"""Share a store between several tests; no test may change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`info --vocab`: what each alignment makes use of, over all of a store or a sample of it."""
+"""`info --vocab` reports the share that each alignment uses, over all of a store or a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens laid over a text: each of them and each character stands in one place, in order."""
+"""Tokens in the rows of a text: each token and each character has exactly one place, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teachonce.align import Tokens
 from teachonce.feature_store.page import lattice
 from teachonce.feature_store.page.lattice import Cluster, clusters
 
-Side = list[tuple[int, int]]  # spans; an empty one is special
+Side = list[tuple[int, int]]  # spans; an empty span is special
 
 
 def tokens(spans: Side) -> Tokens:
@@ -65,7 +65,7 @@ def test_the_work_grows_with_the_text() -> None:
 
 
 def instructions(words: int) -> int:
-    """Count the instructions that lay out so many words, with a special token in each."""
+    """Count the instructions for the layout of `words` words, with a special token in each."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Exports of every task run in Node: transformers.js, by examples/run_export.mjs."""
+"""Exports of every task run in Node: transformers.js, with examples/run_export.mjs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_node(script: Path, folder: Path, *texts: str) -> list[Any]:
 def test_node_answers_as_student_predict(
     kind: str, script: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`apart`, as it fetches transformers.js from npm."""
+    """Node has the results of student-predict. `apart`, as it fetches transformers.js from npm."""
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     student, texts = tmp_path / "student", TEXTS
     if kind == "embedder":

@@ -31,7 +31,7 @@ def run(*words: Word) -> Result:
 
 
 def imported(source: Path, target: Path, tokenizer: Word, *words: Word) -> str:
-    """Import a capture and return what was said."""
+    """Import a capture and return the output."""
     result = run("import", source, target, "--tokenizer", tokenizer, *words)
     assert result.exit_code == 0, result.output
     verified = run("verify", target)
@@ -40,7 +40,7 @@ def imported(source: Path, target: Path, tokenizer: Word, *words: Word) -> str:
 
 
 def refused(*words: Word, code: int = 1) -> str:
-    """The one line with which a command refuses."""
+    """Run a command that must fail, and return its single error line."""
     result = run(*words)
     assert result.exit_code == code, result.output
     (line,) = [each for each in result.output.splitlines() if each.startswith("Error: ")]

@@ -1,4 +1,4 @@
-"""Captures that the tools' own code has written are read as that code reads them.
+"""Captures written by the tools' own code are read as that code reads them.
 
 `golden/distillkit.json`: settings, columns, and what `LogprobCompressor` makes of them, by
 github.com/arcee-ai/DistillKit at a61c2e7. `golden/cp0_dp0__1.tar`: two iterations of two
@@ -32,7 +32,7 @@ CASES: list[dict[str, Any]] = json.loads((GOLDEN / "distillkit.json").read_text(
 
 @pytest.fixture(scope="module")
 def large(make_tokenizer: Callable[[str], Any]) -> TeacherFiles:
-    """A teacher of 70,000 pieces, of which the tokenizer knows the first."""
+    """Save a teacher of 70,000 pieces, whose tokenizer has the first of them."""
     return TeacherFiles("large", make_tokenizer("bpe-plain"), {}, 70_000)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that a format of captures does not allow end in one line, which names file and sample."""
+"""Invalid numbers in a capture end in one line with the file and the sample."""
 
 from __future__ import annotations
 
