@@ -15,7 +15,7 @@ from teachonce.student_train.train.student_training import Trained, train
 
 
 class Killed(BaseException):
-    """What nobody catches."""
+    """Raised to end a training; no code catches it."""
 
 
 def stop(store: FeatureStore, options: TrainOptions, out: Path, last: int) -> None:

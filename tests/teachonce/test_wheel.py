@@ -1,4 +1,5 @@
-"""The wheel: one top-level package, which works without extras and beside a user's own modules."""
+"""The wheel has one top-level package, which works without extras and next to a user's own
+modules."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def _required(lines: Iterable[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def environment(built: Path) -> Path:
-    """The programs of an environment with the wheel and, as links, what it needs without extras."""
+    """Install the wheel's programs into an environment; packages that it needs without extras are
+    links."""
     folder = built / "environment"
     venv.create(folder, symlinks=True)
     install = [sys.executable, "-m", "pip", "--python", folder, "install", "-q", "--no-deps"]

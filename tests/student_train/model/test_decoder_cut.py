@@ -40,7 +40,8 @@ HEADS, UNITS, LAYER = (0, 3), tuple(range(5, 37)), 1
 
 
 def teacher_of(kind: str) -> Any:
-    """A random decoder of four layers; some of its heads and units, and one layer, do nothing."""
+    """Make a random decoder of four layers, with some zeroed heads and units and one zeroed
+    layer."""
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
     sizes |= {"n_inner" if kind == "gpt2" else "intermediate_size": 48}
     sizes |= {"max_position_embeddings": 128}
@@ -71,7 +72,7 @@ def teacher_of(kind: str) -> Any:
                 written[[size * head + n for head in HEADS for n in range(size)]] = 0.0
             elif weight.ndim == 2:
                 written[list(UNITS)] = 0.0
-    return model.half().float().eval()  # what a store holds exactly
+    return model.half().float().eval()  # values that a store represents exactly
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ def test_a_vocabulary_of_its_own_is_in_the_channels_of_the_layers(stores: dict[s
     ("student", "start"),
     [
         ("llama:16x2x2x24x1", "layers 1, 4 of 4"),
-        ("llama:16x2x4x24x2", "word embeddings"),  # another size of heads
+        ("llama:16x2x4x24x2", "word embeddings"),  # another head size
         ("llama:16x5x2x24x1", "word embeddings"),  # more layers than the teacher
         ("qwen3:16x2x2x24x1", "word embeddings"),
     ],
@@ -232,7 +233,7 @@ def test_auto_does_not_run_a_large_teacher(
 
 
 def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -> None:
-    """The same as those of the store, which may have no weights."""
+    """Layers of a folder equal the layers of the store; the store may lack the weights."""
     how = f"layers:1,4@{folders['llama']}"
     one, lines = student_of(stores["llama"], "llama:16x2x2x16", init=how)
     other, _ = student_of(stores["llama"], "llama:16x2x2x16", init="layers:1,4")

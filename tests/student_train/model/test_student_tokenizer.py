@@ -197,7 +197,8 @@ def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
 def test_special_tokens_anywhere_keep_their_places_around_a_text(
     tiny_teacher: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A teacher whose [CLS] is its last piece, so that it has another number where others go."""
+    """Special tokens with any ids have their places around a text. The teacher's [CLS] is its last
+    piece, so its id is not BERT's."""
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     settings = json.loads((model / "tokenizer.json").read_text("utf-8"))
     ids = settings["model"]["vocab"]

@@ -25,7 +25,7 @@ KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")
 
 
 def folders(store: FeatureStore, root: Path, student: str, **changes: Any) -> tuple[Path, Path]:
-    """A student with 400 pieces, its weights at random; another tokenizer with 200."""
+    """Save a student with 400 pieces and random weights, and another tokenizer with 200."""
     torch.manual_seed(3)
     tokenizer = student_tokenizer("400", store)
     model = make_student(student, tokenizer, 64, **changes)

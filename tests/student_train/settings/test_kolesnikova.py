@@ -1,7 +1,7 @@
-"""Recipes of Kolesnikova et al. 2022 against the paper, row by row, and that they train.
+"""Recipes of Kolesnikova et al. 2022 equal the paper, row by row, and can be trained.
 
 T1, T3, T4 are tables of the paper, F4 a figure, B an appendix, 3.3 and 4.1 sections; "code" is
-github.com/ayeffkay/rubert-tiny, whose scripts tell what the paper does not.
+github.com/ayeffkay/rubert-tiny, whose scripts contain the details that the paper omits.
 """
 
 from __future__ import annotations

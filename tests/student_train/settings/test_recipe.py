@@ -1,4 +1,5 @@
-"""Recipes: those of the package can all be begun; those of users are read with the same care."""
+"""Recipes: every recipe of the package can be started; recipes of users are checked in the same
+way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a training saves, with and without --checkpoint-every."""
+"""The steps at which a training saves, with and without --checkpoint-every."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What validation tells of a student, against plain transformers over the held-out texts."""
+"""The validation results of a student equal plain transformers over the held-out texts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_validation_that_is_not_finite_ends_the_training(value: float) -> None
 
 
 def held(value: Any) -> int:
-    """The bytes of all tensors in it."""
+    """Return the bytes of all tensors in an object."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if hasattr(value, "__dataclass_fields__"):
@@ -159,7 +159,8 @@ def held(value: Any) -> int:
     [("one label", 3 * 8), ("several labels", 2 * 20 + 8), ("numbers", 2 * 80 + 8)],
 )
 def test_a_validation_holds_the_answers_to_a_task(kind: OutputKind, bytes_of_a_token: int) -> None:
-    """Not the logits, which a tagger has for each held-out token and label."""
+    """A validation stores the predictions for a task, not the logits, which a tagger has for each
+    held-out token and label."""
     own = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
     teacher = own[[2, 3, 2, 3]]  # two of four tokens have another row
     gold = own.argmax(dim=1)
