@@ -39,8 +39,8 @@ PUBLISHED = {
     (TINY, 10_000): (5.0, 19, 356.5, 1.8),
     (TINY, 5_000): (3.6, 14, 354.9, 1.8),
 }
-# The other sources: teacher, then students with the published figures: how many times fewer
-# parameters, MB on disk, how many times as fast for a sentence and for a batch.
+# The other sources: the teacher, then students with the published figures: ratio of parameters
+# (teacher to student), MB on disk, and speedup for a sentence and for a batch.
 OTHERS: dict[str, tuple[Model, dict[Model, tuple[str, ...]]]] = {
     "Mukherjee & Awadallah 2019, Table 7": (
         (BASE, 30_522),
@@ -82,7 +82,7 @@ OF_OTHERS = (
     "source", "student", "pieces", "parameters, M", "times fewer", "published", "MiB on disk",
     "published", "sentence, times as fast", "published", "batch, times as fast", "published",
 )  # fmt: skip
-FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # and in what units
+FIGURES = {"ms": 1.0, "memory_bytes": 1e6}  # with units
 
 
 def random_model(folder: Path, shape: str, pieces: int) -> Path:
@@ -115,19 +115,21 @@ def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[d
 
 
 def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
-    """Figures of `downstream --task speed` on a CPU, each with the teacher's over it."""
+    """Return the figures of `downstream --task speed` on a CPU, each with the teacher's divided by
+    it."""
     ratio = found.get("ratio", {"parameters": 1.0, "cpu": {}})
     cells = [shape, f"{pieces:,}", found["parameters"] / 1e6, ratio["parameters"]]
     cells.append(found["disk_bytes"] / MIB)
     for inputs, (figure, unit) in product(("batch", "sentence"), FIGURES.items()):
         name = f"{inputs}_{figure}"
-        value = found["cpu"][name]  # None where the system does not tell
+        value = found["cpu"][name]  # None if the system does not report it
         cells += [value / unit, ratio["cpu"].get(name, 1.0)] if value else ["", ""]
     return cells
 
 
 def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
-    """Figures of a batch beside the published ones, each time also as the teacher's over it."""
+    """Return the figures of a batch next to the published ones, and the teacher's time divided by
+    each time."""
     known: tuple[float | str, ...] = PUBLISHED.get(shape, ("",) * 4)
     parameters, disk, *times = known
     cells: list[object] = [shape[0], f"{shape[1]:,}", found["parameters"] / 1e6, parameters]
@@ -142,7 +144,7 @@ def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
 
 
 def row_of_other(source: str, model: Model, said: Sequence[str], found: Any) -> list[object]:
-    """Return the figures of a student of another source, each with the published one."""
+    """Return the figures of a student of another source, each with the published figure."""
     ratio = found["ratio"]
     cells = [ratio["parameters"], said[0], found["disk_bytes"] / MIB, said[1]]
     for inputs, published in zip(("sentence", "batch"), said[2:], strict=True):

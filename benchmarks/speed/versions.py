@@ -64,8 +64,8 @@ HELP = "import sys; sys.argv = ['command', '--help']; from {}%s import main; mai
 
 
 def program(tree: Path, words: Sequence[str]) -> Figures:
-    """Run a program of `words` for Python with the code of `tree`; return its seconds of a
-    processor, and the figure that it prints."""
+    """Run Python with the arguments `words` and the code of `tree`; return its CPU seconds, and the
+    figure that it prints."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
@@ -122,7 +122,7 @@ def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) 
 
 
 def _prefix(tree: Path) -> str:
-    """Return the prefix of the packages in a checkout; older ones have none."""
+    """Return the prefix of the packages in a checkout; older checkouts have none."""
     return "teachonce." if (tree / "teachonce/store").exists() else ""
 
 

@@ -32,7 +32,7 @@ Chat = list[dict[str, str]]
 
 
 def chats(count: int) -> list[Chat]:
-    """The name of a role is a content, and an answer is what was asked."""
+    """Make chats in which a message repeats a role's name, and an answer repeats its question."""
     turns = [("system", "user"), ("user", "a"), ("assistant", "a"), ("user", ENGLISH[0])]
     return [
         [{"role": role, "content": text} for role, text in turns]

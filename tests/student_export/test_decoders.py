@@ -74,7 +74,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer: what torch exports takes as long as there are layers."""
+    """Make a decoder of one layer, as torch's export time grows with the number of layers."""
     return decoder("llama:64x1x4x96x2", tmp_path_factory.mktemp("shallow") / "student")
 
 

@@ -32,7 +32,7 @@ def stop(store: FeatureStore, options: TrainOptions, out: Path, last: int) -> No
 
 
 def resume(store: FeatureStore, options: TrainOptions, out: Path) -> tuple[Any, Trained, list[str]]:
-    """Resume it: the student, what its training returns, and the lines that it prints."""
+    """Resume a training: return the student, the training's result, and the printed lines."""
     student, collator, _ = prepare(options, store)
     said: list[str] = []
     done = train(store, student, collator, options, out, resume=True, say=said.append)
