@@ -210,7 +210,7 @@ def main(
     decoder_layers: int, part_tokens: int, dump_batch: int, student: str, vocab: str,
     batch_tokens: int, steps: int, device: str, precision: str, repeats: int, results: Path,
 ) -> None:  # fmt: skip
-    """Print the tables and put them into RESULTS.md. `--model` lends its tokenizer."""
+    """Print the tables and write them to RESULTS.md. `--model` is used for its tokenizer only."""
     check_device(device, torch.cuda.device_count())
     with tempfile.TemporaryDirectory() as folder:
         teacher = random_teacher(

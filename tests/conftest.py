@@ -33,8 +33,8 @@ settings.load_profile("untimed")
 
 
 def pytest_sessionstart() -> None:
-    """Collecting the tests makes 700,000 objects that stay; a third of its time was the search for
-    some that could be freed."""
+    """Disable garbage collection during the collection of tests: its 700,000 objects are permanent,
+    and searching them took a third of the time."""
     gc.disable()
 
 
@@ -46,7 +46,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """A job in the background of a shell ignores Ctrl-C, and so would all that is tested there."""
+    """Restore Ctrl-C, which a shell's background jobs, and all processes that they start,
+    ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -71,7 +72,8 @@ def make_tokenizer() -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`tiny_teacher(kind)` -> folder of a random teacher and its tokenizer, saved once."""
+    """Return a function `tiny_teacher(kind)` -> folder of a random teacher and its tokenizer, saved
+    once."""
     root = tmp_path_factory.mktemp("teachers")
 
     @cache

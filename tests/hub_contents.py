@@ -206,7 +206,7 @@ def xet_hashes(storage: Path) -> dict[str, str]:
 
 
 def fetched(storage: Path, xet_hash: str) -> bytes:
-    """Return a file of a content-addressed storage, put together from its pieces."""
+    """Return a file of a content-addressed storage, assembled from its chunks."""
     from hf_xet import XetFileInfo, XetSession
 
     with tempfile.TemporaryDirectory() as folder:

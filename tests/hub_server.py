@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
 
     def end_headers(self) -> None:
-        # Without this header a client may send its next request on a connection that ends.
+        # Without this header a client may send its next request on a closing connection.
         if self.close_connection:
             self.send_header("Connection", "close")
         super().end_headers()

@@ -72,7 +72,7 @@ class Weather:
 
     @contextmanager
     def way(self) -> Iterator[None]:
-        """The way of a request and its answer."""
+        """Transfers a request and its response."""
         with self._lock:
             self._under_way += 1
             self.most = max(self.most, self._under_way)

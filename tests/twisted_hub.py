@@ -15,7 +15,7 @@ BLOCK = b"[" * 2**20
 
 
 class Handler(Protocol):
-    """A request of `tests.hub_server`."""
+    """Handles a request of `tests.hub_server`."""
 
     hub: Any
     path: str
@@ -54,7 +54,7 @@ def _chunk(block: bytes) -> bytes:
 
 
 def endless(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A body without a length and without an end."""
+    """Send a body without a length and without an end."""
     blocks = _forever(_chunk(BLOCK))
     _sent(handler, status, {**headers, "Transfer-Encoding": "chunked"}, blocks)
 
@@ -65,7 +65,7 @@ def long(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
 
 
 def dense(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A body of 20 MB that unpacks to 20 GB."""
+    """Send a body of 20 MB that unpacks to 20 GB."""
     block = gzip.compress(b" " * 2**24)
     given = {**headers, "Content-Encoding": "gzip", "Content-Length": str(1200 * len(block))}
     _sent(handler, status, given, iter([block] * 1200))
@@ -84,13 +84,13 @@ def cut(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
 
 
 def drip(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A byte now and then."""
+    """Send a body slowly, byte by byte."""
     given = {**headers, "Content-Length": str(len(body) + 10**6)}
     _sent(handler, status, given, _forever(b" ", 0.1))
 
 
 def drip_headers(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A byte of a header now and then."""
+    """Send a header slowly, byte by byte."""
     with suppress(OSError):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
         for block in _forever(b"a", 0.1):
@@ -110,7 +110,7 @@ def circle(handler: Handler, status: int, headers: Headers, body: bytes) -> None
 
 
 def to_file(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A redirect to a file of the client's machine."""
+    """Redirect to a file of the client's machine."""
     handler.send(307, {"Location": "file:///etc/passwd"}, b"")
 
 
@@ -120,7 +120,7 @@ def wait(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
 
 
 def outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """Names that lead out of the client's cache."""
+    """Send names that lead out of the client's cache."""
     name = "../../../../../outside"
     given = {**headers, "ETag": f'"{name}"', "X-Linked-Etag": f'"{name}"'}
     handler.send(status, given, body)
@@ -138,7 +138,7 @@ def none_outside(handler: Handler, status: int, headers: Headers, body: bytes) -
 
 
 def pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """An empty page of a list, and the next."""
+    """Send an empty page of a list, and the link to the next."""
     url = handler.hub.address + handler.path
     handler.send(200, {"Link": f'<{url}>; rel="next"'}, b"[]")
 

@@ -127,7 +127,8 @@ class ObjectServer:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[ObjectServer]:
-    """Serve a folder as a bucket; the environment of this process and its children leads there."""
+    """Serve a folder as a bucket; set the environment of this process and its children
+    accordingly."""
     command = [sys.executable, "-m", "benchmarks.common.object_server", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     before = dict(os.environ)

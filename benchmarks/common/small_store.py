@@ -39,7 +39,7 @@ def small_store(
 
 @contextmanager
 def on_small_store(model: str, corpus: str, tokens: int, **options: Any) -> Iterator[TrainOptions]:
-    """Options for training on view 0 of a small store, with nothing held out.
+    """Make options for training on view 0 of a small store, with nothing held out.
 
     The store is removed at the end.
     """

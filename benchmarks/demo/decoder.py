@@ -124,7 +124,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
 def continued(
     name: str, folder: Path, gguf: Path | None = None, prompts: Sequence[str] = PROMPTS
 ) -> Continued:
-    """Let a model continue the prompts by its most likely tokens."""
+    """Continue the prompts with a model by its most likely tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -70,7 +70,7 @@ def by_model2vec(model: str, width: int, out: Path, store: Path | None = None) -
 
 
 def by_sentence_transformers(model: str, store: Path, out: Path) -> None:
-    """Train some of the teacher's layers, with all of its pieces, by EmbedDistillLoss from the
+    """Train some of the teacher's layers, with all of its pieces, with EmbedDistillLoss on the
     stored vectors."""
     import torch
     from sentence_transformers import (

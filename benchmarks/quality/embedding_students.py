@@ -125,7 +125,7 @@ def write_corpus(path: Path, data: Path, model: str) -> None:
 
 
 def dumped(work: Path, model: str, data: Path) -> Path:
-    """Dump the teacher's vectors of the whole corpus, and its last states; returns the store."""
+    """Dump the teacher's vectors of the whole corpus, and its last states; return the store."""
     from transformers import AutoConfig
 
     from teachonce.teacher_dump.job.dump import dump
@@ -170,7 +170,8 @@ class Teacher(Embedder):
 
 
 def searches(embedder: Embedder, documents: Embedder, folder: Path) -> float:
-    """nDCG@10 of a collection, with queries by the first and documents by the second."""
+    """Return nDCG@10 on a collection, with the first model for queries and the second for
+    documents."""
     collection = read_collection(folder)
     assert collection.judgements is not None
     ranking = retrieved(collection, embedder, documents)

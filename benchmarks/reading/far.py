@@ -63,7 +63,7 @@ def _told(sizes: Iterator[int], started: float, seconds: float) -> Figures:
 
 
 def read_ours(path: str, cache: str | None, seconds: float) -> Figures:
-    """Stream an epoch of a store, from its opening on."""
+    """Stream an epoch of a store, from its opening."""
     import obstore.store  # noqa: F401  not a part of what is measured
 
     started = time.perf_counter()

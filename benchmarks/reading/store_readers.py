@@ -24,7 +24,7 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the tables."""
+        """Return the reader's name in the tables."""
 
     def write(self, corpus: Corpus, path: Path) -> None:
         """Put the corpus under a path."""

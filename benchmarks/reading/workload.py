@@ -33,7 +33,7 @@ class Corpus:
 
     @property
     def names(self) -> list[str]:
-        """Arrays with a row a token."""
+        """Return the names of the arrays with a row per token."""
         return list(self._specs)
 
     @cached_property

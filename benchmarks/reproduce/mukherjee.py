@@ -212,7 +212,7 @@ def task_store(
     name: str = "classes",
     like: tuple[Path, str] | None = None,
 ) -> Path:
-    """Dump the classes that a fine-tuned teacher gives to texts, and its last states."""
+    """Dump the classes that a fine-tuned teacher predicts for texts, and its last states."""
     return dump(
         work, work.folder / f"{name}.zarr", text, "--model", teacher, "--head", "classification",
         "--label-column", "label", "--text-column", "text", "--hidden", hidden, "--attention",

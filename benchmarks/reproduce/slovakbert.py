@@ -75,7 +75,7 @@ EXAMPLES = tuple(
 
 
 def experiment(number: int, layers: tuple[int, ...], *words: str) -> Arm:
-    """Name an experiment, its layers cut from a teacher of other depth than SlovakBERT's."""
+    """Name an experiment whose layers are cut from a teacher of another depth than SlovakBERT's."""
     start = ",".join(map(str, layers))
     shape = ("--student", f"teacher:{len(layers)}", "--init", f"layers:{start}")
     return Arm(("--recipe", f"slovakbert-{number}", *shape, *words))

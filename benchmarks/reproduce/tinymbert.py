@@ -81,8 +81,8 @@ def claims(compressed: str = "D4.2") -> tuple[Claim, ...]:
 
 
 def arms(*words: str, languages: Sequence[str], short: bool) -> dict[str, Arm]:
-    """Name the arms. The stores are: all text and a middle layer, all and the last layer, and the
-    gold sentences of each language."""
+    """Name the arms. The stores have, in order: all text and a middle layer; all text and the last
+    layer; the gold sentences of each language."""
     alone = ("--epochs", str(LABELLED_ALONE)) if short else ()
     length = ("--epochs", str(EACH), *STILL) if short else ()
     found = {"D0-S": Arm(("--recipe", "tinymbert-d0-s", *words, *alone))}

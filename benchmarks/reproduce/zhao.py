@@ -53,8 +53,8 @@ CLAIMS = (
 
 
 def arms(*words: str) -> dict[str, Arm]:
-    """Name the arms. The stores are: of stage I, of a stage I that tied shared pieces, and of the
-    teacher's labels for masked words."""
+    """Name the arms. The stores come, in order, from stage I, from a stage I with tied shared
+    pieces, and from the teacher's labels for masked words."""
     return {
         "mixed": Arm(("--recipe", "zhao-mixed", *words)),
         "NoKD": Arm(("--recipe", "zhao-nokd", *words)),

@@ -183,7 +183,7 @@ def encoded(options: DumpOptions) -> Figures:
 
 
 def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]]]:
-    """Batches of texts in the order of the corpus, each with the number of its part."""
+    """Yield batches of texts in the order of the corpus, each with the number of its part."""
     for number, part in enumerate(parts):
         for first in range(0, len(part), PLAIN_BATCH):
             yield number, [window.text for window in part[first : first + PLAIN_BATCH]]

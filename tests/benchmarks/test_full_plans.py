@@ -91,7 +91,7 @@ def questions(count: int) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of data for each source."""
+    """Make a folder of data for each source."""
     found = {name: tmp_path_factory.mktemp(name) for name in SOURCES}
     for name in ("kolesnikova", "zhao", "slovakbert"):
         write_corpus(found[name] / "corpus.txt", 60)

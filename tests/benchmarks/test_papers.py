@@ -103,7 +103,7 @@ NO_FIGURE = {SPREAD, "latency"}
 
 
 def of_headers(headers: dict[str, dict[str, str]], name: str) -> set[str]:
-    """The columns of a source: each data set with the figure that its table's header names."""
+    """Return the columns of a source: each data set with the figure in its table's header."""
     return {
         f"{data} {NAMED[figure]}".strip()
         for data, figures in headers[name].items()

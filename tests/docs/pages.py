@@ -65,7 +65,7 @@ def every(name: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 
 
 def ours(words: list[str]) -> tuple[click.Command, list[str]] | None:
-    """Find the command of ours in a line, perhaps behind a launcher, and its words."""
+    """Find the project's command in a line, also after a launcher, and its words."""
     for place, word in enumerate(words):
         if word in COMMANDS:
             return COMMANDS[word], words[place + 1 :]

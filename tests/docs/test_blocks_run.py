@@ -87,7 +87,7 @@ def house(
     tiny_teacher: Callable[..., Path],
     make_tokenizer: Callable[..., Any],
 ) -> Path:
-    """A folder with teachers, texts and tables under the names of the pages."""
+    """Make a folder with teachers, texts and tables under the names of the pages."""
     folder = tmp_path_factory.mktemp("docs")
     tables(folder)
     shutil.copytree(tiny_teacher("bert"), folder / "my-teacher")

@@ -20,7 +20,7 @@ CLI = "teachonce.student_train.cli"
 
 
 def completed(name: str, *words: str) -> set[str]:
-    """Return the words that bash is offered for the last of the words behind a command."""
+    """Return the completions that bash offers for the last word of a command."""
     return {word for kind, word in answer(name, *words) if kind == "plain"}
 
 

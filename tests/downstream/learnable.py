@@ -14,7 +14,7 @@ TAGS = {"the": "DET", "old": "ADJ", "lamp": "NOUN", "stairs": "NOUN", "light": "
 
 
 def table(path: Path, header: str, rows: list[tuple[Any, ...]]) -> Path:
-    """A .tsv or .csv of cells without quotes, or a .jsonl with their types."""
+    """Write a .tsv or .csv of cells without quotes, or a .jsonl with their types."""
     names = header.split()
     if path.suffix == ".jsonl":
         lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
@@ -46,7 +46,7 @@ def classified(path: Path, size: int, seed: int, header: str = "text label") -> 
 
 
 def paired(path: Path, size: int, seed: int, header: str = "text_a text_b score") -> Path:
-    """The score is 1 to 3.5, by how often the two texts hold the word storm."""
+    """Make pairs whose score, 1 to 3.5, counts the word storm in both texts."""
     draws = np.random.default_rng(seed)
     rows = []
     for _ in range(size):
@@ -94,7 +94,7 @@ def write_tagged(path: Path, sentences: int, seed: int) -> Path:
 
 
 def entities(path: Path, size: int, seed: int) -> Path:
-    """The sentences of `write_tagged`: adjectives are entities of kind X, nouns of kind Y."""
+    """Write the sentences of `write_tagged` as entities: adjectives have kind X, nouns kind Y."""
     text = write_tagged(path, size, seed).read_text()
     for tag, iob in (("DET", "O"), ("VERB", "O"), ("ADJ", "B-X"), ("NOUN", "B-Y")):
         text = text.replace(f"\t{tag}", f"\t{iob}")

@@ -27,7 +27,7 @@ from tests.making.texts import SENTENCES
 
 @pytest.fixture(scope="module")
 def student(make_tokenizer: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a masked LM."""
+    """Save a student with a masked LM."""
     return saved(make_tokenizer("wordpiece"), tmp_path_factory.mktemp("bilstm"), None)
 
 

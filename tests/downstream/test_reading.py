@@ -63,7 +63,7 @@ def test_tables_are_read_alike(tmp_path: Path) -> None:
 
 
 def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
-    """As the official files are; with a byte order mark as well."""
+    """SQuAD may be one long line, as in the official files, and may have a byte order mark."""
     context = "a lamp" + " and more" * (text_files.MAX_LINE // 9)
     asked = {"question": "what?", "answers": [{"text": "lamp", "answer_start": 2}]}
     path = tmp_path / "a.json"
@@ -169,7 +169,7 @@ def test_questions_in_an_array_of_rows(tmp_path: Path) -> None:
 
 
 def test_lines_of_tables_are_their_texts(tmp_path: Path) -> None:
-    """A masked LM is not trained on the syntax of JSON."""
+    """Lines of tables are read as their texts: a masked LM is not trained on the syntax of JSON."""
     path = table(tmp_path / "a.jsonl", "id text", [(1, "one"), (2, " "), (3, "three")])
     assert read_lines(path) == ["one", "three"]
     path = table(tmp_path / "b.jsonl", "s t", [("a", "b")])

@@ -25,7 +25,7 @@ Teacher = Callable[[str], Path]
 
 @pytest.fixture
 def runs(tiny_teacher: Teacher, tmp_path: Path) -> list[Path]:
-    """A finished run of classify (renamed columns), pair and qa."""
+    """Run classify (with renamed columns), pair and qa."""
     classified(tmp_path / "classify.csv", 12, 0, "sentence class")
     paired(tmp_path / "pair.jsonl", 12, 0)
     asked(tmp_path / "qa.json", 9, 0)
@@ -238,7 +238,7 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
         subject.prepare(SpeedSettings(batch_size=size), 128)
         peaks.append(peak_memory(subject, [subject.batch], "cpu") or 0)
     assert 4 * subject.parameters <= peaks[0] < 50 * 2**20  # of the model, not of the process
-    # one state of the feed-forward layer, 64 wide
+    # one state of the feed-forward layer of size 64
     assert peaks[1] - peaks[0] > 255 * 128 * 64 * 4
     single = peak_memory(subject, subject.sentences, "cpu") or 0
     assert 4 * subject.parameters <= single < peaks[1]

@@ -18,7 +18,7 @@ CANNOT = 77  # exit code if this machine allows no mounts
 
 
 def exit_code(run: Callable[..., object], module: str, *words: str | Path | int) -> int:
-    """The exit code of a command that `run` calls in this process."""
+    """Return the exit code of a command that `run` calls in this process."""
     try:
         run(module, *words)
     except SystemExit as end:

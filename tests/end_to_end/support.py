@@ -42,7 +42,7 @@ def refused(command: click.Command, *words: Word) -> str:
 
 
 def says(line: str, *words: str) -> None:
-    """The line holds all these words."""
+    """Check that the line contains all these words."""
     for word in words:
         assert word in line, line
 

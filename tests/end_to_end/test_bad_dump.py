@@ -21,7 +21,7 @@ MB = 1 << 20
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
-    """A copy of a teacher, to be spoiled."""
+    """Copy a teacher, to be damaged."""
     return Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "teacher"))
 
 

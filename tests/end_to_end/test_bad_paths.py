@@ -39,7 +39,8 @@ WORDS: dict[str, tuple[click.Command, str]] = {
 
 
 def refused_path(option: str, path: str, text: Path, model: Path, here: Path) -> str:
-    """The line about a path in place of PATH, in a command that finds a text and a model."""
+    """Return the error line for a path in place of PATH, in a command whose text and model
+    exist."""
     text.write_text("Some words.\n" * 30)
     command, words = WORDS[option]
     filled = words.format(text=text, model=model, here=here).replace("PATH", path)
@@ -97,7 +98,7 @@ COMMANDS = {
 
 
 def test_python_without_docstrings_is_refused() -> None:
-    """With -OO transformers fails in the middle of its imports."""
+    """Python with -OO is refused, as transformers would fail in the middle of its imports."""
     code = (
         "import importlib\n"
         f"for module, words in {COMMANDS}.items():\n"

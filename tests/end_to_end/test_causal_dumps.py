@@ -40,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def live_logits(model: Path, store: FeatureStore) -> list[Floats]:
-    """The logits [T,V] of each sequence by transformers."""
+    """Return the logits [T,V] of each sequence by transformers."""
     teacher = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     found = []
     with torch.no_grad():

@@ -67,7 +67,7 @@ def words_for(model: Path, corpus: Path, out: Path) -> tuple[Any, ...]:
 
 
 def learnt_texts(store: FeatureStore, chat: int) -> list[str]:
-    """The runs of learnt characters of a chat, over all its windows."""
+    """Return the runs of trained characters of a chat, over all its windows."""
     found = ""
     for record in (each for each in store if each.document == chat):
         assert record.learn is not None
@@ -149,7 +149,7 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
             assert batch.predicted_bytes == sum(len(answer.encode()) for answer in answers)
             read = batches.tokenizer.decode(batch.labels)
             assert read == "".join(answers)
-        else:  # a piece over the end of a mark is not learnt
+        else:  # a piece over the end of a mark is not trained on
             assert 0 < batch.predicted_bytes <= sum(len(answer.encode()) for answer in answers)
 
 
@@ -353,7 +353,8 @@ def test_a_student_chats(tmp_path: Path, model: Path) -> None:
 
 
 def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -> None:
-    """Also of a store without chats. A vocabulary that is trained on its texts lacks the marks."""
+    """The teacher's vocabulary has its template, also from a store without chats. A vocabulary
+    trained on the store's texts lacks the marks."""
     path = tmp_path / "a.zarr"
     given = ("--model", model, "--corpus", write_corpus(tmp_path / "texts.txt"), "--out", path)
     ok(teacher_dump, *given, "--attention", "none", "--device", "cpu")

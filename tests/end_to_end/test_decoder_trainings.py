@@ -76,7 +76,8 @@ def test_a_cache_changes_nothing(causal: Path, alone: Path, tmp_path: Path) -> N
 def test_stores_of_different_texts_are_trained_on_together(
     causal: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Each step has a batch of both; the second teacher has other tokens, and states alone."""
+    """Each step has a batch of both stores. The second teacher has other tokens, and stored states
+    only."""
     corpus = write_corpus(tmp_path / "corpus.txt", 30)
     words: Words = ("--store", causal, *DECODER, "--steps", 2, "--loss", "next=1,hidden=1")
     other = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", logits=None)

@@ -107,7 +107,8 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: Path) -> None:
-    """With a loss of the vocabulary the masked-LM head is saved, too."""
+    """With a loss of the vocabulary in addition to vectors and states, the masked-LM head is
+    saved."""
     from transformers import AutoModelForMaskedLM
 
     store = stores(hidden="layer:4")

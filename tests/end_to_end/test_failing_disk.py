@@ -115,7 +115,7 @@ def test_files_that_cannot_grow(
 
 
 def blocks(store: Path) -> int:
-    """Bytes of a store on a disk of 4096-byte blocks."""
+    """Return the bytes of a store on a disk with blocks of 4096 bytes."""
     files = [store, *store.rglob("*")] if store.is_dir() else [store]
     return sum(4096 * -(-file.stat().st_size // 4096) for file in files if file.is_file())
 

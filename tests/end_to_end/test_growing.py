@@ -55,7 +55,7 @@ def written(path: Path, lines: list[str]) -> Path:
 
 
 def values_of(store: FeatureStore, index: int) -> dict[str, Array]:
-    """The numbers that the teacher gave for a sequence."""
+    """Return the teacher's values for a sequence."""
     record, found = store[index], dict[str, Array]()
     for view in record.views:
         here = f"view{view.number}"
@@ -266,7 +266,8 @@ def test_several_processes_and_stops(
 def test_a_store_that_is_removed_before_the_end(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, store: Path
 ) -> None:
-    """After the copy of its parts, while a process of a shared dump writes a new part."""
+    """A store may be removed after its parts were copied, while a process of a shared dump writes a
+    new part."""
     old, out = tmp_path / "old.zarr", tmp_path / "new.zarr"
     old.symlink_to(store)
     text = written(tmp_path / "text.txt", [*lines_of(corpus), "One more."])

@@ -40,7 +40,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def teacher(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
 ) -> Callable[..., Path]:
-    """`teacher(...)` -> folder of a classifier with these fields in its config.json."""
+    """Return a function `teacher(...)` -> folder of a classifier with these fields in its
+    config.json."""
     root = tmp_path_factory.mktemp("teachers")
 
     def changed(kind: str = "classification", labels: Any = MOODS, **fields: Any) -> Path:
@@ -166,7 +167,8 @@ def test_numbers_stay_numbers(teacher: Callable[..., Path], corpus: Path, tmp_pa
 def test_the_activation_of_a_cross_encoder_tells_several_labels(
     teacher: Callable[..., Path], corpus: Path, tmp_path: Path
 ) -> None:
-    """sentence-transformers ignores `problem_type`, and writes the activation instead."""
+    """The activation identifies several labels, as sentence-transformers ignores `problem_type` and
+    writes the activation instead."""
     about = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
     model = teacher(sentence_transformers=about)
     ok(teacher_dump, *dump(model, corpus, tmp_path / "a.zarr", "--hidden", "none"))

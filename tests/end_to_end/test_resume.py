@@ -138,7 +138,7 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
 
 
 def cut_short(store: Path, out: Path, *more: str) -> None:
-    """A training that is stopped after its last step, before the student is written."""
+    """Stop a training after its last step, before the student is written."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr("teachonce.student_train.output.run._finish", lambda *_: 1 / 0)
         ok(student_train, "--store", store, "--out", out, *SETTINGS, *more)
@@ -176,7 +176,8 @@ def test_other_versions_are_reported_and_kept(tmp_path: Path, store: Path) -> No
 
 @pytest.mark.slow
 def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Path) -> None:
-    """The student's folder is not yet written, but its last checkpoint and metrics are."""
+    """A training killed after the last step has its last checkpoint and metrics, but no student's
+    folder yet."""
     out = tmp_path / "student"
     cut_short(store, out)
     assert last_step(out) == STEPS

@@ -43,7 +43,7 @@ FEW = ("--batch-tokens", 256, "--device", "cpu", "--seed", 3)
 
 
 class Job:
-    """A dump that several processes can make."""
+    """Describes a dump that several processes can make."""
 
     def __init__(self, model: Path, corpus: Path, out: Path, *more: str | int | Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
     text, other = started.corpus.read_text(), tmp_path / started.corpus.name
     other.write_text(text + "One more.\n")
     says(refused_to_share(started, corpus=(str(other),)), "bytes is", "in the store and")
-    other.write_text(text.replace("a", "b", 1))  # as many bytes: who cuts it sees the difference
+    other.write_text(text.replace("a", "b", 1))  # the process that cuts the corpus detects it
     says(refused_to_share(started, corpus=(str(other),)), "sha256 is", "in the store and")
     root = started.out / "zarr.json"
     node = json.loads(root.read_text())

@@ -89,7 +89,7 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
 
 
 def test_stopped_training(tmp_path: Path, store: Path) -> None:
-    """By SIGTERM: tests/end_to_end/test_resume.py."""
+    """A training stops at Ctrl-C. For SIGTERM see tests/end_to_end/test_resume.py."""
     number, log, out = signal.SIGINT, tmp_path / "log", tmp_path / "student"
     settings = ("--vocab", 500, *STUDENT, "--steps", 5000, "--loss", "mlm=1,hidden=1")
     train = ("teachonce.student_train.cli", "--store", store, "--out", out, *settings)

@@ -117,7 +117,7 @@ def test_words_begin_after_a_blank_however_offsets_count_it(
 
 
 def gold_of(store: FeatureStore, text: str) -> list[int]:
-    """The label of a text, or the tags of its words."""
+    """Return the label of a text, or the tags of its words."""
     assert store.features.task is not None
     if store.features.task.kind == "classification":
         return [int(text in RUSSIAN)]
@@ -125,7 +125,8 @@ def gold_of(store: FeatureStore, text: str) -> list[int]:
 
 
 def told_by(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> list[int]:
-    """The label that a loaded student gives to each text, or to the first piece of each word."""
+    """Return the label that a loaded student predicts for each text, or for the first piece of each
+    word."""
     found = []
     for text in texts:
         read = tokenizer(text.split(), is_split_into_words=True, return_tensors="pt")

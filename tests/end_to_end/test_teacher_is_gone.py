@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
 
 
 def check_student(out: Path, vocabulary: int) -> None:
-    """An ordinary transformers folder."""
+    """Check that a folder is an ordinary transformers folder."""
     model = AutoModelForMaskedLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert model.config.vocab_size == len(tokenizer) == vocabulary

@@ -36,7 +36,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(model: Path, corpus: Path, out: Path) -> DumpOptions:
-    """A dump of several parts, with masks and draws."""
+    """Return the options of a dump with several parts, masks and draws."""
     small = {"part_tokens": 200, "batch_tokens": 256, "max_length": 48}
     return dump_options(model, corpus, out, views=2, logits="sample:9", **small)
 
@@ -62,7 +62,7 @@ def copied(store: Path, folder: Path) -> Path:
 def test_the_same_dump_gives_the_same_bytes(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
 ) -> None:
-    """All but the time of day."""
+    """The same dump gives the same bytes, except the time of day."""
     again = tmp_path / f"a.{ext}"
     dump(options(tiny_teacher("bert"), corpus, again))
     assert contents(again) == contents(stores[ext])
@@ -178,7 +178,8 @@ def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[st
 def test_offsets_outside_the_text_end_a_training_in_one_line(
     tmp_path: Path, stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forged store, in a place that the look at a sample does not see."""
+    """A forged store is found in a training even if the checked sample does not contain the
+    error."""
     monkeypatch.setattr("teachonce.student_train.output.run.check_tokens", lambda store: None)
     store = copied(stores["h5"], tmp_path)
     with h5py.File(store) as file:

@@ -25,7 +25,7 @@ def drawn(text: str, *sides: Side) -> list[Cluster]:
 
 
 def printed(text: str, found: list[Cluster]) -> list[str]:
-    """Each cluster as its atoms, and each side's tokens by number under the columns."""
+    """Format each cluster as its atoms, and each side's tokens by number under the columns."""
     return [
         "|".join(text[b:e] for b, e in c.atoms)
         + "".join(f" {[(x.column, x.width, x.tokens) for x in side]}" for side in c.sides)
@@ -86,7 +86,7 @@ def instructions(words: int) -> int:
 
 @st.composite
 def texts_with_sides(draw: st.DrawFn) -> tuple[str, list[Side]]:
-    """A text, and spans of tokens that may overlap, step back, be special or leave gaps."""
+    """Draw a text, and spans of tokens that may overlap, step back, be special or leave gaps."""
     text = draw(st.text("ab \n", max_size=12))
     place = st.integers(0, len(text))
     span = st.tuples(place, place).map(lambda pair: (min(pair), max(pair)))

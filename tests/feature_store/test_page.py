@@ -146,7 +146,7 @@ def test_pages_of_other_stores(tmp_path: Path, tier: str) -> None:
 
 
 def check_tier(fs: FeatureStore, text: str, printed: Any, tier: str) -> None:
-    """What only such a store has is on its page."""
+    """Check that the page shows the features that are specific to the store's tier."""
     record, best = fs[4], printed["sequences"][4]["best"][1]
     if tier == "sample":
         logits = record.views[1].logits

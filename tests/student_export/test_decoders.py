@@ -210,7 +210,7 @@ def test_llama_cpp_predicts_what_the_student_does(
     batch = student.encode(TEXTS)
     present = batch["attention_mask"].astype(bool)
     found = gguf.open_runner(tmp_path / "model.gguf", "logits")(batch)
-    assert np.abs(found - student.run(batch))[present].max() < 0.01  # its cache is of float16
+    assert np.abs(found - student.run(batch))[present].max() < 0.01  # its cache is in float16
     texts = [*ENGLISH, *RUSSIAN, *TEXTS]
     assert gguf.token_ids(tmp_path / "model.gguf", texts) == [
         list(each) for each in student.tokenizer(texts)["input_ids"]
@@ -236,7 +236,8 @@ def test_llama_cpp_predicts_what_the_student_does(
 def test_pieces_without_probability_hide_no_difference(
     student: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A student may rule pieces out by -inf; 0 times its logarithm is no number."""
+    """A student may exclude pieces by -inf; 0 times the logarithm of 0 is NaN, and must not hide a
+    difference."""
     loaded = load_student(student)
     run = loaded.run
     monkeypatch.setattr(type(loaded), "run", lambda self, batch: without_piece(batch))

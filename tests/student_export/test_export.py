@@ -242,7 +242,7 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
 def test_other_kinds_agree_at_any_size(
     kind: str, tiny_teacher: Teacher, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
-    """Batches and lengths that the exporter has not seen."""
+    """Exports agree at batch sizes and lengths that the exporter has not traced."""
     labels = ("a", "b", "c")
     made = {
         "mlm": lambda: tiny_teacher("bert"),
@@ -353,7 +353,7 @@ def test_word_vectors_for_model2vec(
 
 
 def predicted(folder: Path, *texts: str) -> list[str]:
-    """The lines that student-predict prints."""
+    """Return the output lines of student-predict."""
     from teachonce.student_predict.cli import main as student_predict
 
     done = CliRunner().invoke(student_predict, [str(folder), *texts])

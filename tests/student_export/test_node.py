@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[Any, str, tuple[str, ...], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, next to transformers.js."""
+    """Copy the example to a folder with transformers.js."""
     npm = shutil.which("npm") or pytest.skip("needs npm")
     folder = tmp_path_factory.mktemp("node")
     words = ("install", "--ignore-scripts", "--no-audit", "--no-fund", TRANSFORMERS_JS)

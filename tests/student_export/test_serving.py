@@ -30,7 +30,7 @@ def block(of: str) -> str:
 
 @pytest.fixture
 def student(shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A student of vectors with a default prompt; its folder is `student`, as on the page."""
+    """Train a student of vectors with a default prompt; its folder is `student`, as on the page."""
     monkeypatch.chdir(tmp_path)
     return embedder(shallow, tmp_path / "student")
 

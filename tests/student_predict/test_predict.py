@@ -94,7 +94,7 @@ def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, A
 def students(
     shallow: Path, make_tokenizer: MakeTokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """A student of each kind of answers."""
+    """Save a student of each kind of predictions."""
     root, tokenizer = tmp_path_factory.mktemp("students"), make_tokenizer("wordpiece")
     classes, several = ("good", "bad", "so"), "multi_label_classification"
 

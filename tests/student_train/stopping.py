@@ -1,4 +1,4 @@
-"""Trainings that end behind a step, as by a kill, and are resumed."""
+"""Stop trainings after a step, as by a kill, and resume them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Killed(BaseException):
 
 
 def stop(store: FeatureStore, options: TrainOptions, out: Path, last: int) -> None:
-    """Train into a folder and end behind step `last`."""
+    """Train into a folder and stop after step `last`."""
 
     def killed(step: int, losses: dict[str, float]) -> None:
         if step > last:

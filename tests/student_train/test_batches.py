@@ -26,7 +26,7 @@ LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "attention": 1.0}
 
 
 def flat(batch: StudentBatch) -> dict[str, Any]:
-    """All tensors of a batch, to be compared."""
+    """Return all tensors of a batch for comparison."""
     assert batch.distillation is not None
     taught = batch.distillation
     assert taught.logits is not None

@@ -25,7 +25,7 @@ NAMES = ("store", "align", "support", "training", "downstream")  # a user's own,
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist of this checkout, and with the wheel that is made from the sdist."""
+    """Build the sdist of this checkout, and the wheel from the sdist."""
     folder = tmp_path_factory.mktemp("dist")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout

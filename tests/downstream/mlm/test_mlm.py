@@ -56,7 +56,7 @@ def settings(text: Path, out: Path, model: str, **more: Any) -> MlmSettings:
 
 
 def held_out_trainer(folder: Path, count: int, out: Path) -> tuple[Any, MaskedBatches]:
-    """A trainer of a model that is not trained, and its held-out blocks, in batches of four."""
+    """Make a trainer of an untrained model, and its held-out blocks, in batches of four."""
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = blocks(tokenizer, SENTENCES, 32, "text")[:count]

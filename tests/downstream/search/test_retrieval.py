@@ -29,7 +29,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tiny_teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with prompts, cls pooling and a dense layer to 16."""
+    """Save a model with prompts, cls pooling and a dense layer to 16."""
     made = tmp_path_factory.mktemp("sentence") / "model"
     parts = (pooling("cls"), dense(32, 16), normalize())
     return modules(*parts, base=tiny_teacher("bert"), folder=made, prompts=PROMPTS)
@@ -82,7 +82,7 @@ def test_retrieval_is_what_the_library_finds(folder: Path, small: Path, tmp_path
 def test_two_models_and_a_teacher(
     folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
-    """A teacher agrees with itself wholly; without judgements this is all there is."""
+    """A teacher agrees with itself completely; without judgements this is the only score."""
     bare = collection(tmp_path / "bare", judged=False)
     other = tiny_teacher("distilbert")  # no folder of sentence-transformers
     words = ("--task", "retrieval", "--teacher", folder, "--model", folder, "--model", other)

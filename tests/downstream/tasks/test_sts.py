@@ -45,7 +45,7 @@ def loaded(folder: Path) -> tuple[Any, Any]:
 
 
 def embedded(folder: Path, text: str) -> Floats:
-    """The mean of the last states of a text that is read alone, without padding."""
+    """Return the mean of the last states of a single text without padding."""
     tokenizer, model = loaded(folder)
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     with torch.inference_mode():

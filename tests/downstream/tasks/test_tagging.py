@@ -256,7 +256,8 @@ NAMES = ["O", "B-PER", "I-PER"]
 
 
 def test_words_and_tags_of_tables(tmp_path: Path) -> None:
-    """Of a data set with names of its tags, and of exports with spans."""
+    """Tables of a data set with its tags' names, and of exports with spans, give the same words and
+    tags."""
     features = Features(
         {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))}
     )

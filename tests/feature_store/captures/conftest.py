@@ -16,7 +16,7 @@ from tests.making.texts import ENGLISH, RUSSIAN
 
 @pytest.fixture(scope="session")
 def teacher(tiny_teacher: Callable[..., Path]) -> Path:
-    """A GPT-2 of 4 layers."""
+    """Save a GPT-2 of 4 layers."""
     return tiny_teacher("gpt2")
 
 
@@ -26,7 +26,7 @@ def samples(teacher: Path) -> list[Taught]:
 
 
 def run(*words: Word) -> Result:
-    """`feature-store` with these words; an error of the user ends with its line."""
+    """Run `feature-store` with these words; a user error ends with its line."""
     return invoke(main, *words)
 
 

@@ -74,7 +74,7 @@ def test_a_stopped_import_goes_on(
 def test_a_continued_import_counts_the_whole_capture(
     teacher: Path, samples: list[Taught], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the logits of the parts that were published before."""
+    """A continued import also counts the logits of the parts that were published before."""
     source = distillkit(tmp_path / "data", samples[:2], 8, 8)
 
     def lines(name: str) -> list[str]:
@@ -159,7 +159,8 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
 def test_a_stretch_begins_where_the_text_before_it_ends(
     kind: str, around: bool, make_tokenizer: Callable[[str], Any]
 ) -> None:
-    """Also with special tokens around the sample, and after tokens that are left out."""
+    """A stretch starts at the end of the previous text, also with special tokens around the sample,
+    and after omitted tokens."""
     backend = without_specials(make_tokenizer(kind).backend_tokenizer)
     tokenizer, chance = RoundTripTokenizer(backend), random.Random(0)
     ids = backend.encode(" ".join([*ENGLISH, *RUSSIAN, *SLOVAK])).ids
@@ -211,8 +212,8 @@ def with_splits(backend: Any, ids: list[int]) -> tuple[list[int], int]:
 def test_the_work_of_a_long_sample_is_linear(
     make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each stretch reaches to the next piece that the tokenizer splits differently. The tokenised
-    characters and the decoded ids grow with the length of the sample."""
+    """Each stretch ends at the next piece that the tokenizer splits differently. The tokenized
+    characters and the decoded ids grow linearly with the length of the sample."""
     backend = make_tokenizer("bpe-plain").backend_tokenizer
     whole, characters = backend.encode(" ".join(9 * [*ENGLISH, *RUSSIAN])).ids, list[int]()
     decoded = list[int]()

@@ -14,7 +14,7 @@ from tests.making.captures import Taught, distillkit, megatron, stacked
 
 
 def check_rows(path: Path, samples: list[Taught], close: float, size: int) -> None:
-    """Each sequence has the text and the best log-probabilities of its sample."""
+    """Check that each sequence has the text and the best log-probabilities of its sample."""
     store = open_store(path)
     assert store.features.logits and store.features.logits.next_token
     assert (store.features.logits.size, len(store)) == (size, len(samples))

@@ -20,7 +20,7 @@ from tests.making.texts import ENGLISH
 
 @pytest.fixture(scope="module")
 def cached(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts with the vectors of a teacher as labels, as a script of distillation makes them."""
+    """Write texts with a teacher's vectors as labels, as a distillation script does."""
     from sentence_transformers import SentenceTransformer
 
     folder = tmp_path_factory.mktemp("vectors")

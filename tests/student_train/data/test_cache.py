@@ -182,7 +182,7 @@ def test_what_does_not_fit(
 def test_what_torch_kept_of_a_training_before_is_free(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that a first student of a sweep has filled has room for the second."""
+    """A GPU that the first student of a sweep has filled has room for the second."""
     device, needs = torch.device("cuda"), [(store, {"hidden"}, {0})]
     for name, printed in {
         "mem_get_info": (1000, 2**34), "memory_reserved": 2**30 + 500, "memory_allocated": 500,

@@ -48,7 +48,7 @@ def byte_pairs(merges: Merges) -> Tokenizer:
 
 
 class Enumerated:
-    """All 729 texts in both tokenizations, and a teacher that is a table."""
+    """Holds all 729 texts in both tokenizations, and a teacher given by a table."""
 
     def __init__(self) -> None:
         self.teacher, self.student = byte_pairs(THEIRS), byte_pairs(OWN)
@@ -144,7 +144,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str
 
 
 def knowing(batches: StudentBatches, shift: int) -> Iterator[StudentBatch]:
-    """Batches of a teacher that is certain of the token after `shift` others."""
+    """Make batches of a teacher that is certain of the token after `shift` others."""
     store, collator = batches.store, batches.collator
     raws = store.stream(0, 0, batch_tokens=4096, view=0, features=collator.features())
     for number, raw in enumerate(raws):
@@ -163,7 +163,7 @@ def _known(batch: Batch, shift: int) -> Logits:
 
 
 def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, float]:
-    """Losses after training on the batches again and again; `next` is measured, not trained."""
+    """Return the losses after repeated training on the batches; `next` is measured, not trained."""
     torch.manual_seed(0)
     distiller = batches.distiller(random_llama(len(batches.tokenizer)))
     optimizer = torch.optim.Adam(distiller.parameters(), lr=1e-2)

@@ -79,7 +79,8 @@ WORDS = (
 def test_words_are_the_files_in_texts_with_tags_else_those_that_student_predict_tags(
     texts: list[str],
 ) -> None:
-    """For tokens of one character."""
+    """Word starts are the file's in texts with tags, otherwise student-predict's. Each token has
+    one character."""
     lengths = [len(text) for text in texts]
     first = np.array([i for length in lengths for i in range(length)], np.int32)
     tagged = np.repeat(np.arange(len(texts)) % 2, lengths).astype(bool)

@@ -37,7 +37,7 @@ def softmax(scores: Floats) -> Floats:
 
 
 def gelu(values: Floats) -> Floats:
-    """x times the normal distribution function (Hendrycks & Gimpel 2016)."""
+    """Return x times the normal distribution function (Hendrycks & Gimpel 2016)."""
     below = np.vectorize(lambda x: (1 + math.erf(x / math.sqrt(2))) / 2)(values.astype(np.float64))
     found: Floats = values * below
     return found
@@ -48,7 +48,7 @@ def kullback_leibler(p: Floats, q: Floats) -> float:
 
 
 def measure(name: str) -> Callable[..., Tensor]:
-    """The formula that a loss of this name has for a student that classifies."""
+    """Return the formula of the named loss for a student that classifies."""
     (loss,) = losses_for("one label", [name])
     return loss.measure
 
@@ -121,8 +121,8 @@ def representation() -> tuple[float, Tensor]:
 
 
 def representation_kl() -> tuple[float, Tensor]:
-    """Mukherjee & Awadallah 2020, eq. 5 and 6; that states become distributions by a softmax, and
-    the direction of the divergence, are ours."""
+    """Mukherjee & Awadallah 2020, eq. 5 and 6. The softmax over states and the direction of the
+    divergence are this project's choice."""
     own, teacher = drawn(G, D), drawn(G, D)
     wanted = kullback_leibler(softmax(teacher), softmax(gelu(own)))
     return wanted, measure("hidden-kld")(torch.tensor(own), torch.tensor(teacher))

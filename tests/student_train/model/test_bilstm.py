@@ -201,7 +201,8 @@ def test_words_of_onednn_and_the_precision_decide_what_it_lacks(
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In any other case the error is unchanged, and means a lack of memory."""
+    """Only a known message of oneDNN in reduced precision suggests fp32; in any other case the
+    error is unchanged, and means a lack of memory."""
 
     def fails(*_: Any) -> Any:
         raise RuntimeError(f"could not create a {words}")

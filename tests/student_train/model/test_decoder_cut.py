@@ -94,7 +94,7 @@ def stores(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def student_of(store: Path, student: str, **words: Any) -> tuple[Any, list[str]]:
-    """A student at its start."""
+    """Return a student with its initial weights."""
     options: dict[str, Any] = {
         "vocab": "teacher",
         "loss": {"next": 1.0},
@@ -107,7 +107,7 @@ def student_of(store: Path, student: str, **words: Any) -> tuple[Any, list[str]]
 
 
 def tied(folder: Path) -> Any:
-    """The teacher in a folder, with its word embeddings as output embeddings."""
+    """Save the teacher with its word embeddings as output embeddings."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
     return model
@@ -141,7 +141,7 @@ def test_a_student_of_the_same_sizes_is_its_teacher(
 def test_what_contributes_nothing_is_cut_first(
     stores: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
-    """The rest of the teacher remains; a norm is over half of the channels."""
+    """The rest of the teacher remains, and each norm covers half of the channels."""
     shape = f"{kind}:16x3x2x16{GROUPS[kind]}"
     student, lines = student_of(stores[kind], shape, init="layers:1,3,4")
     assert "layers 1, 3, 4 of 4; 16 of 32 channels, 2 of 4 heads, 16 of 48 feed-forward" in lines[1]

@@ -97,7 +97,7 @@ def test_chosen_layers(started: Start, store: FeatureStore) -> None:
 def other_model(
     tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A model with the store's tokenizer and the shape of its teacher, and other weights."""
+    """Save a model with the store's tokenizer, the shape of its teacher, and other weights."""
     folder = tmp_path_factory.mktemp("models") / "grown"
     shutil.copytree(tiny_teacher("bert"), folder)
     model: Any = AutoModelForMaskedLM.from_pretrained(folder)

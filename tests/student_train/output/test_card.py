@@ -31,7 +31,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def hub(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    """The id of a model in the hub's cache."""
+    """Return the id of a model in the hub's cache."""
     repository = tmp_path / "hub" / "models--acme--mini"
     shutil.copytree(tiny_teacher("bert"), repository / "snapshots" / COMMIT)
     (repository / "refs").mkdir()

@@ -109,7 +109,7 @@ json.dump(found, sys.stdout)
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with transformers 4."""
+    """Return the Python of an environment with transformers 4."""
     packages = ("transformers>=4.57,<5", "sentence-transformers>=5,<6", "datasets<5")
     return borrowing_python(tmp_path_factory.mktemp("older") / "venv", *packages)
 

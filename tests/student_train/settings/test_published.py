@@ -194,7 +194,7 @@ def test_stores_without_what_a_recipe_needs_are_refused(
     name: str, store: str, words: list[str], stores: dict[str, Path], tmp_path: Path
 ) -> None:
     given = ("--store", stores[store], "--recipe", name, "--vocab", 300, "--student", "16x2x2")
-    start = ("--init", "random") if name.startswith("slovakbert") else ()  # its layers are of 12
+    start = ("--init", "random") if name.startswith("slovakbert") else ()  # layers of 12
     says(refused(student_train, *given, *start, *SIZE, "--out", tmp_path / "a"), name, *words)
 
 

@@ -32,7 +32,7 @@ SHARED_2020 = {
     "lr": 1e-3, "lr_end": 1e-8, "schedule": "cosine", "warmup": 0.0,  # appendix A.2
     "best": True,  # section 5.3: the best configuration by the validation loss is restored
     "outputs": "separate",  # equations 1 and 3: W^s, and W^r, b^r
-    "held_out": 0.1, "eval_every": "epoch", "epochs": 3, "recurrent_dropout": 0.0,  # ours
+    "held_out": 0.1, "eval_every": "epoch", "epochs": 3, "recurrent_dropout": 0.0,  # this project's
 }  # fmt: skip
 ALPHA, BETA, GAMMA = 10.0, 10.0, 1.0  # 2019, section 6: of CE, RL and LL in equation 8
 CE, RL, LL = {"ce": ALPHA}, {"sentence-gelu-half": BETA}, {"log-odds-half": GAMMA}
@@ -51,7 +51,7 @@ def printed(recipe: Recipe) -> list[Stage]:
 OF_2019: dict[str, list[Stage]] = {
     "simple-rnn": [({"ce": 1.0}, "labelled", None)],  # section 6 (i), equations 2 and 3
     "simple-no-distillation": [({"ce": 1.0}, "labelled", None)],  # section 6 (ii)
-    # Section 6.3: the labelled texts and those that the teacher labelled, jointly.
+    # Section 6.3: gold-labelled and teacher-labelled texts, jointly.
     "simple-hard": [({"ce": 1.0, "hard": 1.0}, "balanced", None)],
     "simple-joint": [(CE | RL | LL, "balanced", None)],  # section 5.1, equation 8
     # Section 5.2 and Table 12, column 1: RL | LL + CE, gradual unfreezing in the second stage.

@@ -145,7 +145,7 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
     assert frozen(["head", "projection", "layers", "embeddings"]) == [
         below | {"projection"}, below, {"embeddings"}, set(),
     ]  # fmt: skip
-    # What is not in the list stays as it is; words are embeddings, too.
+    # Parts outside the list are unchanged; words are embeddings, too.
     assert frozen(["words", "layers.2"]) == [
         {"positions", "types", "layers.1", "layers.2", "head", "projection"},
         {"positions", "types", "layers.1", "head", "projection"},

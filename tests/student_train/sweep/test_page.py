@@ -80,7 +80,8 @@ def test_the_front_has_those_that_none_beats() -> None:
 
 
 def test_noise_of_a_cost_puts_no_student_on_the_front() -> None:
-    """The second is .01 ms faster than the better first, within the quartiles of both."""
+    """The second student is .01 ms faster than the better first one, within the quartiles of both,
+    so it is not on the front."""
     points = [(2.00, 1.0), (1.99, 1.1), (1.5, 1.2)]  # ms, nats
     made = [
         Point(student(n, **{NATS.name: x}), ms, ms - 0.02, ms + 0.02)
@@ -99,7 +100,7 @@ def test_the_setting_that_decides_matters_most() -> None:
 
 
 def test_losses_of_different_definitions_share_no_axis() -> None:
-    """For the score of a task, a figure is drawn that is comparable between all students."""
+    """The chart for a task's score uses a figure that is comparable between all students."""
     score, per_character = Measure("mood accuracy", "", largest=True), "valid_mlm_per_character"
     made = [student(1), student(2)]
     for each in made:

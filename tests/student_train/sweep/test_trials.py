@@ -40,7 +40,7 @@ def started(
 
 
 def finish(trials: Trials, runs: Runs, run: Run) -> None:
-    """The rate 0.01 is best."""
+    """Finish a run with results that are best at the rate 0.01."""
     loss = abs(run.options.resolved_lr - 0.01)
     run.state, run.result = "finished", {"valid_mlm_per_character": loss}
     trials.ended(run)
@@ -159,7 +159,7 @@ def test_the_best_third_of_those_that_came_as_far_goes_on(tmp_path: Path) -> Non
     assert printed == "not among the best third of 2 at validation 1 (step 20; ASHA)"
     assert judge(source, three, 10, 4.0) == ""
     assert judge(source, four, 10, 4.5) != "" and judge(source, five, 10, 4.7) != ""
-    assert judge(source, one, 20, 9.0) == ""  # the 2nd validation ends nobody
+    assert judge(source, one, 20, 9.0) == ""  # the 2nd validation ends no run
     assert judge(source, three, 20, 9.0) == ""
     assert judge(source, one, 30, 3.0) == ""
     assert "best third of 2 at validation 3 (step 30" in judge(source, three, 30, 3.5)

@@ -17,7 +17,7 @@ from tests.student_train.support import options_for
 
 
 def saved(out: Path) -> list[int]:
-    """The steps of the checkpoints in a folder."""
+    """Return the steps of the checkpoints in a folder."""
     return sorted(int(path.stem[5:]) for path in (out / "checkpoints").glob("step-*.pt"))
 
 

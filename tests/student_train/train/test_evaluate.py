@@ -32,7 +32,7 @@ LOSS = {"mlm": 2.0, "hidden": 3.0}
 
 
 def batch_of(task: TaskTargets) -> StudentBatch:
-    """A batch with the targets of a task alone."""
+    """Make a batch with the targets of a task alone."""
     none = torch.zeros(0, dtype=torch.int64)
     inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool))
     targets = Distillation(
