@@ -82,7 +82,8 @@ class Hub:
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)  # by `models/user/name`
     contents: dict[str, bytes] = field(default_factory=dict)  # by SHA-256
-    xet: Path | None = None  # folder of the content-addressed storage; without it LFS is spoken
+    # Folder of the content-addressed storage; without it the server uses LFS.
+    xet: Path | None = None
     requests: list[str] = field(default_factory=list)
     fails: dict[str, int] = field(default_factory=dict)  # status of requests that begin so
     twists: dict[str, Any] = field(default_factory=dict)  # see `tests.twisted_hub`; by their start

@@ -60,7 +60,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run(
         for split in ("dev", "test"):
             assert figures[f"{split}_accuracy"] == {12: expected[split]["accuracy"]}
     assert [each["finish"] for each in recorded(file) if "finish" in each] == [0, 0]
-    assert [path.name for path in out.iterdir()] == ["scores.json"]  # without output
+    assert [path.name for path in out.iterdir()] == ["scores.json"]  # no tracker file
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import dumped, write_corpus
 
 EXT = ("zarr", "h5")
-APART = pytest.mark.apart  # each is a dump or a training in a process, and another that goes on
+# Each runs a dump or a training in a process, and a second process that continues.
+APART = pytest.mark.apart
 DUMP, TRAIN = "teachonce.teacher_dump.cli", "teachonce.student_train.cli"
 STORE = "teachonce.feature_store.cli"
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")

@@ -86,7 +86,7 @@ def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Pa
     out = tmp_path / "out"
     words: Words = ("--store", store, "--student", "bert:32x2x4", *STUDENT[2:], "--vocab", "450")
     words += ("--loss", "mlm", "--out", out)
-    words += ("--init", "teacher")  # from that step the larger rate is ahead after one step
+    words += ("--init", "teacher")  # with this start the larger rate is ahead after one step
     words += ("--steps", 4, "--eval-every", 1, "--lr", 0.01, "--lr", 1e-6, "--prune", "asha")
     said = ok(student_sweep, *words)
     assert states(out) == ["finished", "pruned"]

@@ -167,7 +167,8 @@ def test_an_export_answers_as_its_student(
     ):
         printed = by_code(out / name, given, "transformers", "teachonce", other)
         assert close(printed, [*own, blank]), printed
-    if kind == "tagger":  # tags of another scheme: E-PER ends an entity, S-LOC is one
+    # Another tagging scheme: E-PER ends an entity, S-LOC is a single-word entity.
+    if kind == "tagger":
         changed(out, "export.json", labels=["O", "B-PER", "E-PER", "S-LOC"])
         printed = by_code(out / "answer_onnx.py", lines)
         assert close(printed[:-1], answers(out, *INPUTS[kind]))

@@ -20,7 +20,8 @@ from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import write_corpus
 
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
-NAMES = ("store", "align", "support", "training", "downstream")  # a user's own, in another meaning
+# Modules of a user with the same names as packages.
+NAMES = ("store", "align", "support", "training", "downstream")
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,8 @@ def test_characters_are_known_where_half_of_the_pieces_is_left() -> None:
 def test_frequencies_count_in_full() -> None:
     texts = ["zebra " * 30_000, "apple " * 10_500]
     letters = len(SPECIALS) + len(set("zebraapple")) + len(set("ebrapple"))
-    pieces = train_wordpiece(texts, letters + 4, None).get_vocab()  # room for one word of five
+    # There is room for one word of five characters.
+    pieces = train_wordpiece(texts, letters + 4, None).get_vocab()
     assert "zebra" in pieces and not {"apple", "##ple", "##pp", "ap"} & set(pieces)
 
 
@@ -143,7 +144,8 @@ def test_the_teachers_own_tokenizer_comes_from_the_store(store: FeatureStore) ->
 
 
 def test_a_tokenizer_without_pieces_is_refused(store: FeatureStore, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # transformers makes one of it
+    # transformers normalises this to a single token.
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match="only special tokens.*give a size such as 5k"):
         student_tokenizer(str(tmp_path), store)
 

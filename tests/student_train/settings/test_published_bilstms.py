@@ -21,7 +21,8 @@ SHARED_2019 = {
     "best": True,  # there: the best model by the validation loss
     "init": "random",  # there: words that GloVe lacks begin in U(-.1, .1), see --word-vectors
     "outputs": "separate",  # section 4.1: W^r, b^r in addition to W^s of section 3.1
-    "eval_every": "epoch", "patience": 5, "epochs": 100,  # early stopping (there); numbers are ours
+    # Early stopping (there); the numbers are this project's.
+    "eval_every": "epoch", "patience": 5, "epochs": 100,
 }  # fmt: skip
 SHARED_2020 = {
     "student": "bilstm:300,600",  # Table 14: E 300; Table 16 and appendix A.2: H 600
@@ -37,7 +38,8 @@ SHARED_2020 = {
 ALPHA, BETA, GAMMA = 10.0, 10.0, 1.0  # 2019, section 6: of CE, RL and LL in equation 8
 CE, RL, LL = {"ce": ALPHA}, {"sentence-gelu-half": BETA}, {"log-odds-half": GAMMA}
 TOP = ["head", "projection", "layers", "embeddings"]  # 2020, Table 4, from row to row
-KLD, LOGITS, TAGS = {"hidden-kld": 1.0}, {"log-odds-half": 1.0}, {"ce": 1.0}  # weights are ours
+# The weights are this project's.
+KLD, LOGITS, TAGS = {"hidden-kld": 1.0}, {"log-odds-half": 1.0}, {"ce": 1.0}
 
 Stage = tuple[dict[str, float], str, Any]  # losses, data, unfreeze
 
