@@ -37,12 +37,12 @@ def listing() -> str:
     "names", nargs=-1, required=True, type=click.Choice(list(benchmarks())), metavar="NAME..."
 )
 def main(names: tuple[str, ...]) -> None:
-    """Run the benchmarks of these names, one after another.
+    """Run the benchmarks with these names, one after another.
 
-    For options, call one by itself: `python -m benchmarks.NAME --help`.
+    For options, run a single benchmark: `python -m benchmarks.NAME --help`.
     """
     for name in names:
-        # In its own process, none finds the memory of another in its figures.
+        # Separate processes, so that no benchmark's figures include the memory of another.
         code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode
         if code:
             raise click.ClickException(f"benchmarks.{name} ended with exit code {code}")

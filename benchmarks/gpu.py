@@ -65,20 +65,20 @@ HEAD_OF_STUDENTS = ("", "student tokens/s", "times the first row", "time waiting
 
 
 def of_peak(operations: float, device: str) -> str:
-    """Operations a second as a share of what the device could do; '' where that is not known."""
+    """Return operations per second as a share of the device's peak; '' if the peak is unknown."""
     name = torch.cuda.get_device_name(device) if device != "cpu" else ""
     known = next((peak for key, peak in PEAKS.items() if key in name), None)
     return f"{operations / known:.1%}" if known else ""
 
 
 def operations(options: DumpOptions) -> float:
-    """Multiplications and additions that the weights make of a token; those between tokens, some
-    hundredths at these lengths, are left out."""
+    """Count the multiplications and additions of the weights for a token. Attention between tokens,
+    a few hundredths at these lengths, is excluded."""
     model = dumping.network(replace(options, device="cpu"))
     weights = sum(
         weight.numel()
         for name, weight in model.named_parameters()
-        if "embed" not in name and "pooler" not in name  # which reads a token of a text
+        if "embed" not in name and "pooler" not in name  # applied to one token of a text
     )
     config = model.config
     decoder = 0 if options.head == "none" else config.vocab_size * config.hidden_size
@@ -121,7 +121,7 @@ def head(
 
 
 def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[list[object]]:
-    """Return a row for each setting of the head; for the fused kernel only where it runs."""
+    """Return a row for each setting of the head; for the fused kernel only if it is available."""
     found: list[list[object]] = []
     device = torch.device(options.device)
     decoder = load_teacher(options.model, attention="none").decoder
@@ -210,7 +210,7 @@ def main(
     decoder_layers: int, part_tokens: int, dump_batch: int, student: str, vocab: str,
     batch_tokens: int, steps: int, device: str, precision: str, repeats: int, results: Path,
 ) -> None:  # fmt: skip
-    """Print the tables and put them into RESULTS.md. `--model` lends its tokenizer."""
+    """Print the tables and write them to RESULTS.md. `--model` is used for its tokenizer only."""
     check_device(device, torch.cuda.device_count())
     with tempfile.TemporaryDirectory() as folder:
         teacher = random_teacher(

@@ -115,7 +115,7 @@ SETTINGS = {
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(what: str, seed: int, results: Path, **options: Any) -> None:
-    """Print the table and put it into RESULTS.md; exit code 1 if anything is not as it must be."""
+    """Print the table and write it to RESULTS.md; return exit code 1 if any check fails."""
     others = {name for names in SETTINGS.values() for name in names}
     names = SETTINGS.get(what, options.keys() - others)
     settings = {"seed": seed, **{name: options[name] for name in names}}

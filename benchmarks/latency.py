@@ -39,8 +39,8 @@ PUBLISHED = {
     (TINY, 10_000): (5.0, 19, 356.5, 1.8),
     (TINY, 5_000): (3.6, 14, 354.9, 1.8),
 }
-# The other sources: teacher, then students with the published figures: how many times fewer
-# parameters, MB on disk, how many times as fast for a sentence and for a batch.
+# The other sources: the teacher, then students with the published figures: ratio of parameters
+# (teacher to student), MB on disk, and speedup for a sentence and for a batch.
 OTHERS: dict[str, tuple[Model, dict[Model, tuple[str, ...]]]] = {
     "Mukherjee & Awadallah 2019, Table 7": (
         (BASE, 30_522),
@@ -122,7 +122,7 @@ def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
     cells.append(found["disk_bytes"] / MIB)
     for inputs, (figure, unit) in product(("batch", "sentence"), FIGURES.items()):
         name = f"{inputs}_{figure}"
-        value = found["cpu"][name]  # None where the system does not tell
+        value = found["cpu"][name]  # None if the system does not report it
         cells += [value / unit, ratio["cpu"].get(name, 1.0)] if value else ["", ""]
     return cells
 

@@ -70,7 +70,8 @@ class Job:
         self.out.parent.mkdir(parents=True)
 
     def undisturbed(self) -> None:
-        """Run it twice, the second time with warm caches: what it gives, and how long it takes."""
+        """Run the job twice, the second time with warm caches, and record its output and
+        duration."""
         for _ in range(2):
             self.clear()
             started = time.perf_counter()
@@ -79,12 +80,12 @@ class Job:
         self.wanted = self.content(self.out)
 
     def finish(self) -> None:
-        """Start it and let it end, also where it was killed with nothing left to do."""
+        """Start the job and let it finish, also if it was killed after its last step."""
         if finish(fork(in_small_parts, *self.words, *self.again(self.out), log=self.log)) != 0:
             raise RuntimeError(f"{self.name}: {self.log.read_text()[-2000:]}")
 
     def kill(self, chance: random.Random, number: int) -> bool:
-        """Kill a new one; False if it had ended before."""
+        """Start a new process and kill it; return False if it had already finished."""
         self.clear()
         process = fork(in_small_parts, *self.words, log=self.log)
         aim = (None, *self.aimed)[number % (1 + len(self.aimed))]
@@ -98,7 +99,7 @@ class Job:
         return self.killed(process)
 
     def kill_real(self, chance: random.Random) -> bool:
-        """Kill a process that was started as a shell starts one and imports everything."""
+        """Kill a process that was started by a command line, with all its imports."""
         self.clear()
         line = [sys.executable, "-m", "harness.processes", *map(str, self.words)]
         with self.log.open("ab") as log:
@@ -116,7 +117,8 @@ class Job:
         return code == -signal.SIGKILL
 
     def trials(self, kills: int, seed: int, real: int = 0) -> list[object]:
-        """Kill and finish it `kills` times; a row. Raises RuntimeError at any difference."""
+        """Kill and finish the job `kills` times; return a row. Raises RuntimeError at any
+        difference."""
         chance = random.Random(f"{self.name} {seed}")
         number = struck = 0
         while struck < kills:
@@ -133,7 +135,7 @@ class Job:
 
 
 def moment_of_dump(out: Path) -> str:
-    """Name the step that a dump is at, or was at when it was killed."""
+    """Name the current step of a dump, or its step when it was killed."""
     parts = out / "parts" if out.suffix == ".zarr" else Path(f"{out}.parts")
     with suppress(OSError):
         beside = [path.name for path in out.parent.iterdir()]
@@ -159,7 +161,7 @@ def _sealed(out: Path) -> bool:
 
 
 def moment_of_training(out: Path) -> str:
-    """Name the step that a training is at, or was at when it was killed."""
+    """Name the current step of a training, or its step when it was killed."""
     settings = out / "training.json"
     if not settings.exists():
         return "beginning"
@@ -173,7 +175,7 @@ def moment_of_training(out: Path) -> str:
 
 
 def content_of_student(out: Path) -> object:
-    """Its weights, its tokenizer and every loss on the way."""
+    """Return the student's weights, its tokenizer and every loss."""
     names = ("model.safetensors", "tokenizer.json", "metrics.jsonl")
     return [(out / name).read_bytes() for name in names]
 
@@ -254,7 +256,7 @@ def jobs(folder: Path, texts: int = 30) -> list[Job]:
 def main(
     dump_kills: int, train_kills: int, real: int, seed: int, folder: Path | None, results: Path
 ) -> None:
-    """Print the table and put it into RESULTS.md."""
+    """Print the table and write it to RESULTS.md."""
     rows = []
     with tempfile.TemporaryDirectory(dir=folder) as name:
         for job in jobs(Path(name)):

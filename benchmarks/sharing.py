@@ -51,12 +51,12 @@ class Siege(ABC):
 
     @abstractmethod
     def made(self, chance: random.Random, strikes: int) -> list[int]:
-        """Make the store and kill up to `strikes` members meanwhile, counted in `struck`; return
-        the exit codes of those that end by themselves."""
+        """Make the store and kill up to `strikes` members meanwhile, counted in `struck`. Return
+        the exit codes of the members that end by themselves."""
 
     def trial(self, chance: random.Random, strikes: int) -> None:
-        """Make the store while members are killed. Raises RuntimeError if it is not the undisturbed
-        one."""
+        """Make the store while members are killed. Raises RuntimeError if it differs from the
+        undisturbed store."""
         self.job.clear()
         codes = self.made(chance, strikes)
         if any(codes) or content_of_store(self.job.out) != self.job.wanted:
@@ -118,7 +118,7 @@ class Crew(Siege):
 
 
 class RayCluster(Siege):
-    """Dumps on a Ray cluster of which a worker, the driver, or a whole node is killed."""
+    """Dumps on a Ray cluster in which a worker, the driver, or a whole node is killed."""
 
     members = "nodes"
     victims: ClassVar = {"worker": "of workers", "driver": "of drivers", "node": "of nodes"}
@@ -184,7 +184,7 @@ def main(
     folder: Path | None,
     results: Path,
 ) -> None:
-    """Print the table and put it into RESULTS.md."""
+    """Print the table and write it to RESULTS.md."""
     kind: type[Siege] = RayCluster if ray_nodes else Crew
     rows = []
     with tempfile.TemporaryDirectory(dir=folder) as name:

@@ -46,8 +46,8 @@ ALONE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM"
 
 @functools.cache
 def _context() -> Any:
-    """Start the server that is forked: with one thread and nothing computed, a fork of it is as
-    good as a new process."""
+    """Start the server from which processes are forked. It has one thread and has computed nothing,
+    so a fork is equivalent to a new process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     before = dict(os.environ)
@@ -105,9 +105,9 @@ def in_small_parts(module: str, *words: str | Path | int) -> None:
 
 
 def in_own_process(module: str, *words: str | Path, jobs: int = 1) -> None:
-    """Run the `main` of a module in a process of its own, with its share of the cores.
+    """Run the `main` of a module in a separate process, with its share of the cores.
 
-    Raises UserError where it ends otherwise than well.
+    Raises UserError if the process fails.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     code = finish(fork(_with_threads, threads, module, *words), seconds=None)
@@ -124,7 +124,7 @@ def _with_threads(threads: int, module: str, *words: str | Path) -> None:
 
 
 def finish(process: ForkServerProcess, seconds: float | None = 300) -> int:
-    """Wait for its end; the exit code, negative if a signal ended it."""
+    """Wait for the end of a process; return its exit code, negative for a signal."""
     process.join(seconds)
     code = process.exitcode
     if code is None:

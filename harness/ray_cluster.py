@@ -32,7 +32,7 @@ class Ray:
         return fork(in_small_parts, *words, log=self.log)
 
     def add_node(self) -> Any:
-        """Let a node of one worker join."""
+        """Add a node with one worker."""
         return self.cluster.add_node(num_cpus=1)
 
     def makers(self) -> list[int]:
@@ -45,7 +45,8 @@ class Ray:
         return found
 
     def wait_for_a_maker(self, driver: ForkServerProcess) -> list[int]:
-        """Wait until a part is made, or the driver has ended; return who makes one."""
+        """Wait until a part is being made, or the driver has ended; return the processes that make
+        parts."""
         while not (found := self.makers()) and driver.is_alive():
             time.sleep(0.01)
         return found

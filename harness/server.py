@@ -9,8 +9,8 @@ import gc
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-# A process compiles a thousand regular expressions as it loads or saves its first model, which is a
-# third of the time of a small dump.
+# A process compiles a thousand regular expressions when it loads or saves its first model, which is
+# a third of the time of a small dump.
 get_checkpoint_conversion_mapping("bert")
-# A collection in a forked process would search all that was imported, and so copy it.
+# A garbage collection in a forked process would scan all imported objects, and so copy their pages.
 gc.freeze()

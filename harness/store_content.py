@@ -9,7 +9,8 @@ from teachonce.store.tools.verify import verify
 
 
 def content_of_store(out: Path) -> object:
-    """SHA-256 of every array, and every sequence; RuntimeError for anything that is not sound."""
+    """Return the manifest, with the SHA-256 of every array, and all sequences. Raises RuntimeError
+    for an unsound store."""
     if (problems := verify(out).problems) or sorted(p.name for p in out.parent.iterdir()) != sorted(
         ["log", out.name]
     ):

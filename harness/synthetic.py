@@ -84,7 +84,7 @@ def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 
 
 def _different(ids: Array) -> Array:
-    """Raise ids [N, K] that a row has twice to the next free ones, and leave the others."""
+    """Replace duplicate ids [N, K] in a row by the next free ids."""
     order, places = np.argsort(ids, axis=1), np.arange(ids.shape[1])
     least = np.maximum.accumulate(np.take_along_axis(ids, order, axis=1) - places, axis=1)
     found = np.empty_like(ids)

@@ -1,4 +1,5 @@
-"""A page in a real browser: what its console says, what axe-core finds, how wide it is."""
+"""Open a page in a real browser and return its console messages, axe-core's findings and its
+width."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @contextmanager
 def opened(path: Path | str, size: tuple[int, int] = WIDE, dark: bool = False) -> Iterator[Any]:
-    """A page from file://, without a network, or the address of one on a server of this machine,
-    which asks that server alone; at its end nothing may stand on the console.
+    """Open a page from file://, without a network, or from a server on this machine. Requests go to
+    that server alone, and the console must stay empty.
 
     Skips the test on a machine without Chromium or Playwright.
     """
@@ -52,7 +53,7 @@ def _foreign(url: str, server: str | None) -> list[str]:
 
 
 def check_accessible(page: Any) -> None:
-    """axe-core finds nothing serious, and the page scrolls down only."""
+    """Check that axe-core finds no serious violation and that the page scrolls vertically only."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
     found = axe.Axe().run(page).response["violations"]
     serious = [

@@ -33,8 +33,8 @@ settings.load_profile("untimed")
 
 
 def pytest_sessionstart() -> None:
-    """Collecting the tests makes 700,000 objects that stay; a third of its time was the search for
-    some that could be freed."""
+    """Disable garbage collection during the collection of tests: its 700,000 objects are permanent,
+    and searching them took a third of the time."""
     gc.disable()
 
 
@@ -46,32 +46,34 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """A job in the background of a shell ignores Ctrl-C, and so would all that is tested there."""
+    """Restore Ctrl-C, which a shell's background jobs, and all processes that they start,
+    ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_fsync() -> Iterator[None]:
-    """No test can pull the plug, and waiting for the disk is most of the time of small stores.
+    """Replace fsync, which takes most of the time of small stores; no test cuts the power.
 
-    Writers in processes of their own (those that are killed) do wait for it.
+    Writers in separate processes (which tests kill) still call it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        # Sixteen threads for each part, to wait for nothing.
+        # Sixteen threads per part would only add overhead.
         patch.setattr("teachonce.store.containers.zarr.tree.sync_tree", lambda folder: None)
         yield
 
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[[str], Any]:
-    """`make_tokenizer(kind)` -> a PreTrainedTokenizerFast of its own."""
+    """Return a function that makes a new PreTrainedTokenizerFast of a kind."""
     return trained_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`tiny_teacher(kind)` -> folder of a random teacher and its tokenizer, saved once."""
+    """Return a function `tiny_teacher(kind)` -> folder of a random teacher and its tokenizer, saved
+    once."""
     root = tmp_path_factory.mktemp("teachers")
 
     @cache

@@ -1,4 +1,4 @@
-"""What the hub of the tests holds: repositories, their commits, and contents by their hashes."""
+"""Contents of the tests' hub: repositories, their commits, and file contents by hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 USER = "user"
 WRITER, READER, NOBODY = "hf_writer", "hf_reader", "hf_nobody"
 """Tokens: of USER, of USER without the right to write, and one that the hub does not know."""
-REGULAR = 2**14  # bytes of a text that is stored without LFS; the hub's own bound is larger
+REGULAR = 2**14  # limit in bytes of a text file outside LFS; the hub's own is larger
 COMMITS = "0123456789abcdef" * 2 + "{:08x}"
 KNOWN = {
     "base_model_relation": "adapter|merge|quantized|finetune",
@@ -34,7 +34,7 @@ VERIFIED, HASHED = 0x80000000, 0x40000000  # flags of a file in a shard of Xet
 
 
 class Refused(Exception):
-    """An answer that is an error, with the hub's code and words for it."""
+    """Represents an error response with the hub's error code and message."""
 
     def __init__(self, status: int, code: str = "", message: str = "") -> None:
         super().__init__(message)
@@ -43,7 +43,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Blob:
-    """A file of a commit: its content by SHA-256, whether that is in LFS, and git's own hash."""
+    """Describes a file of a commit: SHA-256 of its content, whether it is in LFS, and git's
+    hash."""
 
     sha256: str
     size: int
@@ -53,7 +54,8 @@ class Blob:
 
 @dataclass
 class Repository:
-    """The commits of a repository, each with all of its files, and where its branches are."""
+    """Stores the commits of a repository, each with all of its files, and the heads of its
+    branches."""
 
     private: bool = False
     commits: list[dict[str, Blob]] = field(default_factory=lambda: [{}])
@@ -75,12 +77,13 @@ class Repository:
 
 @dataclass
 class Hub:
-    """What the server holds. Tests put repositories in, and look at what came."""
+    """Stores the server's repositories. Tests add repositories and inspect the uploads."""
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)  # by `models/user/name`
     contents: dict[str, bytes] = field(default_factory=dict)  # by SHA-256
-    xet: Path | None = None  # folder of the content-addressed storage; without it LFS is spoken
+    # Folder of the content-addressed storage; without it the server uses LFS.
+    xet: Path | None = None
     requests: list[str] = field(default_factory=list)
     fails: dict[str, int] = field(default_factory=dict)  # status of requests that begin so
     twists: dict[str, Any] = field(default_factory=dict)  # see `tests.twisted_hub`; by their start
@@ -88,11 +91,12 @@ class Hub:
 
     @property
     def storage(self) -> str:
-        """The address of contents: another host, as the client sends no token there."""
+        """Return the address of contents. It has another host, to which the client sends no
+        token."""
         return self.address.replace("127.0.0.1", "localhost")
 
     def environment(self, home: Path, token: str | None = WRITER) -> dict[str, str]:
-        """Return the variables with which a process asks this server, with a cache of its own."""
+        """Return the environment for a process that uses this server, with an empty cache."""
         found = {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
         found |= {} if self.xet else {"HF_HUB_DISABLE_XET": "1"}
         return found | ({"HF_TOKEN": token} if token else {})
@@ -105,7 +109,7 @@ class Hub:
         return found
 
     def keep(self, data: bytes, path: str, lfs: bool | None = None) -> Blob:
-        """Take the content of a file."""
+        """Store the content of a file."""
         sha256 = hashlib.sha256(data).hexdigest()
         self.contents[sha256] = data
         if lfs is None:
@@ -119,7 +123,7 @@ class Hub:
         changed: Mapping[str, Blob | None],
         message: str = "",
     ) -> str:
-        """Add a commit; None stands for a file that is removed. Returns its hash."""
+        """Add a commit and return its hash. A file whose value is None is removed."""
         files = {**repository.files(branch), **changed}
         repository.commits.append({path: blob for path, blob in files.items() if blob})
         repository.messages.append(message)
@@ -140,14 +144,14 @@ def git_oid(data: bytes) -> str:
 
 
 def pointer(sha256: str, size: int) -> bytes:
-    """Return what git holds of a file in LFS."""
+    """Return the pointer file that git stores for a file in LFS."""
     return (
         f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
     )
 
 
 def is_large(sample: bytes, size: int) -> bool:
-    """Tell whether a file goes to LFS: what is binary or large does."""
+    """Return whether a file belongs in LFS: a binary or large file does."""
     try:
         sample.decode()
     except UnicodeDecodeError as error:
@@ -156,7 +160,8 @@ def is_large(sample: bytes, size: int) -> bool:
 
 
 def wrong_in_card(asked: Mapping[str, str]) -> list[dict[str, str]]:
-    """Name what is wrong with the metadata of a card, as the hub does before it takes one."""
+    """Describe the first error in the metadata of a card, as the hub does before it accepts a
+    card."""
     _, begin, rest = asked["content"].partition("---\n")
     data = yaml.safe_load(rest.partition("\n---\n")[0]) if begin else None
     if not isinstance(data, dict):
@@ -184,9 +189,9 @@ def _are_texts(value: Any) -> bool:
 def xet_hashes(storage: Path) -> dict[str, str]:
     """Return the Xet hashes of all files in a content-addressed storage, by their SHA-256.
 
-    A shard begins with a header of 48 bytes; rows of 48 bytes follow. Each file has one with its
-    hash, its flags and the number of its pieces; its pieces follow, once more with a flag of hashes
-    to verify them by, and then the SHA-256. All ones end the list.
+    A shard has a header of 48 bytes, followed by rows of 48 bytes. The first row of a file has its
+    hash, its flags and its number of segments. Then come the segments, the same number of
+    verification rows if a flag says so, and the SHA-256. A row of ones ends the list.
     """
     found = {}
     for shard in storage.rglob("shards/*.mdb"):
@@ -202,7 +207,7 @@ def xet_hashes(storage: Path) -> dict[str, str]:
 
 
 def fetched(storage: Path, xet_hash: str) -> bytes:
-    """Return a file of a content-addressed storage, put together from its pieces."""
+    """Return a file of a content-addressed storage, assembled from its chunks."""
     from hf_xet import XetFileInfo, XetSession
 
     with tempfile.TemporaryDirectory() as folder:

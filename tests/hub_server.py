@@ -1,5 +1,5 @@
-"""A server on loopback that speaks the hub's protocol: what huggingface_hub asks for to make
-repositories, send files (as commits, git LFS and Xet), list them and fetch them."""
+"""A server on loopback that implements the hub's protocol: the requests of huggingface_hub to
+create repositories, upload files (as commits, git LFS and Xet), list them and download them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.hub_contents import (
 )
 
 ROLES = {WRITER: "write", READER: "read"}
-PAGE = 50  # entries of a page of a tree; the hub's own pages are larger
+PAGE = 50  # entries per page of a tree; the hub's own pages are larger
 TYPES = ("models", "datasets")
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -63,14 +63,14 @@ def serving(xet: Path | None = None) -> Iterator[Hub]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request after another of a connection."""
+    """Handles the requests of a connection in order."""
 
     hub: Hub
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a body waits 40 ms behind its headers
+    disable_nagle_algorithm = True  # otherwise a body waits 40 ms after its headers
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
 
     def end_headers(self) -> None:
-        # Without this header a client may send its next request on a connection that ends.
+        # Without this header a client may send its next request on a closing connection.
         if self.close_connection:
             self.send_header("Connection", "close")
         super().end_headers()
@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass
 class Request:
-    """A request, and whose it is."""
+    """Holds a request and the user who sent it."""
 
     hub: Hub
     method: str
@@ -142,7 +142,7 @@ class Request:
     token: str | None
 
     def answer(self, asked: str | None) -> Answer:
-        """Find what is asked for, and answer; `asked` is a range of bytes."""
+        """Find the requested file and respond; `asked` is a range of bytes."""
         words = [unquote(word) for word in self.path.strip("/").split("/")]
         if words[0] == "content":
             return self._content(words[1], asked)
@@ -345,7 +345,7 @@ class Request:
         return _json({"transfer": "basic", "objects": printed})
 
     def _content(self, sha256: str, asked: str | None) -> Answer:
-        """Take or give what lies in LFS; the address is enough, as at the hub a signed one is."""
+        """Receive or return an LFS object. The address is sufficient, as the hub's are signed."""
         if self.method == "PUT":
             if hashlib.sha256(self.body).hexdigest() != sha256:
                 raise Refused(400, "", "the content is not what was announced")
@@ -381,7 +381,7 @@ class Request:
 
 
 def oid_of(blob: Blob) -> str:
-    """Return what the client compares with its own file: the SHA-256 of what is in LFS."""
+    """Return the hash that the client compares with its own file: for a file in LFS its SHA-256."""
     return blob.sha256 if blob.lfs else blob.oid
 
 
@@ -390,7 +390,7 @@ def _json(body: Any) -> Answer:
 
 
 def _bytes(data: bytes, asked: str | None, headers: Mapping[str, str]) -> Answer:
-    """Answer with bytes, or the range of them that was asked for."""
+    """Respond with bytes, or with the requested range of them."""
     headers = {**headers, "Accept-Ranges": "bytes"}
     if asked is None:
         return 200, headers, data
@@ -408,15 +408,15 @@ def _bytes(data: bytes, asked: str | None, headers: Mapping[str, str]) -> Answer
 def asked_by_this_process(
     hub: Hub, patch: pytest.MonkeyPatch, home: Path, token: str | None = WRITER
 ) -> None:
-    """Have the client in this process ask the server, with a cache of its own.
+    """Direct the client in this process to the server, with an empty cache.
 
-    The client reads its environment once, when it is imported; a process of its own is given
-    `Hub.environment` instead.
+    The client reads its environment once, when it is imported. Separate processes therefore receive
+    `Hub.environment`.
     """
     from huggingface_hub import constants
     from transformers.utils import hub as client_of_transformers
 
-    # Made once and kept, it would ask the hub that an earlier test had, or that of the network.
+    # A cached session would use the hub of an earlier test or the network.
     patch.setattr(client_of_transformers, "_hf_api", None, raising=False)
     host = urlsplit(hub.address).hostname
     for name, value in {

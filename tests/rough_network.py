@@ -1,4 +1,4 @@
-"""An S3-speaking server on loopback, and a proxy before it that does what networks do."""
+"""An S3 server on loopback, and a proxy in front of it that injects network faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKET = "bucket"
 REGION = "us-east-1"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": REGION}
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-# S3's own words: status, code, message.
+# S3's own error responses: status, code, message.
 ANSWERS = {
     "500": (500, "InternalError", "We encountered an internal error. Please try again."),
     "503": (503, "SlowDown", "Please reduce your request rate."),
@@ -46,7 +46,7 @@ HOP = {"connection", "transfer-encoding", "content-length", "server", "date", "k
 
 @dataclass
 class Weather:
-    """What happens to a request: `faults` by their share of all, to requests that `strikes` names.
+    """Sets the faults by their share of all requests; `strikes` selects requests.
 
     A fault is a key of ANSWERS, or "reset" (before the server has it), "lost" (the server has it,
     and its answer does not come), "torn" (a reset in the middle of
@@ -61,8 +61,8 @@ class Weather:
     seed: int = 0
     drop: float = 0.01  # seconds between the drops of a slow body
     stall: float = 1.0
-    conditions: str = ""  # of a write: "ignored", or "refused" as a server does that knows none
-    delay: float = 0.0  # seconds that every answer takes on its way
+    conditions: str = ""  # of a write: "ignored", or "refused" as by an old server
+    delay: float = 0.0  # seconds of delay before each response
     most: int = 0  # requests that were under way at once
     met: Counter[str] = field(default_factory=Counter)
 
@@ -72,7 +72,7 @@ class Weather:
 
     @contextmanager
     def way(self) -> Iterator[None]:
-        """The way of a request and its answer."""
+        """Transfers a request and its response."""
         with self._lock:
             self._under_way += 1
             self.most = max(self.most, self._under_way)
@@ -84,7 +84,8 @@ class Weather:
                 self._under_way -= 1
 
     def fault(self, method: str, path: str) -> tuple[str, random.Random]:
-        """What happens to a request ("" for nothing), and the chance that says where."""
+        """Choose the fault for a request ("" for none), and the random number that places the
+        fault."""
         with self._lock:
             draw, inner = self._chance.random(), random.Random(self._chance.random())
             self.met["requests"] += 1
@@ -98,11 +99,11 @@ class Weather:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a body waits 40 ms behind its headers
+    disable_nagle_algorithm = True  # otherwise a body waits 40 ms after its headers
     server: _Proxy
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _all(self) -> None:
         body = self._body()
@@ -163,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, given, bytes(data), fault, length)
 
     def _answer(self, body: bytes) -> Answer:
-        """What the server answers; it is slow, so what was read before is not asked again."""
+        """Fetch the server's response. It is slow, so responses are cached."""
         read = self.command in ("GET", "HEAD")
         key = (self.command, self.path, self.headers.get("Range"))
         if read and (kept := self.server.kept.get(key)):
@@ -214,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except OSError:  # who asked has gone, or was sent away
+        except OSError:  # the client closed the connection, or it was reset
             self.close_connection = True
 
     def finish(self) -> None:
@@ -238,7 +239,7 @@ class _Proxy(ThreadingHTTPServer):
 
 
 class S3:
-    """A running server with one bucket; `weather` may be set at any time."""
+    """Runs a server with one bucket; `weather` may be set at any time."""
 
     def __init__(self, proxy: _Proxy, client: Any) -> None:
         self._proxy, self._client = proxy, client
@@ -288,7 +289,7 @@ class S3:
 
 @contextmanager
 def running_s3() -> Iterator[S3]:
-    """Run both on free ports of loopback, and set the environment by which clients find them."""
+    """Run both on free ports of loopback, and set the environment variables that clients read."""
     import boto3  # type: ignore[import-untyped]
     from moto.server import ThreadedMotoServer
 
@@ -301,7 +302,7 @@ def running_s3() -> Iterator[S3]:
         host, port = moto.get_host_and_port()
         client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name=REGION)
         reset = http.client.HTTPConnection(host, port, timeout=60)
-        reset.request("POST", "/moto-api/reset")  # all servers of a process share what they hold
+        reset.request("POST", "/moto-api/reset")  # all servers of a process share their contents
         reset.getresponse().read()
         client.create_bucket(Bucket=BUCKET)
         proxy = _Proxy((host, port))

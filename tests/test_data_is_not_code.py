@@ -1,4 +1,4 @@
-"""Nothing that is read can run: no pickle, no eval, no code of a model's repository."""
+"""No input can execute code: no pickle, no eval, no code of a model's repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOADERS = {"pickle", "_pickle", "pickletools", "yaml"}
 
 
 def dangers(source: str) -> Iterator[str]:
-    """What in a program could run what it reads, in a few words each."""
+    """List the calls of a program that could execute their input, each in a few words."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (n.name for n in node.names if n.name.split(".")[0] in MODULES)
@@ -28,7 +28,7 @@ def dangers(source: str) -> Iterator[str]:
         ):
             yield f"from {node.module}"
         elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            if ast.unparse(node.value) not in ("False", "model.trusted"):  # asked for by the user
+            if ast.unparse(node.value) not in ("False", "model.trusted"):  # the user requests it
                 yield "trust_remote_code"
         elif isinstance(node, ast.Subscript):
             if ast.unparse(node.slice) == "'trust_remote_code'":

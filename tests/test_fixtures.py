@@ -1,4 +1,4 @@
-"""The shared fixtures give what the other tests rely on."""
+"""The shared fixtures have the properties that the other tests rely on."""
 
 from __future__ import annotations
 

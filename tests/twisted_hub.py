@@ -1,5 +1,5 @@
-"""What a hostile hub does to its answers: each twist sends one answer of `tests.hub_server` in
-another way. `Hub.twists` says for the begin of a request which twist it meets."""
+"""Responses of a hostile hub: each twist changes one response of `tests.hub_server`. `Hub.twists`
+maps the start of a request to its twist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = b"[" * 2**20
 
 
 class Handler(Protocol):
-    """A request of `tests.hub_server`."""
+    """Handles a request of `tests.hub_server`."""
 
     hub: Any
     path: str
@@ -32,7 +32,7 @@ Twist = Callable[[Handler, int, Headers, bytes], None]
 
 
 def _sent(handler: Handler, status: int, headers: Headers, blocks: Iterator[bytes]) -> None:
-    """Send headers as they are, and blocks until the client goes away."""
+    """Send headers unchanged, then send blocks until the client disconnects."""
     handler.send_response(status)
     for name, value in headers.items():
         handler.send_header(name, value)
@@ -54,43 +54,43 @@ def _chunk(block: bytes) -> bytes:
 
 
 def endless(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A body without a length and without an end."""
+    """Send a body without a length and without an end."""
     blocks = _forever(_chunk(BLOCK))
     _sent(handler, status, {**headers, "Transfer-Encoding": "chunked"}, blocks)
 
 
 def long(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A length of a terabyte, and as many bytes as are taken."""
+    """Declare a length of a terabyte, and send blocks until the client disconnects."""
     _sent(handler, status, {**headers, "Content-Length": str(LONG)}, _forever(BLOCK))
 
 
 def dense(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A body of 20 MB that unpacks to 20 GB."""
+    """Send a body of 20 MB that unpacks to 20 GB."""
     block = gzip.compress(b" " * 2**24)
     given = {**headers, "Content-Encoding": "gzip", "Content-Length": str(1200 * len(block))}
     _sent(handler, status, given, iter([block] * 1200))
 
 
 def short(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A length that is more than what comes."""
+    """Declare a length that exceeds the body."""
     given = {**headers, "Content-Length": str(len(body) + 100)}
     _sent(handler, status, given, iter([body]))
 
 
 def cut(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A length that is less than what comes."""
+    """Declare a length below that of the body."""
     given = {**headers, "Content-Length": str(len(body) // 2)}
     _sent(handler, status, given, iter([body]))
 
 
 def drip(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A byte now and then."""
+    """Send a body slowly, byte by byte."""
     given = {**headers, "Content-Length": str(len(body) + 10**6)}
     _sent(handler, status, given, _forever(b" ", 0.1))
 
 
 def drip_headers(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A byte of a header now and then."""
+    """Send a header slowly, byte by byte."""
     with suppress(OSError):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
         for block in _forever(b"a", 0.1):
@@ -99,59 +99,59 @@ def drip_headers(handler: Handler, status: int, headers: Headers, body: bytes) -
 
 
 def silence(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """Nothing at all."""
+    """Send nothing."""
     time.sleep(60)
 
 
 def circle(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A redirect to the same address."""
+    """Redirect to the same address."""
     address = handler.hub.address + handler.path
     handler.send(307, {"Location": address}, b"")
 
 
 def to_file(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A redirect to a file of the client's machine."""
+    """Redirect to a file of the client's machine."""
     handler.send(307, {"Location": "file:///etc/passwd"}, b"")
 
 
 def wait(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """The wish to wait for years."""
+    """Request a retry after years."""
     handler.send(429, {"Retry-After": str(LONG)}, b"")
 
 
 def outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """Names that lead out of the client's cache."""
+    """Send names that lead out of the client's cache."""
     name = "../../../../../outside"
     given = {**headers, "ETag": f'"{name}"', "X-Linked-Etag": f'"{name}"'}
     handler.send(status, given, body)
 
 
 def commit_outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A commit whose name leads out of the client's cache."""
+    """Send a commit whose name leads out of the client's cache."""
     handler.send(status, {**headers, "X-Repo-Commit": "../../../../../outside"}, body)
 
 
 def none_outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """A file that is missing, in a commit whose name leads out of the client's cache."""
+    """Send a missing file in a commit whose name leads out of the client's cache."""
     given = {"X-Repo-Commit": "../../../../../outside", "X-Error-Code": "EntryNotFound"}
     handler.send(404, given, b"")
 
 
 def pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """An empty page of a list, and the next."""
+    """Send an empty page of a list, and the link to the next."""
     url = handler.hub.address + handler.path
     handler.send(200, {"Link": f'<{url}>; rel="next"'}, b"[]")
 
 
 def moved_pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """An empty page, and the next at another address, a hundred in all."""
+    """Send a hundred empty pages, each with a link to the next."""
     before, _, number = handler.path.partition("?")[0].partition("/page")
     url = f"{handler.hub.address}{before}/page{int(number or 0) + 1}"
     handler.send(200, {"Link": f'<{url}>; rel="next"'} if number != "99" else {}, b"[]")
 
 
 def wrong_shapes() -> dict[str, Twist]:
-    """JSON of a shape that nobody expects, nested deeply, and none at all."""
+    """Send JSON of an unexpected shape, deeply nested JSON, and invalid JSON."""
     bodies = {
         "list": b"[1]", "null": b"null", "number": b"7", "nested": b"[" * 10**5,
         "no JSON": b"<html>", "nothing": b"", "object": b'{"id": 3, "sha": {}, "siblings": 1}',

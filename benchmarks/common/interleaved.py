@@ -14,13 +14,13 @@ Figures = dict[str, float]
 def interleaved(
     settings: Mapping[str, Callable[[], Figures]], repeats: int, *, separate: bool = True
 ) -> dict[str, Figures]:
-    """Medians of the figures of each setting.
+    """Return the medians of the figures of each setting.
 
-    separate: run each in a process of its own; False runs all in this one, which saves the time
-    that processes take to start.
+    separate: run each in its own process; False runs all in this process, which saves the start of
+    processes.
 
-    Settings take turns, so that a busy machine is busy for all of them. A setting has to be
-    picklable (`functools.partial` of a function of a module).
+    Settings take turns, so that a busy machine affects all of them. A setting must be picklable
+    (`functools.partial` of a function of a module).
     """
     runs: dict[str, list[Figures]] = {name: [] for name in settings}
     for turn in range(repeats):
@@ -34,7 +34,7 @@ def interleaved(
 
 
 def alone(work: Callable[[], Figures]) -> Figures:
-    """Call a function in a new process, which holds the memory of no other."""
+    """Call a function in a new process, whose memory has no other data."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(work).result()
 

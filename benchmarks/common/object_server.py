@@ -28,11 +28,11 @@ MISSING = b"<Error><Code>NoSuchKey</Code><Message>There is no such key.</Message
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a body waits 40 ms behind its headers
+    disable_nagle_algorithm = True  # otherwise a body waits 40 ms after its headers
     server: _Server
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         if self.path == "/-/counts":
@@ -115,7 +115,7 @@ class ObjectServer:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def delay(self, seconds: float) -> None:
-        """Delay every answer from now on."""
+        """Delay every response from now on."""
         data = str(seconds).encode()
         self._opener.open(urllib.request.Request(f"{self.url}/-/delay", data, method="PUT"))
 
@@ -127,7 +127,8 @@ class ObjectServer:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[ObjectServer]:
-    """Serve a folder as a bucket; the environment of this process and its children leads there."""
+    """Serve a folder as a bucket; set the environment of this process and its children
+    accordingly."""
     command = [sys.executable, "-m", "benchmarks.common.object_server", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     before = dict(os.environ)

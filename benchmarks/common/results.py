@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 RESULTS = Path(__file__).parents[1] / "RESULTS.md"
-# Real texts and a real teacher, where a machine has them.
+# Real texts and a real teacher, if the machine has them.
 SHARED = Path(os.environ.get("TEACHONCE_DATA") or Path(__file__).parents[3] / "shared")
 TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
 
@@ -37,7 +37,7 @@ def of_text(tokens: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def hardware() -> str:
-    """Processor, cores, memory and the versions that matter, in one line."""
+    """Return processor, cores, memory and the relevant versions, in one line."""
     import torch
 
     from teachonce.downstream.speed import processor
@@ -74,14 +74,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:
-    """`mean ± sample deviation` of some seeds; of a single one the value alone."""
+    """Return `mean ± sample deviation` over seeds; for a single seed the value alone."""
     if len(values) == 1:
         return f"{values[0]:.3f}"
     return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> str:
-    """Print a section and put it into RESULTS.md in place of the section of the same title."""
+    """Print a section and write it to RESULTS.md in place of the section with the same title."""
     section = f"## {title}\n\n{settings}\n\nOn: {hardware()}\n\n{body}\n"
     print(section)
     old = (

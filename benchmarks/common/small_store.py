@@ -20,8 +20,7 @@ def small_store(
     logits: str | None = "none",
     hidden: str = "auto",
 ) -> None:
-    """Dump the teacher's states (`hidden="none"`: none), and logits if asked for, of some
-    tokens."""
+    """Dump the teacher's states (`hidden="none"`: none), and optionally logits, of some tokens."""
     from teachonce.teacher_dump.job.dump import dump
     from teachonce.teacher_dump.job.options import DumpOptions
 
@@ -40,7 +39,7 @@ def small_store(
 
 @contextmanager
 def on_small_store(model: str, corpus: str, tokens: int, **options: Any) -> Iterator[TrainOptions]:
-    """Options for training on view 0 of a small store, with nothing held out.
+    """Make options for training on view 0 of a small store, with nothing held out.
 
     The store is removed at the end.
     """
@@ -51,8 +50,8 @@ def on_small_store(model: str, corpus: str, tokens: int, **options: Any) -> Iter
 
 
 def random_teacher(folder: Path, like: str, **config: int) -> str:
-    """Make a masked LM with random weights and another teacher's tokenizer. Its size is that of
-    BERT-base where `config` has no value."""
+    """Make a masked LM with random weights and another teacher's tokenizer. Values missing in
+    `config` are those of BERT-base."""
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
     from teachonce.checkpoints.names import resolve_model
@@ -65,8 +64,8 @@ def random_teacher(folder: Path, like: str, **config: int) -> str:
 
 
 def random_decoder(folder: Path, corpus: str, **config: int) -> str:
-    """Make a decoder with random weights and a vocabulary of the corpus. Its size is that of Llama
-    3.2 1B where `config` has no value."""
+    """Make a decoder with random weights and a vocabulary of the corpus. Values missing in `config`
+    are those of Llama 3.2 1B."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from teachonce.teacher_dump.corpus.documents import Corpus

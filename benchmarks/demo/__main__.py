@@ -21,8 +21,8 @@ SHOWN = 3  # questions whose passages are printed
 
 
 def _offline_without_hub() -> None:
-    """Tell the hub's client when the hub cannot be reached: it would try for half a minute at each
-    look-up."""
+    """Set the hub's client offline if the hub cannot be reached: otherwise it retries for half a
+    minute at each request."""
     try:
         socket.create_connection(("huggingface.co", 443), timeout=3).close()
     except OSError:
@@ -30,7 +30,7 @@ def _offline_without_hub() -> None:
 
 
 def to_ask_more(settings: Settings) -> str:
-    """Return the command that asks a question of a finished demo."""
+    """Return the command that searches a finished demo for a question."""
     given = {"--out": (settings.out, Settings.out), "--model": (settings.model, Settings.model)}
     others = [str(w) for name, (it, usual) in given.items() if it != usual for w in (name, it)]
     words = shlex.join([".venv/bin/python", "-m", "benchmarks.demo", *others])

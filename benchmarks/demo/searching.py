@@ -18,12 +18,12 @@ from teachonce.support.errors import UserError
 
 TOP = 10  # passages that a ranking is compared by
 TIMED = 400  # passages that a model embeds for its speed
-PASSES = 2  # the faster one counts: the first also pays for warming up
+PASSES = 2  # the faster run counts, as the first one also warms up
 
 
 @dataclass(frozen=True)
 class Settings(Demo):
-    """Sizes of the demo: everything that it runs depends on these alone."""
+    """Sets the sizes of the demo, which determine its whole computation."""
 
     out: Path = Path("demo-output")
     model: str = "minilm"
@@ -48,7 +48,7 @@ class Searcher:
     index: Floats
 
     def best(self, questions: Sequence[str], index: Floats | None = None) -> list[list[int]]:
-        """Rank the TOP passages of each question, in `index` where one is given."""
+        """Rank the TOP passages for each question, with `index` if it is given."""
         from teachonce.downstream.search.rankings import nearest
 
         asked = self.embedder.vectors(questions, "query")
@@ -113,7 +113,7 @@ class Search:
 
 
 def agreement(teacher: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> float:
-    """nDCG@10 of rankings where the teacher's ten have the grades 10 to 1, the mean over all."""
+    """Return the mean nDCG@10 of rankings, with grades 10 to 1 for the teacher's first ten."""
     from teachonce.downstream.search import measures
 
     by_teacher, by_other = (
@@ -124,7 +124,7 @@ def agreement(teacher: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) 
 
 
 def demo(settings: Settings) -> Search:
-    """Dump and train, after removing what an earlier demo left in the folder."""
+    """Dump and train, after removing an earlier demo from the folder."""
     settings.clear()
     _dump(settings)
     say(f"2. a student {settings.student}, vocabulary {settings.vocab}, learns these vectors")
@@ -133,9 +133,9 @@ def demo(settings: Settings) -> Search:
 
 
 def load(settings: Settings) -> Search:
-    """Load what a finished demo left. The teacher's vectors of the passages come from the store.
+    """Load a finished demo. The teacher's vectors of the passages come from the store.
 
-    Raises UserError where there is no finished demo.
+    Raises UserError if there is no finished demo.
     """
     from teachonce.checkpoints.embedders import Embedder
     from teachonce.store import open_store

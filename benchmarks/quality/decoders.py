@@ -63,14 +63,14 @@ HELD_OUT = slice(10_900_000, 11_000_000)  # characters of a later book with a pa
 
 
 def held_out(corpus: Path, work: Path) -> Path:
-    """Write the paragraphs of a book that is not stored to a file of their own."""
+    """Write the paragraphs of a book outside the store to a separate file."""
     path, text = work / "held-out.txt", corpus.read_text("utf-8")[HELD_OUT]
     path.write_text(text[text.index("\n") + 1 : text.rindex("\n") + 1], "utf-8")
     return path
 
 
 def bits_per_byte(model: Path, test: Path, scores: Path) -> float:
-    """Score a decoder's folder on a file of documents, one a line, unless `scores` has it."""
+    """Score a decoder's folder on a file of documents, one per line, unless `scores` exists."""
     if not scores.exists():
         found = score_lm(str(model), {"test": test}, LmSettings(), say=lambda line: None)
         scores.write_text(json.dumps(found["mean"]["test"]))
@@ -100,7 +100,7 @@ class Bench:
         return valid
 
     def train(self, arms: Sequence[str], seeds: int) -> None:
-        """Train and score arms at their best rates. Each start's `next` comes before its others."""
+        """Train and score arms at their best rates. The `next` arm of each start comes first."""
         best = 0.0
         for arm in arms:
             near = [rate for rate in self.rates if best / 2 <= rate <= best * 2] or self.rates

@@ -34,7 +34,7 @@ from teachonce.support.errors import UserError
 
 SCORES = "scores.json"
 EWT = SHARED / "data/pos/en_ewt"  # English Web Treebank, universal part-of-speech tags
-MASKED = {"view": 1, "targets": "masked"}  # the teacher's logits where it saw a mask itself
+MASKED = {"view": 1, "targets": "masked"}  # the teacher's logits where its own input is masked
 ARMS: Mapping[str, dict[str, Any]] = {
     "mlm": {"loss": "mlm=1"},
     **{f"{a} hidden": {"loss": "mlm=1,hidden=30", "align": a} for a in ALIGNMENTS},
@@ -64,10 +64,9 @@ def folder_of(work: Path, arm: str, lr: float, seed: int) -> Path:
 
 
 def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> Path:
-    """Train and judge the student of an arm; its folder, with the judgement in scores.json.
+    """Train and judge the student of an arm, write its scores.json, and return its folder.
 
-    A student that is already there is not trained again. Raises UserError if that one had other
-    settings.
+    An existing student is not trained again. Raises UserError if it has other settings.
     """
     changes = dict(ARMS[arm])
     changes["loss"] = parse_losses((changes["loss"],))

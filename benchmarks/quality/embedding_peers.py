@@ -31,7 +31,7 @@ Making = Callable[[Path], object]
 
 
 def peers(model: str, store: Path) -> dict[str, Making]:
-    """Return what makes each peer, by its name; without those whose library is not installed."""
+    """Return a function for each peer whose library is installed, by its name."""
     found: dict[str, Making] = {}
     if find_spec("skeletoken"):  # of model2vec[distill]
         found = {f"Model2Vec {width}": partial(by_model2vec, model, width) for width in WIDTHS}
@@ -43,7 +43,7 @@ def peers(model: str, store: Path) -> dict[str, Making]:
 
 
 def made(make: Making, out: Path) -> float:
-    """Make a peer, unless it is there; returns the minutes that it took."""
+    """Make a peer unless it exists; return the minutes."""
     minutes = out / "minutes"
     if not minutes.exists():
         started = time.perf_counter()
@@ -70,7 +70,7 @@ def by_model2vec(model: str, width: int, out: Path, store: Path | None = None) -
 
 
 def by_sentence_transformers(model: str, store: Path, out: Path) -> None:
-    """Train some of the teacher's layers, with all of its pieces, by EmbedDistillLoss from the
+    """Train some of the teacher's layers, with all of its pieces, with EmbedDistillLoss on the
     stored vectors."""
     import torch
     from sentence_transformers import (

@@ -65,7 +65,7 @@ OF_WORDS = 80_000
 
 SHORTEST, LONGEST = 4, 50  # words of a sentence
 PASSAGE = 70  # words of a document that make a text
-MEASURED = 1_000  # texts by which speed is measured
+MEASURED = 1_000  # texts for measurements of speed
 
 
 def sentences(file: Path) -> Iterator[str]:
@@ -88,8 +88,8 @@ def sentences(file: Path) -> Iterator[str]:
 
 
 def of_words(model: str, count: int, chance: random.Random) -> Iterator[str]:
-    """Yield texts of random words of a teacher's vocabulary, those that come early in it, which are
-    the frequent ones, more often."""
+    """Yield texts of random words of a teacher's vocabulary. Words with low ids, which are the
+    frequent ones, are more likely."""
     pieces = Embedder(model).model.tokenizer.get_vocab()
     words = [each for each in sorted(pieces, key=pieces.get) if re.fullmatch("[a-z]{3,}", each)]
     weights = list(itertools.accumulate((100 + rank) ** -0.4 for rank in range(len(words))))
@@ -111,8 +111,8 @@ def of_documents(folder: Path) -> Iterator[str]:
 
 
 def write_corpus(path: Path, data: Path, model: str) -> None:
-    """Write the sentences of TEXTS, each once, in a random order, one a line; then those of words,
-    and those of the documents that are searched."""
+    """Write the sentences of TEXTS, each once, in a random order, one per line; then the texts of
+    words, and the searched documents."""
     chance, found = random.Random(0), list[str]()
     for name, count in TEXTS.items():
         some = list(dict.fromkeys(sentences(data / name)))
@@ -125,7 +125,7 @@ def write_corpus(path: Path, data: Path, model: str) -> None:
 
 
 def dumped(work: Path, model: str, data: Path) -> Path:
-    """Dump the teacher's vectors of the whole corpus, and its last states; returns the store."""
+    """Dump the teacher's vectors of the whole corpus, and its last states; return the store."""
     from transformers import AutoConfig
 
     from teachonce.teacher_dump.job.dump import dump
@@ -154,7 +154,7 @@ def correlations(embedder: Embedder, tables: Sequence[Path]) -> list[float]:
 
 
 class Teacher(Embedder):
-    """Embeds documents once, though every student searches them."""
+    """Embeds documents once for the searches of all students."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -170,7 +170,8 @@ class Teacher(Embedder):
 
 
 def searches(embedder: Embedder, documents: Embedder, folder: Path) -> float:
-    """nDCG@10 of a collection, with queries by the first and documents by the second."""
+    """Return nDCG@10 on a collection, with the first model for queries and the second for
+    documents."""
     collection = read_collection(folder)
     assert collection.judgements is not None
     ranking = retrieved(collection, embedder, documents)
@@ -190,8 +191,8 @@ def speed(embedder: Embedder, texts: Sequence[str], threads: int) -> float:
 
 
 def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
-    """Measure a model: the tables, their mean, search by itself and with the teacher's
-    documents, and texts a second on one and two threads."""
+    """Measure a model: the tables, their mean, search alone and with the teacher's documents, and
+    texts per second on one and two threads."""
     tables = [data / "sts" / f"{name}.tsv" for name in TABLES]
     found = correlations(embedder, tables)
     texts = [line.split("\t")[0] for line in tables[0].read_text("utf-8").splitlines()[1:]]
@@ -207,7 +208,7 @@ def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
 
 
 def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> tuple[float, float]:
-    """Train a student of STUDENTS by the default recipe, unless it is there; returns its MB and
+    """Train a student of STUDENTS by the default recipe unless it exists; return its MB and
     minutes."""
     shape, _, vocab = student.partition("@")
     settings = {"student": shape, "vocab": vocab or "5k", "epochs": epochs, "seed": seed}
@@ -247,7 +248,7 @@ def main(
     mean, searched = len(TABLES), len(TABLES) + 1
 
     def row(name: str, costs: list[tuple[float, float]], scores: list[list[float]]) -> list[object]:
-        """Tell of one kind of student, of each of its seeds."""
+        """Describe one kind of student, with each of its seeds."""
         columns = [list(column) for column in zip(*scores, strict=True)]
         each = [
             "" if np.isnan(column[0]) else mean_and_deviation(column) for column in columns[:-2]

@@ -32,7 +32,8 @@ MEASURES = {
 
 @torch.no_grad()
 def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: Any) -> float:
-    """Share of held-out masked words (view 1, one teacher token) where the best pieces agree."""
+    """Return the share of held-out masked words (view 1, one teacher token) with equal best
+    pieces."""
     same = count = 0
     for number, raw in enumerate(
         store.stream(0, 0, EVAL_TOKENS, view=1, blocks=blocks, features=["logits"], shuffle=False)

@@ -47,8 +47,8 @@ Work = Callable[[], Figures]
 
 
 def _told(sizes: Iterator[int], started: float, seconds: float) -> Figures:
-    """Tokens a second since `begun`, when the first came, and tokens a second from then on; a slow
-    reader is cut short."""
+    """Return tokens per second since `started`, the seconds to the first batch, and tokens per
+    second after it. Reading stops after `seconds`."""
     tokens, before, first = 0, 0, 0.0
     for size in sizes:
         if not first:
@@ -63,7 +63,7 @@ def _told(sizes: Iterator[int], started: float, seconds: float) -> Figures:
 
 
 def read_ours(path: str, cache: str | None, seconds: float) -> Figures:
-    """Stream an epoch of a store, from its opening on."""
+    """Stream an epoch of a store, from its opening."""
     import obstore.store  # noqa: F401  not a part of what is measured
 
     started = time.perf_counter()
@@ -73,9 +73,9 @@ def read_ours(path: str, cache: str | None, seconds: float) -> Figures:
 
 
 def read_peer(peer: LitData | Mosaic, zarr: Path, url: str, local: Path, seconds: float) -> Figures:
-    """Read an epoch of another format, from its opening on."""
+    """Read an epoch of another format, from its opening."""
     corpus = Corpus(open_store(zarr))
-    assert corpus.batch_sequences and corpus.names  # which is known by now
+    assert corpus.batch_sequences and corpus.names  # loaded before the measurement
     peer.load()
     started = time.perf_counter()
     epoch = peer.open_far(corpus, url, local)
@@ -83,7 +83,7 @@ def read_peer(peer: LitData | Mosaic, zarr: Path, url: str, local: Path, seconds
 
 
 def train_student(path: str, cache: str | None, steps: int) -> Figures:
-    """Take steps of a small encoder that learns the stored states, from the opening on."""
+    """Train a small encoder on the stored states for some steps, from the opening."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -165,7 +165,7 @@ class Bench:
         }
 
     def round(self, server: ObjectServer, works: dict[str, Work]) -> dict[str, Figures]:
-        """Measure each once, one after another."""
+        """Measure each reader once, one after another."""
         found = {}
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()

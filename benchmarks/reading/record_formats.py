@@ -27,7 +27,7 @@ from teachonce.support.arrays import Array
 
 
 class Arrow:
-    """Reads a memory-mapped table (a row a sequence, a list column a feature) with `take`."""
+    """Reads a memory-mapped table (a row per sequence, a list column per feature) with `take`."""
 
     name = "pyarrow, Table.take"
 
@@ -95,7 +95,7 @@ def _joined(corpus: Corpus, columns: Mapping[str, Sequence[Any]]) -> Arrays:
 
 
 def _grouped(corpus: Corpus, dataset: Iterable[Any]) -> Iterator[Arrays]:
-    """Batches of sequences that come one by one."""
+    """Collect sequences that arrive singly into batches."""
     items: list[Any] = []
     for item in dataset:
         items.append(item)
@@ -167,7 +167,7 @@ class LitData(Records):
         return lambda epoch: _grouped(corpus, dataset)
 
     def load(self) -> None:
-        """Import what `open_far` uses."""
+        """Import the modules that `open_far` uses."""
         from litdata.streaming import downloader  # noqa: F401
 
     def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
@@ -175,7 +175,7 @@ class LitData(Records):
         from litdata import StreamingDataset
         from litdata.streaming import downloader
 
-        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # which no option of litdata's says
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # litdata has no option for it
         server = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
         dataset = StreamingDataset(url, str(local), shuffle=True, storage_options=server)
         return lambda epoch: _grouped(corpus, dataset)
@@ -187,7 +187,8 @@ class Mosaic(Records):
     package = "MosaicML"
 
     def _streaming(self) -> Any:
-        # Its picture part needs torchvision, which has no build for every torch; it is not used.
+        # Its picture part needs torchvision, which is not built for every torch; it is not used
+        # here.
         sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))
         import streaming
 
@@ -209,7 +210,7 @@ class Mosaic(Records):
         return lambda epoch: _grouped(corpus, dataset)
 
     def load(self) -> None:
-        """Import what `open_far` uses."""
+        """Import the modules that `open_far` uses."""
         self._streaming()
 
     def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:

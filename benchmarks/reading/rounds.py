@@ -62,7 +62,7 @@ def files(path: Path) -> list[Path]:
 
 
 def evict(path: Path) -> None:
-    """Drop a format from the page cache; nobody may have mapped it."""
+    """Drop a format from the page cache; no process may have it mapped."""
     gc.collect()
     for file in files(path):
         handle = os.open(file, os.O_RDONLY)
@@ -82,7 +82,7 @@ def read_through(path: Path) -> int:
 
 
 class Bench:
-    """Writes one corpus in all formats to a folder, and measures how fast they are read."""
+    """Writes one corpus in all formats to a folder, and measures the reading speeds."""
 
     def __init__(self, folder: Path, tokens: int, width: int, kept: int) -> None:
         folder.mkdir(exist_ok=True)
@@ -156,7 +156,7 @@ class Bench:
         return rows
 
     def scaling(self, rounds: int) -> float:
-        """Speed of two processes that read the Zarr store, over the speed of one."""
+        """Return the speed of two processes that read the Zarr store, relative to one process."""
         halves: list[tuple[Peer, Path]] = [
             (Stream("half", self.zarr, half=half), self.zarr) for half in (0, 1)
         ]
@@ -170,14 +170,14 @@ class Bench:
 
 def _read(zarr: Path, peer: Peer, path: Path, ready: Any, speeds: Any) -> None:
     epoch = peer.open(Corpus(open_store(zarr)), path)
-    consume(epoch(0))  # opens what is opened once
+    consume(epoch(0))  # for readers that are opened once
     ready.wait()
     speeds.put([consume(epoch(number)) for number in range(1, EPOCHS + 1)])
 
 
 def together(zarr: Path, readers: list[tuple[Peer, Path]]) -> list[tuple[float, float]]:
-    """Speeds of a few epochs of each reader, all at once, each in a process of its own: some leave
-    threads behind that would slow down the others."""
+    """Measure a few epochs of each reader, each in a separate process: some readers leave threads
+    behind that would slow down the others."""
     context = multiprocessing.get_context("spawn")
     ready, speeds = context.Barrier(len(readers)), context.Queue()
     started = [context.Process(target=_read, args=(zarr, *r, ready, speeds)) for r in readers]

@@ -24,18 +24,19 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the tables."""
+        """Return the reader's name in the tables."""
 
     def write(self, corpus: Corpus, path: Path) -> None:
         """Put the corpus under a path."""
 
     def open(self, corpus: Corpus, path: Path) -> Epoch:
-        """Batches of an epoch, each with every array of the store's view 0."""
+        """Yield the batches of an epoch, each with every array of the store's view 0."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Reads a store, or half of it, with `stream`, through our reader of Zarr or another one."""
+    """Reads a store, or half of it, with `stream`, through Teachonce's reader of Zarr or another
+    one."""
 
     name: str
     path: Path
@@ -61,7 +62,8 @@ class Stream:
 
 
 class PartsBy(ZarrSource):
-    """Reads the parts of a store on disk with another reader, and all other arrays with ours."""
+    """Reads the parts of a store on disk with another reader, and all other arrays with
+    Teachonce's."""
 
     def __init__(self, path: str, read: Callable[[str], Any]) -> None:
         super().__init__(path)
@@ -123,7 +125,7 @@ def by_tensorstore(path: str) -> ZarrSource:
 
 
 class Npy:
-    """Reads two memory-mapped .npy files, which no file format can beat."""
+    """Reads two memory-mapped .npy files, the upper bound for any file format."""
 
     name = ".npy memory map, fused records"
 
@@ -152,7 +154,7 @@ class Npy:
 
 
 def peers(zarr: Path, h5: Path) -> list[Peer]:
-    """Return every reader, ours first."""
+    """Return every reader, Teachonce's first."""
     return [
         Stream("ours, Zarr", zarr),
         Stream("ours, HDF5", h5),

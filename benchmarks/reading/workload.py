@@ -21,7 +21,7 @@ MAPS = "view0/attention/mean/values"
 
 @dataclass
 class Corpus:
-    """Holds a store, and all its features in memory, which the peers write."""
+    """Holds a store, and all its features in memory for the peers' writers."""
 
     store: FeatureStore
     batches_of: dict[int, list[Array]] = field(default_factory=dict)
@@ -33,12 +33,12 @@ class Corpus:
 
     @property
     def names(self) -> list[str]:
-        """Arrays with a row a token."""
+        """Return the names of the arrays with a row per token."""
         return list(self._specs)
 
     @cached_property
     def record(self) -> np.dtype[Any]:
-        """Return the type of one token, in which each such array is a field."""
+        """Return the dtype of one token, with a field for each such array."""
         return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
 
     def _whole(self, name: str) -> Array:
@@ -80,7 +80,7 @@ class Corpus:
             yield self.tokens[a:b], self.maps[c:d]
 
     def batches(self, epoch: int) -> list[Array]:
-        """Numbers of the sequences of each batch: the same for all who read by number."""
+        """Return the sequence numbers of each batch, which all readers with random access share."""
         if epoch not in self.batches_of:
             stream = self.store.stream(0, epoch, BATCH_TOKENS, features=())
             self.batches_of[epoch] = [batch.index for batch in stream]
@@ -88,5 +88,5 @@ class Corpus:
 
     @property
     def batch_sequences(self) -> int:
-        """Sequences of a mean batch, for those who shuffle by themselves."""
+        """Return the mean number of sequences per batch, for readers that shuffle by themselves."""
         return -(-len(self.lengths) // len(self.batches(0)))

@@ -75,8 +75,8 @@ def main(
     tflops: float,
     results: Path,
 ) -> None:
-    """Train and score the arms of a SOURCE; best: our recipe against that of each; all: these, and
-    best."""
+    """Train and score the arms of a SOURCE; best: compare our recipe with the best of each; all:
+    both."""
     if size == FULL and (not teacher or not data):
         raise UserError("--size full: give your own --teacher and --data")
     names = NAMES if name in ("all", "best") else (name,)
@@ -116,7 +116,7 @@ def _chosen(found: Mapping[str, Source], names: tuple[str, ...]) -> dict[str, So
 
 
 def _only(source: Source, names: tuple[str, ...]) -> Source:
-    """Keep the arms of these names, and the claims about them; all without names."""
+    """Select the arms with these names, and the claims about them; without names all."""
     if not names:
         return source
     if unknown := sorted(set(names) - source.arms.keys()):

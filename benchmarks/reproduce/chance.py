@@ -17,10 +17,10 @@ Shares = Mapping[str, float]
 
 
 def chance(words: Sequence[str], figure: str) -> float:
-    """Return the figure of a task, given as words of `downstream`, that needs no training.
+    """Return the score of a task, given as words of `downstream`, that needs no training.
 
-    It is the better one of two guesses: always the most frequent label, or a label at random. It is
-    0 for entities, correlations and answers to questions. For several test files it is the mean.
+    It is the better of two guesses: always the most frequent label, or a random label. It is 0 for
+    entities, correlations and answers to questions. For several test files it is the mean.
     """
     if figure not in GUESSES:
         return 0.0
@@ -37,7 +37,7 @@ def chance(words: Sequence[str], figure: str) -> float:
 
 
 def is_trained(scores: Sequence[float], chance: float) -> bool:
-    """Return whether the scores of some seeds are above chance by more than their deviation."""
+    """Return whether the scores of some seeds exceed chance by more than their deviation."""
     spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
     return statistics.mean(scores) - spread > chance
 
@@ -59,8 +59,7 @@ def _last(shares: Shares) -> float:
 
 
 def _label_f1(shares: Shares) -> list[dict[str, float]]:
-    """Return F1 of each label, for every single answer that is always given, and for answers at
-    random."""
+    """Return F1 of each label, for every constant answer and for random answers."""
     always = [
         {name: 2 * share / (1 + share) if name == answer else 0.0 for name, share in shares.items()}
         for answer in shares

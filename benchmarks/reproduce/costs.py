@@ -19,11 +19,11 @@ from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.support.errors import UserError
 from teachonce.training.wordpiece import vocabulary_size
 
-SAMPLE_BYTES = 2**18  # of a text, by which its tokens are counted
+SAMPLE_BYTES = 2**18  # of a text, for an estimate of its tokens
 FORWARD, TRAINING = 2, 6  # operations for each parameter and token
-SEQUENCE = 128  # tokens; each attends to so many, a byte for each
+SEQUENCE = 128  # tokens; attention reads one byte for each of them
 MIXED = "mixed-vocab"
-OFFSETS = 13  # bytes a token: its id, begin, end and whether it is special
+OFFSETS = 13  # bytes per token: id, begin, end and the special flag
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ NOTHING = Cost()
 
 
 def given(command: click.Command, words: Sequence[str]) -> dict[str, Any]:
-    """Read what words give to a command, by the names of its options; what they leave at its
-    default is left out."""
+    """Read the options that words give to a command, by their names, without options at their
+    defaults."""
     context = command.make_context(command.name or "", list(words))
     default = click.core.ParameterSource.DEFAULT
     return {n: v for n, v in context.params.items() if context.get_parameter_source(n) != default}
@@ -61,9 +61,9 @@ class Size:
 
 @functools.cache
 def size_of(model: str) -> Size:
-    """Tell the size of a model of transformers from its config; no weight is read.
+    """Return the size of a transformers model from its config, without reading weights.
 
-    Raises UserError where the config cannot be read.
+    Raises UserError if the config cannot be read.
     """
     import torch
     from transformers import AutoConfig, AutoModel
@@ -87,9 +87,9 @@ def size_of(model: str) -> Size:
 
 @functools.cache
 def tokens_of(path: Path, model: str) -> float:
-    """Count the tokens that the tokenizer of a model makes of a file, from those of its beginning.
+    """Estimate the tokens of a file with the tokenizer of a model, from the beginning of the file.
 
-    Raises UserError for a file that is missing.
+    Raises UserError if the file is missing.
     """
     from transformers import AutoTokenizer
 
@@ -107,7 +107,7 @@ def tokens_of(path: Path, model: str) -> float:
 
 
 def dump_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
-    """Estimate a dump of so many tokens from the words of `teacher-dump`: a forward pass for each
+    """Estimate a dump of `tokens` tokens from the words of `teacher-dump`: a forward pass for each
     view, and the bytes of its features with the default codec."""
     from teachonce.teacher_dump.cli import main as teacher_dump
 
@@ -141,7 +141,7 @@ def _logit_bytes(logits: str, teacher: Size) -> float:
 
 
 def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
-    """Estimate a training from the words of `student-train` beside its stores, and the tokens of an
+    """Estimate a training from the words of `student-train` except its stores, and the tokens of an
     epoch."""
     from teachonce.student_train.arguments import checked_from
     from teachonce.student_train.cli import main as student_train
@@ -167,8 +167,8 @@ def _parameters(shape: Shape, pieces: int) -> int:
 
 
 def masked_lm_cost(words: Sequence[str], like: Path | None = None) -> Cost:
-    """Estimate a masked-LM training from the words of `downstream`: of so many steps, or of epochs
-    of an existing model over its texts, or over `like`."""
+    """Estimate a masked-LM training from the words of `downstream`: by its steps, or by epochs of
+    an existing model over its texts or over `like`."""
     from teachonce.downstream.cli import main as downstream
     from teachonce.downstream.settings import MlmSettings
 

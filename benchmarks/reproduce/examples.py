@@ -23,9 +23,10 @@ PARTS = ("train", "dev", "test")
 class Data:
     """Examples of a task for the small size.
 
-    title, figure: as of `Task`. name: of its files. task: of `downstream`.
-    train, test: files of DATA; where there is none to test on, a part of those to train on.
-    few: how many are trained on. words: further words of `downstream`, which win.
+    title, figure: as in `Task`. name: of its files. task: of `downstream`.
+    train, test: files of DATA; without a test file, a part of the training file is used.
+    few: the number of training examples. words: further words of `downstream`, which take
+        precedence.
     """
 
     title: str
@@ -44,7 +45,7 @@ class Data:
             word for part in PARTS for word in (f"--{part}", f"{{work}}/{self.name}.{part}.tsv")
         ]
         length = ("--epochs", EPOCHS, "--seeds", "1", "--seed", "{seed}")
-        unseen = ("--unseen-labels", "count")  # a part may lack rare ones
+        unseen = ("--unseen-labels", "count")  # a part may lack rare labels
         words = ("--task", self.task, *files, *length, *unseen, *self.words)
         return Task(self.title, self.figure, words)
 
@@ -105,7 +106,7 @@ def of_files(
 
 
 def check_files(work: Work, tasks: Sequence[Task], *others: str) -> None:
-    """Raise UserError where the folder of the user's data lacks a file."""
+    """Raise UserError if the user's data folder lacks a file."""
     named = [word for task in tasks for word in task.words if word.startswith("{data}/")]
     for name in (*(word.removeprefix("{data}/") for word in named), *others):
         if not (work.data / name).is_file():

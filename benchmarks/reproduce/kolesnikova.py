@@ -32,7 +32,7 @@ STATES_RATE = ("--lr", "4e-3")  # the best with states
 OUR_LOSSES = ("--loss", "mlm=1,hidden=30")  # the default of student-train
 
 BEST = "MSE RF"
-# The paper names the start of He et al., its code has that of nn.Linear.
+# The paper names the initialisation of He et al., its code uses that of nn.Linear.
 OF_CODE = {way: f"MSE R{way}, the code's start" for way in "FT"}
 LONGER = Probe("four times as many steps", ("--steps", "1600"))
 WIDER = Probe("a student of 256x3x4", ("--student", "modernbert:256x3x4"))
@@ -70,7 +70,7 @@ ROWS = tuple(FIGURES)[3:-3]  # the students of tiny30 in Table 1
 PAIRS, SENTIMENT = ("paraphrases", "F1"), ("sentiment", "weighted F1")
 ENTITIES, ANSWERS = ("", "entity F1"), ("questions", "F1")
 EXACT_ANSWERS = ("questions", "exact match")
-SUPERGLUE = tuple(  # of the nine tasks those that are classifications; MuSeRC pairs text and answer
+SUPERGLUE = tuple(  # the classifications among the nine tasks; MuSeRC pairs text and answer
     of_files(name, figure, name.lower(), "classify")
     for name, figure in (
         ("RCB", "macro F1"), ("PARus", "accuracy"), ("MuSeRC", "F1"), ("TERRa", "accuracy"),
@@ -93,7 +93,7 @@ HEADLINE = Claim(
 
 
 def claims(small: str, large: str) -> tuple[Claim, ...]:
-    """List what the paper says; `small` and `large` are the arms of KL M with two vocabularies."""
+    """List the paper's claims; `small` and `large` are the arms of KL M with two vocabularies."""
     smaller = "a smaller vocabulary raises paraphrases and questions"
     best = "MLM + MSE, reduce, frozen, without KL is the best"
     modes = {"F": "frozen", "T": "trained"}
@@ -166,8 +166,8 @@ RUSSIAN = (
 
 
 def reduced(work: Work) -> Prepared:
-    """Train a Russian teacher from nothing, and dump its states averaged over all layers and its
-    head's input of plain text."""
+    """Train a Russian teacher from scratch, and dump its states averaged over all layers and its
+    head's input for plain text."""
     cut_all(RUSSIAN, work)
     teacher = trained_teacher(
         work, work.folder / "teacher",
@@ -204,7 +204,7 @@ MINIATURE = Source(
 
 
 def published_teacher(work: Work) -> Prepared:
-    """Dump the user's own teacher, a store for each way of averaging its layers."""
+    """Dump the user's own teacher, one store for each way of averaging its layers."""
     text = work.data / "corpus.txt"
     (source,) = full(work.data).values()
     check_files(work, source.tasks, text.name)
@@ -250,7 +250,7 @@ PUBLISHED_SIZE = Source(
 
 
 def full(data: Path, larger: bool = False) -> dict[str, Source]:
-    """Return the published setting, with those tasks of Russian SuperGLUE that the folder holds."""
+    """Return the published setting, with the tasks of Russian SuperGLUE that are in the folder."""
     found = [task for task in SUPERGLUE if (data / f"{task.data.lower()}.test.tsv").is_file()]
     return {"kolesnikova": replace(PUBLISHED_SIZE, tasks=[*PUBLISHED_SIZE.tasks, *found])}
 

@@ -99,7 +99,7 @@ OF_BOTH = (
         for other in ("joint", "once")
     ),
 )  # fmt: skip
-FEW_ROWS = {  # by the labels of a class: rows of PUBLISHED by the arm that they are of
+FEW_ROWS = {  # by the labels per class: rows of PUBLISHED by their arm
     500: {TEACHER: "BERT Large, 500 a class", "rnn": "RNN, 500 a class",
           "none": "none, 500 a class", "stagewise": "stagewise, 500 a class, of Large"},
     100: {TEACHER: "BERT Large, 100 a class", "hard": "hard, 100 a class, of Large",
@@ -113,8 +113,8 @@ ALL_LABELS = {row: f"{row}, all labels" for row in (TEACHER, *ARMS)}  # rows in 
 
 
 def claims_of(per_class: int) -> tuple[Claim, ...]:
-    """List the claims with the published rows for this number of labels per class, or else those
-    for all labels."""
+    """List the claims with the published rows for this number of labels per class, or for all
+    labels if there are none."""
     few, claims = FEW_ROWS[per_class], []
     for claim in CLAIMS:
         one, other = claim.rows or (claim.better, claim.worse)
@@ -126,8 +126,8 @@ def claims_of(per_class: int) -> tuple[Claim, ...]:
 
 
 def few_labels_published(per_class: int) -> Published:
-    """Return the published figures with the rows of the arms for this number of labels per class:
-    those of BERT Large."""
+    """Return the published figures with the rows of the arms for this number of labels per class,
+    which are for BERT Large."""
     rows = {ALL_LABELS.get(row, row): figures for row, figures in PUBLISHED.rows.items()}
     rows |= {arm: PUBLISHED.rows[row] for arm, row in FEW_ROWS[per_class].items()}
     table = {500: 10, 100: 11}[per_class]
@@ -139,8 +139,8 @@ LARGER_MODEL = Model("{work}/larger/model")  # that `published_teacher` fine-tun
 
 
 def arms(*words: str, vocab: str = "") -> dict[str, Arm]:
-    """Name the arms. Each is trained until its validations stand still, as the recipes have it; the
-    RNN has the words of its recipe in place of `vocab`."""
+    """Name the arms. Each is trained until its validation loss is constant, as in the recipes; the
+    RNN uses the words of its recipe instead of `vocab`."""
     pieces = ("--vocab", vocab) if vocab else ()
     found = {}
     for name in ARMS:
@@ -153,8 +153,8 @@ def arms(*words: str, vocab: str = "") -> dict[str, Arm]:
 def few_labels(
     rows: Sequence[str], per_class: int, unlabelled: int | None = None
 ) -> tuple[list[str], list[str]]:
-    """Return the first few rows of each class, and these with at most `unlabelled` others, whose
-    labels are left out. A row is a text, a tab and a label, which may be empty."""
+    """Return the first few rows of each class, and at most `unlabelled` others without their
+    labels. A row is a text, a tab and a label, which may be empty."""
     left = Counter(dict.fromkeys({row.rpartition("\t")[2] for row in rows} - {""}, per_class))
     few, every, without = [], [], 0
     for row in rows:
@@ -196,7 +196,7 @@ def fine_tuned(work: Work, name: str, model: str | Path, *words: str | Path) -> 
 
 
 def classifier(files: tuple[Path, Path], per_class: int, work: Work) -> Prepared:
-    """Fine-tune MiniLM on few labels, and dump what it says of all the text."""
+    """Fine-tune MiniLM on few labels, and dump its outputs for all the text."""
     few, dev, whole = (work.folder / f"{name}.tsv" for name in ("few", "dev", "all"))
     work.steps.write(lambda: cut_labels(files[0], work.folder, per_class))
     teacher = fine_tuned(work, "teacher", MINILM, "--train", few, "--dev", dev, "--epochs", "8")
@@ -212,7 +212,7 @@ def task_store(
     name: str = "classes",
     like: tuple[Path, str] | None = None,
 ) -> Path:
-    """Dump the classes that a fine-tuned teacher gives to texts, and its last states."""
+    """Dump the classes that a fine-tuned teacher predicts for texts, and its last states."""
     return dump(
         work, work.folder / f"{name}.zarr", text, "--model", teacher, "--head", "classification",
         "--label-column", "label", "--text-column", "text", "--hidden", hidden, "--attention",
@@ -264,7 +264,7 @@ def with_labels(called: str, per_class: int | None) -> str:
 def small(
     called: str, files: tuple[Path, Path], per_class: int, classes: int, vocab: str
 ) -> Source:
-    """Return the source on a task with few labels, whose text gives so many pieces."""
+    """Return the source on a task with few labels, whose text gives `pieces` pieces."""
     held_out = max(0.1, STEERED_BY / (per_class * classes))
     return Source(
         title=f"Mukherjee & Awadallah 2019 in miniature: {with_labels(called, per_class)}",
@@ -297,15 +297,15 @@ SMALL = {
 
 
 def file_name(called: str) -> str:
-    """Return what the files of a data set begin with."""
+    """Return the prefix of the file names of a data set."""
     return called.lower().replace(" ", "_").replace("-", "")
 
 
 def published_teacher(
     name: str, per_class: int | None, again: bool, needs: Sequence[str], work: Work
 ) -> Prepared:
-    """Fine-tune the user's own teachers on the labelled texts of a data set, and dump what they say
-    of these and of those without a label.
+    """Fine-tune the user's own teachers on the labelled texts of a data set, and dump their outputs
+    for the labelled and the unlabelled texts.
 
     per_class: labels of each class that are used; all by default.
     again: whether the teachers are first trained on over all the text as masked LMs (6.4).
@@ -342,7 +342,7 @@ def _cut_published(whole: Path, folder: Path, per_class: int) -> None:
 
 
 def _trained_on(model: str, called: str, work: Work, whole: Path) -> Path:
-    batch = ("--batch-size", work.scaled(32))  # the length is not published: that of `downstream`
+    batch = ("--batch-size", work.scaled(32))  # the length is not published: `downstream`'s default
     words = ("--model", model, "--train", work.folder / "texts.txt", *batch)
     return trained_teacher(work, work.folder / f"{called}-again", *words, like=whole)
 
@@ -350,12 +350,12 @@ def _trained_on(model: str, called: str, work: Work, whole: Path) -> Path:
 def published_set(called: str, larger: bool, per_class: int | None = None) -> Source:
     """Return the published setting of one data set, with all its labels or some of each class.
 
-    With few labels, the teacher is the larger one if there is one, as published.
+    With few labels, the teacher is the larger one if it exists, as published.
     """
     name, column = file_name(called), SETS.index(called)
     rows = {row: (figures[column],) for row, figures in PUBLISHED.rows.items()}
     every, claims = arms("--word-vectors", f"{{data}}/{VECTORS}"), [*CLAIMS]
-    if per_class is not None or larger:  # the rows are those of the arms
+    if per_class is not None or larger:  # the rows have the arms' names
         claims = [replace(claim, rows=None) for claim in CLAIMS]
     models = {}
     if per_class is not None:

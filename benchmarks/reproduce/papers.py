@@ -36,7 +36,8 @@ BEST = (
 def sources(name: str, size: str, data: Path = Path(), larger: bool = False) -> dict[str, Source]:
     """Return the tables of a paper, each a source, by the name of their folder.
 
-    data: the user's own of the full size; tables of optional files are there if the files are.
+    data: the user's own folder of the full size; tables with optional files are included if the
+        files exist.
     larger: whether there is a second, larger teacher, as some tables need.
     """
     if size == SMALL:
@@ -46,5 +47,5 @@ def sources(name: str, size: str, data: Path = Path(), larger: bool = False) -> 
 
 
 def _unprobed(source: Source) -> Source:
-    """Leave out the probes, whose lengths are those of the small size."""
+    """Leave out the probes, whose lengths are valid for the small size only."""
     return replace(source, claims=[replace(claim, probe=None) for claim in source.claims])

@@ -39,8 +39,8 @@ from teachonce.support.errors import UserError
 def downstream(
     work: Work, out: Path, *words: str | Path, figure: str | None = None
 ) -> dict[str, float]:
-    """Run `downstream`, unless that is done already, and read the figure of that name, the task's
-    main one by default.
+    """Run `downstream` unless its output exists, and read the named figure, by default the task's
+    main figure.
 
     The figure is returned for "test", and by the first part of its name for each of several files.
     A dry run reads none. Raises UserError if the task has no such figure.
@@ -76,9 +76,9 @@ def _read(path: Path, figure: str | None) -> dict[str, float]:
 
 
 def trained_teacher(work: Work, out: Path, *words: str | Path, like: Path | None = None) -> Path:
-    """Train a masked LM by `downstream --task mlm`; one that was stopped goes on.
+    """Train a masked LM by `downstream --task mlm`; a stopped training is resumed.
 
-    like: a text that a dry run estimates epochs by, where an earlier step writes its own.
+    like: a text for a dry run's estimate of epochs, if an earlier step writes the real text.
     """
     resume = ["--resume"] if (out / "settings.json").exists() else []
     words = ("--task", "mlm", *words, "--out", out, *resume)
@@ -94,9 +94,9 @@ def trained_teacher(work: Work, out: Path, *words: str | Path, like: Path | None
 def dump(
     work: Work, out: Path, text: Path, *words: str | Path, like: tuple[Path, str] | None = None
 ) -> Path:
-    """Dump a store of a text, unless it is sealed already; one that was stopped goes on.
+    """Dump a store of a text unless it is sealed; a stopped dump is resumed.
 
-    like: a text and a model that a dry run estimates it by, where earlier steps make its own.
+    like: a text and a model for a dry run's estimate, if earlier steps make the real ones.
     """
     sealed = out.with_suffix(".done")
     words = (*words, "--corpus", text, "--out", out)
@@ -118,7 +118,7 @@ LENGTHS = ("epochs", "steps", "accumulate", "batch_texts")
 
 def shortened(words: Sequence[str], work: Work) -> list[str]:
     """Return words of `student-train` that multiply its lengths, batches and vocabularies by the
-    scale, those of a recipe and of its stages as well."""
+    scale, including those of a recipe and of its stages."""
     from teachonce.student_train.cli import main as student_train
     from teachonce.student_train.settings.options import ruled_out
     from teachonce.student_train.settings.recipe import find_recipe
@@ -150,7 +150,7 @@ class Reproduction:
     def scores(self) -> Scores:
         """Train and score every arm, and score the teacher. A dry run gives no scores.
 
-        Raises UserError where the folder holds work of other settings.
+        Raises UserError if the folder contains work with other settings.
         """
         started = time.monotonic()
         before = self.minutes()
@@ -162,7 +162,7 @@ class Reproduction:
         return _by_measure(found)
 
     def probed(self, names: Sequence[str], probe: Probe) -> Scores:
-        """Train and score some arms again with the words of a probe, in a folder of its own."""
+        """Train and score some arms again with the words of a probe, in a separate folder."""
         started, before = time.monotonic(), self.minutes()
         words = shlex.join(probe.words)
         arms = {
@@ -179,19 +179,19 @@ class Reproduction:
         return _by_measure(found)
 
     def chances(self) -> dict[str, float]:
-        """Return for each task what it scores without training; see `chance`."""
+        """Return the score without training for each task; see `chance`."""
         return {
             task.measure: chance([self._filled(word, 0) for word in task.words], task.figure)
             for task in self.source.tasks
         }
 
     def settings(self) -> str:
-        """Tell the settings that all arms share, in words."""
+        """Describe the settings that all arms share."""
         teachers = [f"{each}\n" for each in (self.work.teacher, self.work.larger) if each]
         return f"{self.source.about}\n{shlex.join(self.source.words)}\n{''.join(teachers)}"
 
     def minutes(self) -> float:
-        """Tell the minutes that all of it took so far."""
+        """Describe the minutes spent so far."""
         file = self.work.folder / "minutes"
         return float(file.read_text()) if file.exists() else 0.0
 

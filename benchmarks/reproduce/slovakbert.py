@@ -68,21 +68,21 @@ EXAMPLES = tuple(
     ))
     for column, name, train, test in (
         (POS, "pos", "sk_snk.train.tsv", "sk_snk.dev.tsv"),
-        # Of its dev file, which is of other genres, no model fine-tuned on fiction finds entities.
+        # Models fine-tuned on fiction find no entities in its dev file, which has other genres.
         (NER, "ner", "sk_uner.train.tsv", ""),
     )
 )  # fmt: skip
 
 
 def experiment(number: int, layers: tuple[int, ...], *words: str) -> Arm:
-    """Name an experiment, its layers cut from a teacher of other depth than SlovakBERT's."""
+    """Name an experiment whose layers are cut from a teacher of another depth than SlovakBERT's."""
     start = ",".join(map(str, layers))
     shape = ("--student", f"teacher:{len(layers)}", "--init", f"layers:{start}")
     return Arm(("--recipe", f"slovakbert-{number}", *shape, *words))
 
 
 def slovak(work: Work) -> Prepared:
-    """Train MiniLM on over Slovak text, and dump masked views of it."""
+    """Continue training MiniLM on Slovak text, and dump masked views of it."""
     cut_all(EXAMPLES, work)
     short = ("--steps", "150", "--batch-tokens", "1024", "--evaluate-every", "150")
     teacher = trained_teacher(
@@ -129,7 +129,8 @@ MINIATURE = Source(
 
 
 def published_teacher(work: Work) -> Prepared:
-    """Dump the user's own teacher of 12 layers, a view of new masks for each of three epochs."""
+    """Dump the user's own teacher of 12 layers, with a view of new masks for each of three
+    epochs."""
     text = work.data / "corpus.txt"
     check_files(work, PUBLISHED_SIZE.tasks, text.name)
     store = dump(

@@ -22,8 +22,8 @@ class Arm:
     """Describes a student by the options of `student-train`, without its stores and seed.
 
     In a word, {work} is the folder of all arms, {teacher} the teacher, and {seed} the arm's seed.
-    stores: which of the prepared stores it learns from.
-    students: other arms; it also learns from stores that their students make as teachers.
+    stores: the prepared stores that it is trained on.
+    students: other arms; it is also trained on stores that use their students as teachers.
     """
 
     words: tuple[str, ...]
@@ -32,7 +32,7 @@ class Arm:
 
     @property
     def needs_others(self) -> bool:
-        """Tell whether the arm needs what another arm leaves in the folder."""
+        """Return whether the arm needs files that another arm writes."""
         return bool(self.students) or any("{work}" in word for word in self.words)
 
 
@@ -40,12 +40,12 @@ class Arm:
 class Task:
     """Describe a task that models are scored by.
 
-    data: the name of the examples; "" where the source has a single task.
-    figure: the figure that is reported, by its name in the `measures` of `downstream`'s task.
+    data: the name of the examples; "" if the source has a single task.
+    figure: the reported figure, by its name in the `measures` of `downstream`'s task.
     words: of `downstream` in addition to --model and --out. In a word, {work} is the folder of all
         arms, {data} the user's own folder, and {seed} the seed of the arm.
 
-    Each of several files to test has a column of its own next to the mean over the files.
+    If there are several test files, each has its own column next to the mean over the files.
     """
 
     data: str
@@ -61,10 +61,10 @@ class Task:
 @dataclass(frozen=True)
 class Model:
     """Describes a model that is scored with the arms but not trained by `student-train`: a larger
-    teacher, or one that the task's options fine-tune.
+    teacher, or a model that the task's options fine-tune.
 
     path: its folder or name; {work} is the folder of all arms. "" is the user's own teacher.
-    tasks: in place of those of the source.
+    tasks: they replace the source's tasks.
     """
 
     path: str
@@ -73,7 +73,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Probe:
-    """Describes an experiment on why a claim does not hold here: both arms again, with further
+    """Describes an experiment on the reason for a failed claim: both arms again, with further
     options of `student-train`, which take precedence."""
 
     about: str
@@ -82,16 +82,16 @@ class Probe:
 
 @dataclass(frozen=True)
 class Claim:
-    """Describes what a paper claims about two of its arms.
+    """Describes a paper's claim about two of its arms.
 
     says, where: the claim in the paper's terms, and its table or section.
-    measures: the tasks of which the paper says it; all if empty.
-    average: the paper speaks of the average of the tasks, not of each.
-    gains: whether `better` is ahead of `worse`, or else brings nothing over it.
-    near: in place of `gains`: how far `better` may be ahead at most, in the unit of the scores.
-    share: in place of `gains`: the part of the scores of `better` that `worse` reaches at least.
-    rows: the rows of the published figures, where they are not named as the arms.
-    columns: the published figures that the paper says it of; all if empty.
+    measures: the tasks of the claim; all if empty.
+    average: the claim is about the average of the tasks, not about each task.
+    gains: whether `better` is ahead of `worse`, or has no gain over it.
+    near: instead of `gains`: the largest lead of `better`, in the unit of the scores.
+    share: instead of `gains`: the smallest share of the scores of `better` that `worse` reaches.
+    rows: the rows of the published figures, if their names differ from the arms'.
+    columns: the published figures of the claim; all if empty.
     """
 
     says: str
@@ -134,7 +134,7 @@ class Work:
 
     @property
     def estimated(self) -> bool:
-        """Tell whether there is a teacher by whose size the steps are estimated."""
+        """Return whether there is a teacher whose size determines the estimates."""
         return self.steps.dry and bool(self.teacher)
 
     def scaled(self, count: int) -> str:
@@ -142,8 +142,8 @@ class Work:
         return str(max(1, round(count * self.scale)))
 
     def pieces(self, vocab: str) -> str:
-        """Multiply the pieces of a vocabulary by the scale, at least FEWEST; one that is no number
-        stays as it is."""
+        """Multiply the pieces of a vocabulary by the scale, at least FEWEST; any value that is not
+        a number stays the same."""
         found = re.fullmatch(r"(\d+)(k?)", vocab)
         if not found or self.scale == 1:
             return vocab
@@ -153,7 +153,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Holds what the arms of a source are trained on and compared with.
+    """Holds the stores and models that the arms of a source are trained on and compared with.
 
     teacher: the model that is scored with the arms.
     texts: the text of each store.
@@ -170,13 +170,12 @@ class Source:
 
     about: the setting in words.
     words: of `student-train`, for all arms.
-    prepare: makes the stores, and what the tasks need.
+    prepare: makes the stores, and the inputs of the tasks.
     best: the paper's own best arm, which `OURS` is compared with.
     student_dump: words of `teacher-dump` for students that are teachers themselves.
     models: further models that are scored, by the name of their row.
-    joined: a row of several arms or models, which do not have one each: by test file the name of
-        the one that it is of.
-    remark: returns what a folder of work shows beside the scores, as Markdown.
+    joined: a row that combines arms or models: by test file, the name of the arm or model.
+    remark: returns additional results of a folder of work, as Markdown.
     """
 
     title: str

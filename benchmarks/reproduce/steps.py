@@ -28,8 +28,8 @@ class Planned:
 
 @dataclass
 class Steps:
-    """Runs commands, each in its own process and only where it is not done yet; `jobs` say how many
-    share the cores. A dry run only lists them, in `planned`."""
+    """Runs commands, each in its own process and only if its output is missing; `jobs` is the
+    number of commands that share the cores. A dry run only lists them, in `planned`."""
 
     jobs: int = 1
     dry: bool = False
@@ -60,7 +60,8 @@ class Steps:
 
 
 def plan_text(planned: list[Planned], tflops: float) -> str:
-    """List commands, each under what it will take on a machine of so many TFLOP/s, and the sum."""
+    """List commands, each with its estimated cost on a machine with the given TFLOP/s, and the
+    sum."""
     lines = []
     for step in planned:
         lines += [f"# {_expected(step.cost, tflops)}", step.line]

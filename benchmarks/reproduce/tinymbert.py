@@ -29,9 +29,9 @@ DATA = SHARED / "data"
 LANGUAGES = ("de", "en", "fr", "nl", "pt", "sk", "sv")
 LABELLED, TESTED, UNLABELLED = 100, 500, 600  # sentences of a language
 MEASURE = "entity F1"
-EACH = 8  # epochs of every part that is unfrozen, as section 5.3 has the same for each
-STILL = ("--patience", "3")  # a part that stands still ends before
-LABELLED_ALONE = 40  # epochs over the labelled sentences where there is nothing else
+EACH = 8  # epochs for every unfrozen part, equal for all as in section 5.3
+STILL = ("--patience", "3")  # a part that no longer improves ends early
+LABELLED_ALONE = 40  # epochs if there are only labelled sentences
 BATCH = 32  # texts: of the published 512 there would be no more than seven batches in an epoch
 RATE = "8e-3"  # of 1e-3, 3e-3 and 8e-3 the best for D1 by held-out loss
 IN_MINIATURE = ("--student", "bilstm:100,100", "--vocab", "5k", "--batch-texts", str(BATCH),
@@ -61,7 +61,7 @@ COMPRESSED = "D4.2, 50 and 200 wide"
 
 
 def claims(compressed: str = "D4.2") -> tuple[Claim, ...]:
-    """List what the paper says; `compressed` is the arm that is called small enough."""
+    """List the paper's claims; `compressed` is the arm that the paper calls small enough."""
     return (
         Claim("one student of all languages beats one of each", "6.1, Table 3", "D0-S", "D0"),
         Claim("logits beat gold tags alone", "6.1, Table 3", "D1", "D0-S"),
@@ -81,8 +81,8 @@ def claims(compressed: str = "D4.2") -> tuple[Claim, ...]:
 
 
 def arms(*words: str, languages: Sequence[str], short: bool) -> dict[str, Arm]:
-    """Name the arms. The stores are: all text and a middle layer, all and the last layer, and the
-    gold sentences of each language."""
+    """Name the arms. The stores have, in order: all text and a middle layer; all text and the last
+    layer; the gold sentences of each language."""
     alone = ("--epochs", str(LABELLED_ALONE)) if short else ()
     length = ("--epochs", str(EACH), *STILL) if short else ()
     found = {"D0-S": Arm(("--recipe", "tinymbert-d0-s", *words, *alone))}
@@ -102,7 +102,7 @@ def of_language(name: str) -> str:
 
 
 def sentences_of(language: str, split: str) -> list[str]:
-    """Sentences of WikiANN, or of Universal NER where that has the language."""
+    """Load sentences of WikiANN, or of Universal NER if it has the language."""
     (path,) = (DATA / "ner").glob(f"{language}_*.{split}.tsv")
     return path.read_text("utf-8").strip().split("\n\n")
 
@@ -121,12 +121,13 @@ def few_tags(sentences: Sequence[str], out: Path, labelled: int) -> Path:
 
 # At the default rate it takes twice as many epochs.
 TEACHER_LENGTH = ("--epochs", "8", "--lr", "3e-4", "--precision", "bf16")
-# The first Swedish sentences have no entities: a teacher of them alone knows no other tag.
+# The first Swedish sentences have no entities: a teacher trained on them alone has no other tag.
 ALONE = (*TEACHER_LENGTH, "--unseen-labels", "count")
 
 
 def tagger(work: Work) -> Prepared:
-    """Fine-tune one teacher on few sentences of all languages, and dump what it says of more."""
+    """Fine-tune one teacher on few sentences of all languages, and dump its outputs for more
+    sentences."""
     work.steps.write(functools.partial(write_sentences, work.folder))
     teacher = fine_tuned(work, MINILM, work.folder, *TEACHER_LENGTH)
     return tag_stores(work, teacher, work.folder, LANGUAGES, ("4", "6"))
@@ -163,8 +164,8 @@ def write_sentences(folder: Path) -> None:
 def tag_stores(
     work: Work, teacher: Path, data: Path, languages: Sequence[str], layers: Sequence[str]
 ) -> Prepared:
-    """Dump the tags that a teacher gives to all text, with states of one layer each, and to the
-    gold sentences of each language."""
+    """Dump a teacher's tags for all text, with states of one layer each, and for the gold sentences
+    of each language."""
     options = ("--model", teacher, "--head", "tagging", "--attention", "none")
     texts = [data / "all.tsv"] * len(layers) + [data / f"{name}.train.tsv" for name in languages]
     names = [*(f"layer-{layer}" for layer in layers), *languages]
@@ -234,7 +235,7 @@ SMALL = {"tinymbert": MINIATURE}
 
 
 def languages_of(data: Path) -> list[str]:
-    """Return the languages that the user's folder holds, which may hold sets of texts as well."""
+    """Return the languages in the user's folder, which may also contain sets of texts."""
     names = {path.name.split(".")[0] for path in data.glob("*.test.tsv")}
     return sorted(names - set(map(file_name, ("SST-2", *SETS))))
 
@@ -244,7 +245,7 @@ def published_teacher(layers: Sequence[str], alone: bool, work: Work) -> Prepare
 
     alone: whether to dump the gold sentences of each language as well.
 
-    Raises UserError where the folder of data lacks a file.
+    Raises UserError if the data folder lacks a file.
     """
     languages = languages_of(work.data)
     files = [f"{name}.{part}.tsv" for name in languages or ["LANGUAGE"] for part in PARTS]

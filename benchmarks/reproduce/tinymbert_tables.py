@@ -69,7 +69,7 @@ VECTORS = {"GloVe": "glove.300d.txt", "FastText": "fasttext.300d.txt"}  # option
 LEVEL = f"{BASE}, layer 6"  # 6.5: the sixth or seventh
 RANDOM, PRE_TRAINED = f"{BASE}, random embeddings", f"{BASE}, the pre-trained teacher's embeddings"
 
-# Table 15: widths or depths of students that take about as long, with F1 and latency of each.
+# Table 15: widths or depths of students with about equal latency, with F1 and latency of each.
 HEADS = 12  # our choice, as the paper does not give them
 PAIRS = (
     ((50, 100), (80.26, 0.311), (48, 2), (76.67, 0.307)),
@@ -89,8 +89,8 @@ PAIRS = (
 
 
 def few_gold(work: Work) -> Prepared:
-    """Fine-tune the teacher on few gold sentences of each language, and dump the tags that it gives
-    to all text, and to the text of these sentences alone."""
+    """Fine-tune the teacher on few gold sentences of each language, and dump its tags for all text,
+    and for the text of these sentences alone."""
     languages = languages_of(work.data)
     alone = [f"{name}.train.tsv" for name in languages or ["LANGUAGE"]]
     check_files(work, (), "all.tsv", "dev.tsv", *alone)
@@ -193,7 +193,7 @@ def settings(data: Path, languages: Sequence[str]) -> Source:
 
 
 def sizes(languages: Sequence[str]) -> Source:
-    """Return the source of BiLSTMs and transformers that take about as long."""
+    """Return the source of BiLSTMs and transformers with about equal latency."""
     arms, rows, claims = {}, {}, []
     for (width, hidden), of_lstm, (size, depth), of_transformer in PAIRS:
         lstm, transformer = f"BiLSTM {width},{hidden}", f"transformer {size}x{depth}"
@@ -222,11 +222,11 @@ def sizes(languages: Sequence[str]) -> Source:
     )
 
 
-FIGURES = {  # by data set: the teacher of Base size, that of Large size, and their students
+FIGURES = {  # by data set: the Base teacher, the Large teacher, and their students
     "SST-2": (92.78, 94.95, 92.89, 93.35),
 }
 OF_FEW = 500  # labels of a class
-FEW_ARMS = {TEACHER: TEACHER, "none": "none", BASE: "stagewise"}  # as they are named for 2019
+FEW_ARMS = {TEACHER: TEACHER, "none": "none", BASE: "stagewise"}  # with the names of 2019
 TEXTS = ("--recipe", "tinymbert-text")
 OUR_TEXTS = ("--recipe", "tinymbert-d1", "--loss", "ce=1,kl=1,hidden=30")
 
@@ -234,7 +234,7 @@ OUR_TEXTS = ("--recipe", "tinymbert-d1", "--loss", "ce=1,kl=1,hidden=30")
 def texts(called: str, larger: bool, per_class: int | None = None) -> Source:
     """Return the source of one data set of texts, with all its labels or some of each class.
 
-    The larger teacher, if there is one, has a student beside; of few labels it is the teacher.
+    The larger teacher, if it exists, has a student in addition; with few labels it is the teacher.
     """
     name = file_name(called)
     arms = {BASE: Arm(TEXTS), "none": Arm(("--recipe", "simple-no-distillation"))}
@@ -276,7 +276,8 @@ def texts(called: str, larger: bool, per_class: int | None = None) -> Source:
 
 
 def full(data: Path, larger: bool = False) -> dict[str, Source]:
-    """Return the published tables; those of texts where the user's folder holds the texts."""
+    """Return the published tables, including the tables of texts if the user's folder has the
+    texts."""
     languages = languages_of(data)
     found = {
         "tinymbert-100": table_6(languages),

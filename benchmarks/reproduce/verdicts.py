@@ -24,7 +24,7 @@ CLAIMS = (
     "published",
 )
 Probed = Callable[[Claim], Scores]
-Chances = Mapping[str, float]  # by measure, what needs no training
+Chances = Mapping[str, float]  # by measure, the score without training
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Judged:
 
 
 def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
-    """Tell the figures of all arms with the published ones in the same row, and which claims
+    """Describe the figures of all arms with the published ones in the same row, and which claims
     hold."""
     found = [arms_table(source, scores, chances)]
     if shared := _shared(source):
@@ -47,7 +47,7 @@ def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> 
 
 
 def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
-    """Tell the figures of all arms, how much of the teacher's each has, and the published ones."""
+    """Describe the figures of all arms, their share of the teacher's, and the published ones."""
     main, shared, rows = of_tasks(source, scores), _shared(source), []
     published = source.published
     blank = [""] * len(published.columns)
@@ -68,9 +68,9 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
 
 
 def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
-    """Judge each claim, in one row; where it does not hold, judge it again after its probe.
+    """Judge each claim, in one row; if it does not hold, judge it again after its probe.
 
-    Claims of the same words that nothing here can judge have one row.
+    Claims with the same words that cannot be judged here share one row.
     """
     main, rows = of_tasks(source, scores), list[list[str]]()
     for claim in source.claims:
@@ -91,10 +91,11 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
 
 
 def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
-    """Judge a claim by each measure that it is about, or by the mean over them if the paper speaks
-    of the average. Return nothing where no such arm or task is here.
+    """Judge a claim by each of its measures, or by their mean if the paper claims the average.
+    Return nothing if no such arm or task exists here.
 
-    An average with an arm that is not trained by one of its measures is not judged."""
+    An average is not judged if an arm is not trained by one of its measures.
+    """
     if not {claim.better, claim.worse} <= scores.keys():
         return []
     names = [name for name in scores[claim.better] if name in (claim.measures or (name,))]
@@ -133,8 +134,9 @@ def _judged(
 
 
 def verdict(claim: Claim, ours: Sequence[float], theirs: Sequence[float]) -> tuple[str, str]:
-    """Tell whether a claim holds by the seeds of both arms, and with how many seeds `better` is
-    ahead. Means closer than the larger deviation of the two decide nothing."""
+    """Return whether a claim holds by the seeds of both arms, and the number of seeds in which
+    `better` is ahead. If the means differ by less than the larger deviation, the claim is
+    undecided."""
     seeds = max(len(ours), len(theirs))  # the teacher is scored once
     ours, theirs = (list(each) * (seeds // len(each)) for each in (ours, theirs))
     gap = statistics.mean(ours) - statistics.mean(theirs)
@@ -163,7 +165,7 @@ def of_tasks(source: Source, scores: Scores) -> Scores:
 
 
 def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
-    """Return the verdict on a claim, by measure where they differ, and its figures."""
+    """Return the verdict on a claim, by measure if they differ, and its figures."""
     if not judged:
         return NO_DATA, ""
     found = dict.fromkeys(each.found for each in judged)
@@ -174,8 +176,8 @@ def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
 
 
 def _beside(claim: Claim, published: Published) -> str:
-    """Return the published figures of both arms of a claim, each with the name of its column, and
-    the rows if they are not those of the arms."""
+    """Return the published figures of both arms of a claim, each with its column's name, and the
+    rows if their names differ from the arms'."""
     names = claim.rows or (claim.better, claim.worse)
     if not all(name in published.rows for name in names):
         return ""
@@ -197,7 +199,7 @@ def _words(source: Source, arm: str) -> dict[str, str]:
 
 
 def _shared(source: Source) -> list[str]:
-    """List the options that all arms have with the same value."""
+    """List the options that have the same value in all arms."""
     every = [{" ".join(pair) for pair in _words(source, name).items()} for name in source.arms] or [
         set()
     ]
@@ -206,13 +208,13 @@ def _shared(source: Source) -> list[str]:
 
 
 def _over_files(found: Mapping[str, list[float]], main: Mapping[str, list[float]]) -> list[str]:
-    """Return the deviation between the test files, in a list that is empty if there is one file."""
+    """Return the deviation between the test files, in a list that is empty for a single file."""
     files = [statistics.mean(values) for name, values in found.items() if name not in main]
     return [f"{statistics.stdev(files):.3f}"] if len(files) > 1 else []
 
 
 def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
-    """Tell how much of the teacher's figures is reached, mean over the measures."""
+    """Describe the share of the teacher's figures, as the mean over the measures."""
     if not all(value > 0 for (value,) in teacher.values()):
         return ""
     return f"{statistics.mean(statistics.mean(found[m]) / teacher[m][0] for m in teacher):.0%}"

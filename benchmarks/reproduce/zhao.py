@@ -53,8 +53,8 @@ CLAIMS = (
 
 
 def arms(*words: str) -> dict[str, Arm]:
-    """Name the arms. The stores are: of stage I, of a stage I that tied shared pieces, and of the
-    teacher's labels for masked words."""
+    """Name the arms. The stores come, in order, from stage I, from a stage I with tied shared
+    pieces, and from the teacher's labels for masked words."""
     return {
         "mixed": Arm(("--recipe", "zhao-mixed", *words)),
         "NoKD": Arm(("--recipe", "zhao-nokd", *words)),
@@ -75,7 +75,8 @@ STAGE_ONE = ("--steps", "500", "--batch-tokens", "1024", "--lr", "1e-3", "--prec
 
 
 def mixed(work: Work) -> Prepared:
-    """Learn the student's embeddings within the teacher, once apart from its own and once tied."""
+    """Train the student's embeddings within the teacher, once separate from the teacher's and once
+    tied."""
     cut_all(EXAMPLES, work)
     stores = [
         dump(
@@ -114,8 +115,8 @@ STAGE_TWO = ("--student", "bert:256x6x4")
 VOCABULARIES = ("5k", "7k", "10k")
 VIEWS = ("--max-length", "128", *LABELS)
 HIDDEN_SIZES = (96, 192, 256)
-# BERT Large of 5k pieces, as many steps and sequences as of BERT's own (Devlin et al. 2019, A.2):
-# the paper does not give its length.
+# BERT Large with 5k pieces, with the steps and sequences of BERT's own training (Devlin et al.
+# 2019, A.2): the paper does not state its length.
 FROM_SCRATCH = ("--model", "scratch:bert:1024x24x16", "--max-length", "128", "--lr", "1e-4")
 
 

@@ -57,7 +57,8 @@ def from_store(options: TrainOptions) -> Figures:
 
 
 def plain(options: TrainOptions, make: Callable[[TrainOptions], Loss]) -> Figures:
-    """Run a straightforward script that trains the same student by the loss that `make` returns."""
+    """Run a straightforward script that trains the same student with the loss that `make`
+    returns."""
     with open_store(options.store) as store:
         student, collator, _ = prepare(options, store)
         texts, sizes = list(store.texts()), [len(record.token_ids) for record in store]
@@ -109,7 +110,7 @@ def stored_best(options: TrainOptions) -> Loss:
 
 
 def teacher_in_memory(model: str, options: TrainOptions) -> Loss:
-    """Cross-entropy and KL over all logits of the teacher, which reads each batch."""
+    """Compute cross-entropy and KL over all logits of the teacher, which reads each batch."""
     from transformers import AutoModelForCausalLM
 
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
@@ -128,7 +129,7 @@ def teacher_in_memory(model: str, options: TrainOptions) -> Loss:
 
 
 def hours(dump: float, speeds: dict[str, float]) -> list[list[object]]:
-    """Return the hours that ten students of 2M tokens take, from measured tokens a second."""
+    """Return the hours for ten students of 2M tokens, from measured tokens per second."""
     own, rows = STORED / dump + STUDENTS * TOKENS / speeds["ours"], list[list[object]]()
     for way, speed in speeds.items():
         dumped = 0.0 if way == "teacher in memory" else STORED / dump

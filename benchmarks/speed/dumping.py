@@ -117,7 +117,7 @@ def ours(options: DumpOptions) -> Figures:
             ends.append(time.perf_counter())
 
     parts = parts_of(options)
-    # A part's line is said where no terminal shows a bar.
+    # A part's line is printed only if no terminal shows a bar.
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
         dump(replace(options, out=Path(folder) / "store.zarr"), say)
     return speed_of(ends[0], parts)
@@ -164,7 +164,7 @@ def straightforward(options: DumpOptions) -> Figures:
 
 
 def encoded(options: DumpOptions) -> Figures:
-    """Keep the vectors of sentence-transformers, which orders the texts of a call by length."""
+    """Save the vectors of sentence-transformers, which sorts the texts of a call by length."""
     from sentence_transformers import SentenceTransformer
 
     parts, path = parts_of(options), resolve_model(options.model).path_or_id
@@ -183,7 +183,7 @@ def encoded(options: DumpOptions) -> Figures:
 
 
 def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]]]:
-    """Batches of texts in the order of the corpus, each with the number of its part."""
+    """Yield batches of texts in the order of the corpus, each with the number of its part."""
     for number, part in enumerate(parts):
         for first in range(0, len(part), PLAIN_BATCH):
             yield number, [window.text for window in part[first : first + PLAIN_BATCH]]
@@ -263,7 +263,7 @@ def main(
     repeats: int,
     results: Path,
 ) -> None:
-    """Print the table and put it into RESULTS.md."""
+    """Print the table and write it to RESULTS.md."""
     options = DumpOptions(
         model=model,
         corpus=(corpus,),

@@ -48,8 +48,8 @@ SETTINGS = (
 
 
 def many_parts(path: Path, parts: int, few: int = FEW_PARTS) -> Figures:
-    """Make a store that says it has so many parts, all of them links to the first; more than `few`
-    of them are told by an index."""
+    """Make a store with `parts` parts, all of them links to the first. Above `few` parts, the store
+    has an index."""
     one = path.with_name("one-part.zarr")
     if not one.exists():
         synthetic.make_store(one, 200, synthetic.features_of(8, 2))
@@ -76,7 +76,7 @@ def _repeated(part: Part, source: Any, parts: int) -> Iterator[tuple[Part, Array
 
 
 def timed(path: Path, work: Callable[[Any], object]) -> Figures:
-    """Open a store and do something with it."""
+    """Open a store and use it."""
     started, used = time.perf_counter(), time.process_time()
     opened = open_store(path)
     work(opened)
@@ -90,7 +90,7 @@ def timed(path: Path, work: Callable[[Any], object]) -> Figures:
 
 
 def nothing(fs: Any) -> None:
-    """Only open it."""
+    """Open the store and nothing else."""
 
 
 def first_batch(fs: Any) -> None:
@@ -104,7 +104,7 @@ def planned(fs: Any) -> None:
 
 
 def content(fs: Any) -> None:
-    """Tell which values the store holds."""
+    """Compute the SHA-256 over the checksums of all arrays."""
     fs.manifest.content()
 
 
@@ -113,7 +113,7 @@ def row(path: Path, repeats: int = 3) -> list[object]:
     quick = {work: partial(timed, path, work) for work in (nothing, first_batch)}
     found = interleaved({work.__name__: run for work, run in quick.items()}, repeats)
     found |= {work.__name__: alone(partial(timed, path, work)) for work in (planned, content)}
-    printed = found[nothing.__name__]  # a process is told the memory of the one that began it
+    printed = found[nothing.__name__]  # the peak memory of a process includes its parent's
     cells: list[object] = [f"{printed['parts']:,.0f}", f"{printed['version']:.0f}"]
     for figures in found.values():
         cells += [f"{figures['seconds']:.3f}", f"{figures['cpu']:.3f}"]
@@ -126,7 +126,7 @@ def row(path: Path, repeats: int = 3) -> list[object]:
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
 @command_errors
 def main(most: int, results: Path) -> None:
-    """Print the table and put it into RESULTS.md."""
+    """Print the table and write it to RESULTS.md."""
     with tempfile.TemporaryDirectory() as name:
         rows, sizes = [], itertools.takewhile(lambda n: n <= most, (100, 10_000, 1_000_000))
         for parts, *few in [(min(most, 10_000), 10_000), *((size,) for size in sizes)]:

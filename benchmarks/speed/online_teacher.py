@@ -24,7 +24,7 @@ from teachonce.teacher_dump.windows.window import padded
 class OnlineTeacher:
     """Reads the texts of a store in its order, and computes the features with the teacher.
 
-    Only the calibration of `hidden` is the store's: it defines what the losses compare.
+    Only the calibration of `hidden` comes from the store, as it defines the targets of the losses.
     """
 
     def __init__(self, store: FeatureStore, teacher: Teacher) -> None:
@@ -35,7 +35,7 @@ class OnlineTeacher:
         self.one_at_a_time = Lock()  # training reads ahead in a thread, validation does not
 
     def stream(self, *order: Any, features: Any = None, **settings: Any) -> Iterator[Batch]:
-        """Batches as of `FeatureStore.stream`. States and maps are there, asked for or not."""
+        """Yield batches as `FeatureStore.stream` does. They always include states and maps."""
         logits = features is None or "logits" in features
         for batch in self.store.stream(*order, features=(), **settings):
             yield self._fed(batch, settings["view"], logits)

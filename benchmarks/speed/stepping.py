@@ -45,8 +45,8 @@ HEAD = (
 
 
 def ours(options: TrainOptions, warm: int = WARM) -> Figures:
-    """Our loop: tokens a second after `warm` steps, and the share of the time that it waits for a
-    batch."""
+    """Run Teachonce's loop; return tokens per second after `warm` steps, and the share of time
+    spent waiting for a batch."""
     store = open_store(options.store)
     student, collator, _ = prepare(options, store)
     waited, times, tokens = list[float](), list[float](), list[float]()
@@ -96,9 +96,10 @@ def plain_steps(
     sizes: Sequence[int],
     sequences: int,
 ) -> Figures:
-    """Train by AdamW on `sequences` texts a step, in random order; return the tokens a second.
+    """Train with AdamW on `sequences` texts per step, in random order; return the tokens per
+    second.
 
-    loss_of: takes the places of a step's texts. sizes: the tokens of each text.
+    loss_of: receives the indices of a step's texts. sizes: the tokens of each text.
     """
     student.set_attn_implementation("sdpa")  # the default of transformers
     order = np.random.default_rng(0).permutation(len(sizes))
@@ -120,7 +121,7 @@ def plain_steps(
 
 
 def measure(base: TrainOptions, students: list[str], repeats: int) -> list[list[object]]:
-    """Return a row for each setting. All have about the same number of tokens in a batch."""
+    """Return a row for each setting. All have about the same number of tokens per batch."""
     rows: list[list[object]] = []
     for name in students:
         mlm = replace(base, student=name, loss=parse_losses(("mlm=1",)))
@@ -166,7 +167,7 @@ def main(
     repeats: int,
     results: Path,
 ) -> None:
-    """Print the table and put it into RESULTS.md."""
+    """Print the table and write it to RESULTS.md."""
     options: dict[str, Any] = {"vocab": vocab, "batch_tokens": batch_tokens, "steps": steps}
     with on_small_store(model, corpus, tokens, **options) as base:
         rows = measure(base, students.split(","), repeats)

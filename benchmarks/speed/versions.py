@@ -64,8 +64,8 @@ HELP = "import sys; sys.argv = ['command', '--help']; from {}%s import main; mai
 
 
 def program(tree: Path, words: Sequence[str]) -> Figures:
-    """Run a program of `words` for Python with the code of `tree`; return its seconds of a
-    processor, and the figure that it prints."""
+    """Run Python with the arguments `words` and the code of `tree`; return its CPU seconds, and the
+    figure that it prints."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
@@ -83,8 +83,8 @@ def program(tree: Path, words: Sequence[str]) -> Figures:
 
 
 def both(before: Path, repeats: int, source: str, *words: str) -> list[Figures]:
-    """Run a program with the code of both versions in turn; return medians of each. `{}` in its
-    source is the prefix of the packages."""
+    """Run a program with the code of both versions in turn; return the medians of each. `{}` in its
+    source is replaced by the prefix of the packages."""
     settings = {
         str(tree): partial(program, tree, ["-c", source.format(_prefix(tree)), *words])
         for tree in (before, HERE)
@@ -105,7 +105,7 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
 
 
 def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) -> str:
-    """Return the table of a dump, and of a training from its store, by their commands."""
+    """Return the table of a dump, and of a training from its store, as commands."""
     teacher = random_teacher(folder / "teacher", model, **NETWORK)
     store = str(folder / "store.zarr")
     dump = ("--model", teacher, "--corpus", corpus, "--limit", "40000", "--logits", "topk:16")
@@ -122,7 +122,7 @@ def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) 
 
 
 def _prefix(tree: Path) -> str:
-    """Return the prefix of the packages in a checkout; older ones have none."""
+    """Return the prefix of the packages in a checkout; older checkouts have none."""
     return "teachonce." if (tree / "teachonce/store").exists() else ""
 
 

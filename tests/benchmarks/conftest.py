@@ -1,4 +1,4 @@
-"""What several tests of benchmarks share."""
+"""Fixtures that several tests of benchmarks share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo with a tiny teacher and a few passages: the same functions, less work."""
+"""The demo with a tiny teacher and a few passages runs the same functions with less work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_demo_over_what_another_left_and_a_question(
         path.write_text("of another demo")
     found = demo(settings)
     assert not left[0].exists()
-    # What the teacher read, which is cut at --max-length.
+    # The teacher's own input, which is truncated at --max-length.
     lines = settings.corpus.read_text("utf-8").splitlines()
     assert len(found.passages) > 50 and all(map(str.startswith, lines, found.passages))
     # The student lives in the teacher's space, and the store is the teacher's index.
@@ -122,7 +122,7 @@ def test_pieces_join_short_paragraphs_and_leave_examples_out() -> None:
 def test_a_decoder_and_its_student_continue_the_same_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The student has a vocabulary of its own."""
+    """A student with a vocabulary of its own also continues the texts."""
     monkeypatch.setattr(decoder, "write_passages", lambda path, every: write_corpus(path, 40))
     teacher = save_decoder(tmp_path / "teacher", "Llama")
     settings = decoder.Settings(

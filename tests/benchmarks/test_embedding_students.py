@@ -50,7 +50,7 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     assert [row[0] for row in rows] == ["teacher", peer, "static:8@5k", "16x1x2@300"]
     assert rows[0][-3] == "100 %" and all(row[-3].endswith("%") for row in rows)
     assert float(rows[0][5]) == 1 and float(rows[0][6]) == 1  # the query is a document
-    assert " ± " in rows[2][3] and rows[2][3] == rows[2][4]  # one table: it is the mean
+    assert " ± " in rows[2][3] and rows[2][3] == rows[2][4]  # a single table, which is the mean
     corpus = (tmp_path / "work" / "corpus.txt").read_text("utf-8").splitlines()
     documents = list(dict.fromkeys(embedding_students.of_documents(searched)))
     assert corpus[-len(documents) :] == documents and ENGLISH[1] in documents

@@ -1,4 +1,4 @@
-"""The benchmark of far stores, on a small one and in this process."""
+"""The benchmark of remote stores runs on a small store in this process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(far, "STEPS", 1)
     bench = Bench(tmp_path, 3000, 16, 4, 5.0)
     assert bench.tokens > 2900
-    monkeypatch.setattr(bench, "peers", {})  # are measured in an environment of their own
+    monkeypatch.setattr(bench, "peers", {})  # measured in an environment of their own
     streams, students = measure(bench, [5.0], 1)
     near, _, none, empty, full = (line.split(" | ") for line in streams.splitlines()[2:])
     assert len(students.splitlines()) == 4
     assert near[3] == "100%" and float(near[8]) == 0
     requests = [float(row[8]) for row in (none, empty, full)]
     size = [float(row[9].strip(" |").replace(",", "")) for row in (none, empty, full)]
-    # Of an address whose store is on the disk its root and its manifest are asked for.
+    # For a store on disk, only its root and its manifest are requested through the address.
     assert requests[0] == requests[1] > 5 * requests[2] > 0 and size[0] == size[1] > size[2]

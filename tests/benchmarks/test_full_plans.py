@@ -20,7 +20,7 @@ from tests.making.dumps import LATIN_AND_CYRILLIC, write_corpus
 
 SENTENCES = LATIN_AND_CYRILLIC
 SCALE = 1e-5
-WIDTH, LAYERS = 312, 12  # as wide as the published BiLSTM's embeddings, and 12 layers to cut from
+WIDTH, LAYERS = 312, 12  # width of the published BiLSTM's embeddings, and 12 layers to cut from
 PARTS = {"train": 24, "dev": 8, "test": 8}
 LANGUAGES = ("de", "sk")
 ARMS = {  # by table
@@ -91,7 +91,7 @@ def questions(count: int) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of data for each source."""
+    """Make a folder of data for each source."""
     found = {name: tmp_path_factory.mktemp(name) for name in SOURCES}
     for name in ("kolesnikova", "zhao", "slovakbert"):
         write_corpus(found[name] / "corpus.txt", 60)
@@ -133,7 +133,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def given(table: str, teacher: Path, data: dict[str, Path]) -> list[str | Path | float]:
-    """The words that run a table with tiny numbers: of these arms, and of one seed."""
+    """Return the words that run a table with tiny numbers: its arms in ARMS, with one seed."""
     name = table.partition("-")[0]
     asked = [word for arm in ARMS[table] for word in ("--arm", arm)]
     return [
@@ -151,7 +151,7 @@ def test_the_published_plan_is_reported(
     lines = [line for line in printed.splitlines() if not line.startswith("#")]
     assert not work.exists()
     assert sum("student-train" in line for line in lines) == len(ARMS[table])
-    if table == "kolesnikova":  # both figures of the questions are of one run
+    if table == "kolesnikova":  # both figures of the questions come from one run
         assert printed.count("--task qa") == printed.count("--task ner") > 0
     assert not re.search("# about 0 minutes\ndownstream --task mlm", printed)
 

@@ -1,4 +1,4 @@
-"""The benchmark of integrity runs the checks in a process of their own and writes their table."""
+"""The benchmark of integrity runs the checks in a separate process and writes their table."""
 
 from __future__ import annotations
 

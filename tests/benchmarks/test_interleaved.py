@@ -1,4 +1,4 @@
-"""Settings in turn, in processes of their own. Each imports this module, which is light."""
+"""Settings run in turn, in separate processes. Each process imports this small module."""
 
 from __future__ import annotations
 

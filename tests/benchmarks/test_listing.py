@@ -1,4 +1,4 @@
-"""The list of benchmarks names each command, and each command that a page names is on it."""
+"""The list of benchmarks contains each command, and each command that a page names."""
 
 from __future__ import annotations
 

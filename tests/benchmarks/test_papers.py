@@ -1,4 +1,5 @@
-"""What stands of each paper: words that the commands understand, claims about arms there are."""
+"""The entries of each paper are valid: the commands accept the options, and claims name existing
+arms."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ NO_FIGURE = {SPREAD, "latency"}
 
 
 def of_headers(headers: dict[str, dict[str, str]], name: str) -> set[str]:
-    """The columns of a source: each data set with the figure that its table's header names."""
+    """Return the columns of a source: each data set with the figure in its table's header."""
     return {
         f"{data} {NAMED[figure]}".strip()
         for data, figures in headers[name].items()

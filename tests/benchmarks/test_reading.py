@@ -1,4 +1,4 @@
-"""The reading benchmark on a small store: every reader that is installed delivers the same."""
+"""Every installed reader of the reading benchmark returns the same values for a small store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from teachonce.store.tools.verify import verify
 
 @pytest.mark.slow
 def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few readers: each runs in a process of its own."""
+    """The tables are complete. Few readers are measured, as each runs in a separate process."""
     few = ("ours, Zarr", ".npy memory map, fused records", "litdata, fused bytes")
 
     def some(zarr: Path, h5: Path) -> list[Any]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.apart  # a dump and a training are made first, undistur
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[dict[str, Job]]:
-    """In memory where the machine has a folder there: waiting for the disk is most of the time."""
+    """Return a folder in memory if the machine has one: fsync takes most of the time."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield {job.name: job for job in jobs(Path(folder), texts=15)}
@@ -31,7 +31,7 @@ def test_killed_and_finished(made: dict[str, Job], tmp_path: Path, name: str, ki
     job = made[name]
     if job.wanted is None:
         job.undisturbed()
-    for seed in range(1, 5):  # on a loaded machine an aimed kill may come too late
+    for seed in range(1, 5):  # on a loaded machine a kill may come after the end
         job.moments.clear()
         row = job.trials(kills, seed)
         if set(job.moments) & set(job.aimed):

@@ -122,12 +122,12 @@ def test_arms_are_trained_scored_and_judged(
     ]  # fmt: skip
     assert "| teacher |" in said
     assert f"| {OURS} | --vocab {{work}}/tags-{{seed}} --loss ce=1,logit=1 |" in said
-    assert "All arms: `--student bilstm:8,8 --vocab" not in said  # ours has another vocabulary
+    assert "All arms: `--student bilstm:8,8 --vocab" not in said  # with another vocabulary
     assert "All arms: `--student bilstm:8,8 --device cpu --steps 2`." in said
     assert "| published: F1 |" in said and "Published: Table 9." in said
     (of_tags,) = [line for line in said.splitlines() if line.startswith("| tags |")]
     assert of_tags.endswith(" | 71.3 |")
-    # A tag alone: what is always given is right always.
+    # A single tag: the constant answer is always right.
     assert "| logits help | Table 9 | not trained: ours, tags | " in said
     assert "| a | tags | macro F1 |" in said and "| de | mean accuracy |" in said
     assert (work.folder / "tags-0/model.safetensors").stat().st_mtime_ns == before

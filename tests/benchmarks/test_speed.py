@@ -94,7 +94,7 @@ def test_steps(base: TrainOptions) -> None:
 def test_what_a_gpu_is_measured_by(
     tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command itself, on a CPU at toy size."""
+    """The command itself runs on a CPU at toy size."""
     small: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     monkeypatch.setattr(gpu, "random_teacher", partial(random_teacher, **small))
     words = {

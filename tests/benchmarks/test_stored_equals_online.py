@@ -1,4 +1,4 @@
-"""The same trainer, fed from the store or by the teacher on the fly, follows the same curve."""
+"""One trainer has the same loss curve with stored features and with an online teacher."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ def curve(
     return steps, done.validation
 
 
-# Padding changes the last bit of what the teacher says, and a training makes more of it at every
-# step: one sequence at a time, as these stores were dumped, or batches and no progress.
+# Padding changes the last bit of the teacher's outputs, and each training step amplifies the
+# difference. So use batches of one sequence, as in the dump of these stores, or larger batches
+# without updates.
 ONE_BY_ONE = {"batch_tokens": 1, "accumulate": 2}
 STANDING_STILL = {"batch_tokens": 512, "lr": 1e-12}
 

@@ -1,4 +1,4 @@
-"""The trials of whole trainings, with a tiny teacher and a few steps: the same functions."""
+"""The trials of whole trainings run the same functions with a tiny teacher and a few steps."""
 
 from __future__ import annotations
 

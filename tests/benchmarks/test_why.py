@@ -1,4 +1,4 @@
-"""Decoders of each start and loss are trained, scored and told in a table."""
+"""Decoders of each start and loss are trained, scored and listed in a table."""
 
 from __future__ import annotations
 

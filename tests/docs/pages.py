@@ -1,4 +1,4 @@
-"""The pages' blocks of code: which there are, and which of them are only parsed."""
+"""List the code blocks of the pages, and the blocks that are only parsed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ BLOCK = re.compile(r"(<!-- not run: .+? -->\n)?^```(\w+)\n(.*?)^```$", re.MULTIL
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page. What is not run says why, in a comment above it."""
+    """Holds a fenced block of a page. A comment above a block that does not run gives the
+    reason."""
 
     language: str
     text: str
     run: bool
 
     def commands(self) -> Iterator[list[str]]:
-        """Yield the words of each line of a shell; a comment is none."""
+        """Yield the words of each line of a shell, without comments."""
         for line in self.text.splitlines():
             if words := shlex.split(line, comments=True):
                 yield words
@@ -56,7 +57,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def every(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """Yield a command and those below it, with their names."""
+    """Yield a command and its subcommands, with their names."""
     yield name, command
     if isinstance(command, click.Group):
         for below in command.commands.values():
@@ -64,7 +65,7 @@ def every(name: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 
 
 def ours(words: list[str]) -> tuple[click.Command, list[str]] | None:
-    """Find the command of ours in a line, perhaps behind a launcher, and its words."""
+    """Find the project's command in a line, also after a launcher, and its words."""
     for place, word in enumerate(words):
         if word in COMMANDS:
             return COMMANDS[word], words[place + 1 :]

@@ -1,5 +1,5 @@
-"""Every block of README and of the site runs as it stands, from the first to the last, in a folder
-that holds what the pages speak of: tiny teachers under the names that the pages give them."""
+"""Every block of README and of the site runs unchanged, in order, in a folder with the pages'
+inputs: tiny teachers under the names that the pages use."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def house(
     tiny_teacher: Callable[..., Path],
     make_tokenizer: Callable[..., Any],
 ) -> Path:
-    """A folder with teachers, texts and tables under the names of the pages."""
+    """Make a folder with teachers, texts and tables under the names of the pages."""
     folder = tmp_path_factory.mktemp("docs")
     tables(folder)
     shutil.copytree(tiny_teacher("bert"), folder / "my-teacher")
@@ -106,7 +106,7 @@ def house(
 
 
 def make(name: str) -> list[list[str]]:
-    """Return the commands that make what another page leaves."""
+    """Return the commands that produce the outputs of another page."""
     if name.endswith(".zarr"):
         return [["teacher-dump", "--model", "my-teacher", "--corpus", "novels.txt", "--out", name]]
     if name == "decoder":
@@ -124,7 +124,7 @@ def make(name: str) -> list[list[str]]:
 
 
 def run(words: list[str]) -> None:
-    """Run a line of a shell in this process, if it is a command of ours."""
+    """Run a line of a shell in this process if it is a command of the project."""
     words, to = (words[:-2], words[-1:]) if words[-2:-1] == [">"] else (words, [])
     found = ours(words)
     assert found is not None, f"{words[0]} is no command of ours: say above the block why not run"
@@ -144,7 +144,7 @@ def names_in_first_line(text: str) -> str:
 @pytest.mark.parametrize(
     ("page", "without"),
     [
-        pytest.param(QUICK, "student-export"),  # which is half of the time
+        pytest.param(QUICK, "student-export"),  # half of the time
         *(
             pytest.param(page, None, marks=pytest.mark.apart)
             for page in PAGES
@@ -169,7 +169,7 @@ def test_the_blocks_of_a_page_run(
     for name in MADE_BEFORE.get(page, ()):
         for words in make(name):
             run(words)
-    names = dict[str, Any]()  # a block goes on from the one before
+    names = dict[str, Any]()  # a block continues the previous one
     for block in blocks_of(page):
         if block.language == "toml":
             Path(names_in_first_line(block.text)).write_text(block.text, "utf-8")

@@ -1,4 +1,4 @@
-"""Shells complete what docs/cli.md says that they do: commands, options and their words."""
+"""Shells complete the commands, options and values that docs/cli.md lists."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CLI = "teachonce.student_train.cli"
 
 
 def completed(name: str, *words: str) -> set[str]:
-    """Return the words that bash is offered for the last of the words behind a command."""
+    """Return the completions that bash offers for the last word of a command."""
     return {word for kind, word in answer(name, *words) if kind == "plain"}
 
 
 def answer(name: str, *words: str) -> list[tuple[str, str]]:
-    """Return all that bash is told for the last of the words: kinds, and what they are of."""
+    """Return all completions that bash receives for the last word: kinds and values."""
     line = " ".join([name, *words])
     asked = {variable(name): "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
     result = CliRunner().invoke(COMMANDS[name], [], prog_name=name, env=asked)
@@ -60,11 +60,11 @@ FREE |= {
     "layers",
     "sequences",
     "texts",
-}  # what a store, table or person has
+}  # file names of a store, table or user
 
 
 def texts(command: click.Command) -> Iterator[click.Parameter]:
-    """Yield what takes a text, of a command and of those under it."""
+    """Yield the options with a text value, of a command and of its subcommands."""
     yield from (each for each in command.params if isinstance(each.type, StringParamType))
     for under in command.commands.values() if isinstance(command, click.Group) else ():
         yield from texts(under)
@@ -77,7 +77,7 @@ def test_every_text_is_completed(name: str) -> None:
 
 
 def test_paths_are_the_shells_own_beside_words() -> None:
-    """`file` lets bash complete it to files and folders, where no word fits."""
+    """The type `file` lets bash complete files and folders if no listed word matches."""
     for words in (
         *(["student-train", "--store", "store.z"], ["teacher-dump", "--corpus", "no"]),
         *(["feature-store", "info", "store.z"], ["feature-store", "merge", "a.zarr", "b.z"]),

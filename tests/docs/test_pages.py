@@ -1,4 +1,4 @@
-"""What README and the site say is so: options exist, lines parse, links lead somewhere."""
+"""README and the site are correct: options exist, command lines parse, links resolve."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_page_is_in_a_table_of_contents() -> None:
 
 
 def test_the_page_of_defaults_has_the_commands_own() -> None:
-    """Each value in the column is in the default that the option's help shows."""
+    """Each value in the column of the page is contained in the default of the option's help."""
     rows = 0
     for part in re.split(r"(?m)^## ", (ROOT / "docs/defaults.md").read_text("utf-8")):
         name, _, text = part.partition("\n")

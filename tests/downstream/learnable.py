@@ -14,7 +14,7 @@ TAGS = {"the": "DET", "old": "ADJ", "lamp": "NOUN", "stairs": "NOUN", "light": "
 
 
 def table(path: Path, header: str, rows: list[tuple[Any, ...]]) -> Path:
-    """A .tsv or .csv of cells without quotes, or a .jsonl with their types."""
+    """Write a .tsv or .csv of cells without quotes, or a .jsonl with their types."""
     names = header.split()
     if path.suffix == ".jsonl":
         lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
@@ -33,20 +33,20 @@ def phrase(draws: np.random.Generator, *more: str) -> str:
 def splits(
     write: Callable[[Path, int, int], Path], folder: Path, suffix: str = "", **sizes: int
 ) -> dict[str, Path]:
-    """A file of each split, by its size, with a seed of its own."""
+    """Write a file for each split of the given size, each with a different seed."""
     seeds = enumerate(sizes.items())
     return {name: write(folder / f"{name}{suffix}", size, seed) for seed, (name, size) in seeds}
 
 
 def classified(path: Path, size: int, seed: int, header: str = "text label") -> Path:
-    """The label is the one animal of the text."""
+    """Make texts whose label is their only animal."""
     draws, animals = np.random.default_rng(seed), ("teacher", "student", "keeper")
     rows = [(phrase(draws, animals[n % 3]), animals[n % 3].upper()) for n in range(size)]
     return table(path, header, rows)
 
 
 def paired(path: Path, size: int, seed: int, header: str = "text_a text_b score") -> Path:
-    """The score is 1 to 3.5, by how often the two texts hold the word storm."""
+    """Make pairs whose score, 1 to 3.5, counts the word storm in both texts."""
     draws = np.random.default_rng(seed)
     rows = []
     for _ in range(size):
@@ -57,7 +57,7 @@ def paired(path: Path, size: int, seed: int, header: str = "text_a text_b score"
 
 
 def compared(path: Path, size: int, seed: int, header: str = "text_a text_b label") -> Path:
-    """The label is the animal of one text and the building of the other."""
+    """Make pairs whose label is the animal of one text and the building of the other."""
     draws, animals = np.random.default_rng(seed), ("teacher", "keeper")
     buildings = ("harbour", "tower")
     rows = []
@@ -68,7 +68,8 @@ def compared(path: Path, size: int, seed: int, header: str = "text_a text_b labe
 
 
 def asked(path: Path, size: int, seed: int, length: int = 8, unanswered: float = 0) -> Path:
-    """SQuAD: the answer is the one name among `length` words; of a share there is none."""
+    """Make SQuAD examples whose answer is the only name among `length` words; a share has no
+    answer."""
     draws, names = np.random.default_rng(seed), ("harbour", "lighthouse", "tower")
     paragraphs = []
     for number in range(size):
@@ -85,7 +86,7 @@ def asked(path: Path, size: int, seed: int, length: int = 8, unanswered: float =
 
 
 def write_tagged(path: Path, sentences: int, seed: int) -> Path:
-    """Sentences of six words each, every word with the tag of TAGS."""
+    """Make sentences of six words, each word with its tag in TAGS."""
     words = np.random.default_rng(seed).choice(list(TAGS), (sentences, 6))
     rows = ("\n".join(f"{word}\t{TAGS[word]}" for word in row) for row in words)
     path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
@@ -93,7 +94,7 @@ def write_tagged(path: Path, sentences: int, seed: int) -> Path:
 
 
 def entities(path: Path, size: int, seed: int) -> Path:
-    """The sentences of `write_tagged`: adjectives are entities of kind X, nouns of kind Y."""
+    """Write the sentences of `write_tagged` as entities: adjectives have kind X, nouns kind Y."""
     text = write_tagged(path, size, seed).read_text()
     for tag, iob in (("DET", "O"), ("VERB", "O"), ("ADJ", "B-X"), ("NOUN", "B-Y")):
         text = text.replace(f"\t{tag}", f"\t{iob}")

@@ -1,4 +1,4 @@
-"""The `downstream` command as a user types it, and the scores that it writes."""
+"""Run the `downstream` command as a user types it, and read its scores."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ refused = partial(support.refused, main)
 
 
 def scores_of(out: Path) -> Any:
-    """What scores.json of a run says."""
+    """Return the content of a run's scores.json."""
     return json.loads((out / "scores.json").read_text())

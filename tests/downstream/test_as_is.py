@@ -1,4 +1,5 @@
-"""A model that has its head is scored as it is: its own labels, never trained, never random."""
+"""A model with a head is scored unchanged: with its own labels, without training or random
+weights."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet
 
 
 def scored(task: str, model: Path, test: Path, out: Path, *more: Word) -> Any:
-    """What scores.json says, after a run that must succeed."""
+    """Return the content of scores.json after a run that must succeed."""
     words = ("--task", task, "--as-is", "--model", model, "--test", test, "--out", out)
     said = done(*words, *more)
     assert "as it is" in said and "±" not in said
@@ -80,7 +81,7 @@ def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
     )
     expected = scores_of(tuned)
     found = scored(task, tuned / "model", dev, out, *more)
-    # sums of floats in another order: one label told otherwise were a hundredth
+    # floats are summed in another order: one different label would be a hundredth
     assert found["mean"]["test"] == pytest.approx(expected["mean"]["dev"], abs=1e-6)
     assert 0 < found["mean"]["test"]["primary"] < 1
     assert set(found["deviation"]["test"].values()) == {0} and found["examples"] == {"test": 70}
@@ -88,7 +89,8 @@ def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
 
 
 def test_a_student_of_a_classifier(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    """Expected: what the saved folder says through plain transformers."""
+    """A student of a classifier has the scores that plain transformers computes from the saved
+    folder."""
     train, test = (classified(tmp_path / f"{size}.tsv", size, size) for size in (60, 30))
     teacher = tiny_teacher("bert", "classification", LABELS)
     store = dumped(
@@ -113,7 +115,7 @@ def test_a_student_of_a_classifier(tiny_teacher: Teacher, tmp_path: Path) -> Non
 
 
 def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path) -> None:
-    """Its labels stand in another order than those of the file, and one more."""
+    """A tagger whose labels have another order than the file, and an additional one, is scored."""
     labels = ("VERB", "X", "NOUN", "DET", "ADJ")
     student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", labels))
     test = write_tagged(tmp_path / "test", 30, 0)
@@ -177,7 +179,8 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
 
 
 def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    """The config calls it a classifier, and transformers would make the head up."""
+    """A classifier according to its config without the head's weights is refused, as transformers
+    would initialise them."""
     config = json.loads((tiny_teacher("bert") / "config.json").read_text())
     config["architectures"] = ["BertForSequenceClassification"]
     for file in tiny_teacher("bert").iterdir():

@@ -27,7 +27,7 @@ from tests.making.texts import SENTENCES
 
 @pytest.fixture(scope="module")
 def student(make_tokenizer: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a masked LM."""
+    """Save a student with a masked LM."""
     return saved(make_tokenizer("wordpiece"), tmp_path_factory.mktemp("bilstm"), None)
 
 
@@ -61,14 +61,14 @@ def test_it_learns_to_tag_and_to_classify(student: Path, tmp_path: Path) -> None
 def test_it_learns_pairs_and_entities(student: Path, tmp_path: Path) -> None:
     pairs = paired(tmp_path / "pairs.csv", 24, 0)
     found = tuned("pair", student, pairs, pairs, tmp_path / "pair", "--save")
-    assert found["pearson"] > 0.5  # of a student that learns nothing it is 0, give or take 0.2
+    assert found["pearson"] > 0.5  # a student without information scores 0, within 0.2
     check_scale(PairScore().read(pairs), tmp_path / "pair/model", found["pearson"])
     train, dev = (entities(tmp_path / str(size), size, size) for size in (60, 30))
     assert tuned("ner", student, train, dev, tmp_path / "ner")["entity_f1"] > 0.8
 
 
 def check_scale(pairs: list[Pair], folder: Path, pearson: float) -> None:
-    """A saved head scores on the scale of its examples, and is trained again from where it was."""
+    """A saved head scores on the scale of its examples, and training continues from its weights."""
     from sentence_transformers import CrossEncoder
 
     texts, gold = [(each.text_a, each.text_b) for each in pairs], [each.score for each in pairs]
@@ -109,7 +109,7 @@ def test_its_speed_is_measured(
         *("--repeat", 1, "--batch-size", 2, "--max-length", 32, "--out", tmp_path / "speed"),
     )
     row, _ = scores_of(tmp_path / "speed")["models"]
-    weights = 4 * (24 * 24 + 24 * 24 + 2 * 24)  # of one direction
+    weights = 4 * (24 * 24 + 24 * 24 + 2 * 24)  # unidirectional
     assert 2 * weights < row["parameters"] and row["cpu"]["batch_ms"] > 0
     assert row["disk_bytes"] == (student / "model.safetensors").stat().st_size
 

@@ -1,4 +1,4 @@
-"""The `downstream` command: it does the job, and a mistake is one line that says what to do."""
+"""The `downstream` command does the job, and a mistake is one line with its remedy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
-    """Each is what a run of its seed alone gives; a run that was stopped trains what is left."""
+    """Each seed has the result of a run of that seed alone, and a resumed run trains the missing
+    seeds only."""
     out, dev = tmp_path / "out", tmp_path / "dev.txt"
     dev.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
     words: Words = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text, "--dev", dev)
@@ -75,7 +76,7 @@ def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> No
     assert len(set(losses)) == 2 and found["mean"]["dev"]["loss"] == sum(losses) / 2
     half = abs(losses[0] - losses[1]) / 2
     assert found["deviation"]["dev"]["loss"] == pytest.approx(2**0.5 * half)
-    # the saved model, scored alone, is as good as it was at the end of its training
+    # the saved model, scored alone, is as good as at the end of its training
     for each in found["seeds"]:
         assert each["test"] == pytest.approx(each["dev"], rel=1e-4)
     alone = ("--task", "mlm", "--as-is", "--model", out / "seed-5", "--max-length", 16)
@@ -112,7 +113,7 @@ def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: P
     )
     assert result.exit_code == 0, result.output
     assert "entity F1" in result.output and "±" not in result.output
-    assert "seed 0: learning rate 0.0005" in result.stdout  # the teacher is 32 wide
+    assert "seed 0: learning rate 0.0005" in result.stdout  # the teacher's hidden size is 32
     assert "seed 0, 1 step of 16 x 1 texts: 1 epoch of 8 texts" in result.stdout
     (line,) = re.findall(r"^seed 0, step \d+/\d+: .*$", result.stdout, re.M)
     for measure in ("loss", "held-out loss", "entity F1", "accuracy"):

@@ -1,4 +1,4 @@
-"""mteb:NAME is the main score that mteb gives, on a task defined here: nothing is fetched."""
+"""mteb:NAME is the main score of mteb, on a task defined here without a download."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_without_mteb_one_line_says_how_to_get_it(
 
 
 def local_task(pairs: Path) -> Any:
-    """A task of mteb whose data are a table of this machine."""
+    """An mteb task with a local table as its data."""
     from datasets import Dataset, DatasetDict
     from mteb.abstasks.sts import AbsTaskSTS
     from mteb.abstasks.task_metadata import TaskMetadata

@@ -1,4 +1,5 @@
-"""Options as data: Python refuses what the command line refuses, and --help tells every default."""
+"""Options as data: Python refuses what the command line refuses, and --help contains every
+default."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def test_a_text_and_a_pair_contradict_each_other(column: str) -> None:
 
 
 def test_help_tells_tasks_defaults_and_ranges() -> None:
-    # wide, so that no line is broken at a hyphen
+    # a wide terminal, so that no line is broken at a hyphen
     printed = " ".join(CliRunner().invoke(main, ["--help"], terminal_width=200).output.split())
     for words in (
         "--epochs INTEGER Train for N passes over the training examples. "

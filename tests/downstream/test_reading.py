@@ -1,4 +1,4 @@
-"""Files of examples: layouts, and one file is one thing to teacher-dump and to downstream."""
+"""Files of examples: their layouts; teacher-dump and downstream read a file in the same way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.teacher_dump.corpus.corpora import texts
 
 
 def squad(context: str, *questions: dict[str, Any]) -> str:
-    """One paragraph in the layout of the official files."""
+    """Return one paragraph in the layout of the official files."""
     paragraph = {"context": context, "qas": questions}
     return json.dumps({"data": [{"paragraphs": [paragraph]}]})
 
@@ -63,7 +63,7 @@ def test_tables_are_read_alike(tmp_path: Path) -> None:
 
 
 def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
-    """As the official files are; with a byte order mark as well."""
+    """SQuAD may be one long line, as in the official files, and may have a byte order mark."""
     context = "a lamp" + " and more" * (text_files.MAX_LINE // 9)
     asked = {"question": "what?", "answers": [{"text": "lamp", "answer_start": 2}]}
     path = tmp_path / "a.json"
@@ -102,7 +102,7 @@ def test_tagged_files_are_those_of_teacher_dump(tmp_path: Path) -> None:
 
 
 def test_a_word_without_a_tag_is_refused(tmp_path: Path) -> None:
-    """It can be dumped, but neither taught nor scored."""
+    """A word without a tag can be dumped, but training and scoring refuse it."""
     path = tmp_path / "a.tsv"
     path.write_text("a\tX\n\n# no tag\nb\t \n")
     assert texts(path) == ["a", "b"]
@@ -118,7 +118,8 @@ def test_lines_are_those_of_teacher_dump(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
 def test_tables_are_those_of_teacher_dump(suffix: str, tmp_path: Path) -> None:
-    """Blank lines, before the header as well, are no rows; others must be as wide as the header."""
+    """Blank lines, also before the header, are not rows; other rows must have as many columns as
+    the header."""
     path, separator = tmp_path / f"a{suffix}", "\t" if suffix == ".tsv" else ","
     good: list[list[str]] = [["one", "x"], ["two ", "y"]]
     if suffix == ".jsonl":
@@ -144,7 +145,8 @@ def test_tables_are_those_of_teacher_dump(suffix: str, tmp_path: Path) -> None:
 
 
 def test_classes_have_the_names_of_the_schema(tmp_path: Path) -> None:
-    """As for teacher-dump, also where a file is packed or has columns inside of columns."""
+    """Classes have the schema's names, as for teacher-dump, also in a compressed file or a file
+    with nested columns."""
     features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
     rows = {"text": ["a", "b"], "label": [1, 0]}
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
@@ -167,7 +169,7 @@ def test_questions_in_an_array_of_rows(tmp_path: Path) -> None:
 
 
 def test_lines_of_tables_are_their_texts(tmp_path: Path) -> None:
-    """A masked LM is not trained on the syntax of JSON."""
+    """Lines of tables are read as their texts: a masked LM is not trained on the syntax of JSON."""
     path = table(tmp_path / "a.jsonl", "id text", [(1, "one"), (2, " "), (3, "three")])
     assert read_lines(path) == ["one", "three"]
     path = table(tmp_path / "b.jsonl", "s t", [("a", "b")])

@@ -1,4 +1,4 @@
-"""Through the command: a run of each task, the table that joins them, and the one of speed."""
+"""The command runs each task, writes the joined table, and writes the table of speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Teacher = Callable[[str], Path]
 
 @pytest.fixture
 def runs(tiny_teacher: Teacher, tmp_path: Path) -> list[Path]:
-    """A finished run of classify (renamed columns), pair and qa."""
+    """Run classify (with renamed columns), pair and qa."""
     classified(tmp_path / "classify.csv", 12, 0, "sentence class")
     paired(tmp_path / "pair.jsonl", 12, 0)
     asked(tmp_path / "qa.json", 9, 0)
@@ -103,8 +103,9 @@ def test_each_of_several_models_has_its_own_number_of_blocks(tiny_teacher: Teach
 def test_several_files_to_test_are_scored_apart_and_together(
     tiny_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tuned and as it is, in the joined table, too; a file alone has the score it has there."""
-    monkeypatch.setenv("COLUMNS", "1000")  # else a long path is folded
+    """Several test files are scored separately and together, for a tuned model and a model as it
+    is, also in the joined table."""
+    monkeypatch.setenv("COLUMNS", "1000")  # otherwise a long path is folded
     train, dev, first, second = (
         write_tagged(tmp_path / f"{name}.tsv", size, seed)
         for seed, (name, size) in enumerate({"tr": 60, "dev": 20, "de": 30, "sk": 10}.items())
@@ -190,7 +191,8 @@ def test_sizes_of_other_dtypes_are_compared_as_in_one(
 
 
 def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
-    """Beside the scores of the same model, in two tasks, and of a model without scores alone."""
+    """The row of speed is next to the scores of the same model in two tasks; a model without scores
+    has a row of its own."""
     score = {"primary": 0.5, "accuracy": 0.5}
     scores: dict[str, Any] = {
         "task": "pos", "model": f"{model}/", "measures": {"accuracy": "accuracy"},
@@ -236,7 +238,7 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
         subject.prepare(SpeedSettings(batch_size=size), 128)
         peaks.append(peak_memory(subject, [subject.batch], "cpu") or 0)
     assert 4 * subject.parameters <= peaks[0] < 50 * 2**20  # of the model, not of the process
-    # one state of the feed-forward layer, 64 wide
+    # one state of the feed-forward layer of size 64
     assert peaks[1] - peaks[0] > 255 * 128 * 64 * 4
     single = peak_memory(subject, subject.sentences, "cpu") or 0
     assert 4 * subject.parameters <= single < peaks[1]

@@ -1,4 +1,4 @@
-"""`downstream --log`: trackers hear the losses of a training, and its scores."""
+"""`downstream --log`: trackers receive the losses of a training and its scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def heard(file: Path, run: str) -> dict[str, dict[int, float]]:
-    """Figures that a run was told, by name and step."""
+    """Return the logged values of a run, by name and step."""
     found: dict[str, dict[int, float]] = {}
     for each in recorded(file):
         if each["id"] == run:
@@ -60,7 +60,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run(
         for split in ("dev", "test"):
             assert figures[f"{split}_accuracy"] == {12: expected[split]["accuracy"]}
     assert [each["finish"] for each in recorded(file) if "finish" in each] == [0, 0]
-    assert [path.name for path in out.iterdir()] == ["scores.json"]  # the stand-in writes nothing
+    assert [path.name for path in out.iterdir()] == ["scores.json"]  # no tracker file
 
 
 @pytest.mark.slow

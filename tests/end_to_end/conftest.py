@@ -1,4 +1,5 @@
-"""A corpus, and stores of it and of tasks, that several modules read; nobody may change them."""
+"""Share a corpus, and stores of the corpus and of tasks, between modules; no test may change
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Teachers = Callable[..., Path]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Sums of two threads are rounded otherwise, and what is compared has to be equal."""
+    """Use one thread: sums of two threads are rounded differently, and the tests compare for
+    equality."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -44,7 +46,7 @@ def store(
 def causal(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path], corpus: Path
 ) -> Path:
-    """What a decoder says of the corpus."""
+    """Return a store of a decoder's features of the corpus."""
     folder = tmp_path_factory.mktemp("causal")
     return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", attention="none")
 
@@ -53,7 +55,8 @@ def causal(
 def classes(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
 ) -> FeatureStore:
-    """English is positive, Russian negative; every fifth text has no label."""
+    """Make texts with labels: English is positive, Russian negative; every fifth text has no
+    label."""
     folder = tmp_path_factory.mktemp("classes")
     texts = [(text, MOODS[0]) for text in ENGLISH] + [(text, MOODS[1]) for text in RUSSIAN]
     rows = [f"{text}\t{'' if n % 5 == 4 else mood}" for n, (text, mood) in enumerate(texts * 4)]
@@ -69,7 +72,8 @@ def classes(
 def tags(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
 ) -> FeatureStore:
-    """Words with a capital are of the second tag, others of the first; some sentences have none."""
+    """Make tagged sentences: capitalised words have the second tag, others the first; some
+    sentences have no tags."""
     folder = tmp_path_factory.mktemp("tags")
     lines = []
     for number, text in enumerate((ENGLISH + RUSSIAN) * 3):
@@ -86,7 +90,7 @@ def tags(
 
 @pytest.fixture(scope="session")
 def embedder(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> Path:
-    """A folder of sentence-transformers with prompts, whose vectors are means of length 1."""
+    """Save a sentence-transformers folder with prompts, whose vectors are means of length 1."""
     behind, folder = (pooling("mean"), normalize()), tmp_path_factory.mktemp("embedder") / "model"
     return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
 
@@ -95,7 +99,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..
 def pair_teacher(
     tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], object]
 ) -> Path:
-    """A classifier of pairs: are the middle words of both texts the same?"""
+    """Train a classifier of pairs that compares the middle words of both texts."""
     folder = tmp_path_factory.mktemp("pair_teacher")
     for each in trained_reader(make_tokenizer):
         each.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Small, full and read-only disks, in a mount namespace of the process that asks for them."""
+"""Provide small, full and read-only disks in a mount namespace of the calling process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.processes import in_small_parts
 
 NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
-CANNOT = 77  # exit code where this machine allows no mounts
+CANNOT = 77  # exit code if this machine allows no mounts
 
 
 def exit_code(run: Callable[..., object], module: str, *words: str | Path | int) -> int:
-    """The exit code of a command that `run` calls in this process."""
+    """Return the exit code of a command that `run` calls in this process."""
     try:
         run(module, *words)
     except SystemExit as end:
@@ -35,8 +35,8 @@ def with_small_files(bytes_each: int, module: str, *words: str | Path | int) -> 
 def on_full_disk(
     disk: Path, free: int, copy: Path, module: str, *words: str | Path | int, more: str = ""
 ) -> None:
-    """Run a command that writes to a disk with `free` bytes; make room, run it again, with the
-    option `more` if it got so far, and copy what is on the disk."""
+    """Run a command on a disk with `free` bytes, make room and run it again (with the option `more`
+    if its stage allows), and copy the disk's files."""
     size = free + (1 << 26)
     on_own_disk(disk, size)
     with (disk / "ballast").open("wb") as file:
@@ -51,14 +51,15 @@ def on_full_disk(
 
 
 def on_own_disk(disk: Path, size: int, inodes: int = 0) -> None:
-    """Give this process a disk of `size` bytes at a folder, for so many files; 0: for any."""
+    """Mount a disk of `size` bytes at a folder, with a limit on the number of files; 0: no
+    limit."""
     _own_mounts()
     _mount("tmpfs", disk, "tmpfs", 0, f"size={max(4096, size)},nr_inodes={inodes}")
 
 
 def on_read_only_disk(folder: Path, module: str, *words: str | Path | int) -> None:
     """Run a command that finds this folder read-only."""
-    if os.geteuid() == 0:  # whom the permissions of a folder do not stop
+    if os.geteuid() == 0:  # root ignores the permissions of a folder
         _own_mounts()
         _mount(str(folder), folder, "", BIND)
         _mount(str(folder), folder, "", BIND | REMOUNT | READ_ONLY)

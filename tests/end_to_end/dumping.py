@@ -10,7 +10,7 @@ from tests.making.dumps import dump_options
 
 
 def options(model: Path, corpus: Path, out: Path, seed: int = 0) -> DumpOptions:
-    """A dump of many small parts."""
+    """Return the options of a dump with many small parts."""
     return dump_options(
         model, corpus, out,
         seed=seed, part_tokens=400, batch_tokens=256, logits="sample:9", views=2, mask_words="rare",

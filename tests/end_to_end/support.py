@@ -18,7 +18,7 @@ STUDENT = ("--student", "32x2x4", "--batch-tokens", "512", "--device", "cpu")
 
 
 def invoke(command: click.Command, *words: Word) -> Result:
-    """The command with these words, in this process; anything but an orderly exit is raised."""
+    """Run the command with these words in this process; raise any error but an orderly exit."""
     result = CliRunner().invoke(command, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -26,14 +26,14 @@ def invoke(command: click.Command, *words: Word) -> Result:
 
 
 def ok(command: click.Command, *words: Word) -> str:
-    """What a command that must succeed prints."""
+    """Run a command that must succeed, and return its output."""
     result = invoke(command, *words)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refused(command: click.Command, *words: Word) -> str:
-    """The one error line of a command that must fail."""
+    """Run a command that must fail, and return its single error line."""
     result = invoke(command, *words)
     assert result.exit_code in (1, 2), result.output
     lines = result.stderr.splitlines()
@@ -42,13 +42,13 @@ def refused(command: click.Command, *words: Word) -> str:
 
 
 def says(line: str, *words: str) -> None:
-    """The line holds all these words."""
+    """Check that the line contains all these words."""
     for word in words:
         assert word in line, line
 
 
 def start(module: str, *words: Word) -> subprocess.Popen[str]:
-    """The `main` of a module in a process of its own: one thread, no network, errors piped."""
+    """Run the `main` of a module in a separate process: one thread, no network, errors piped."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", f"from {module} import main; main()", *map(str, words)],
@@ -61,6 +61,6 @@ def start(module: str, *words: Word) -> subprocess.Popen[str]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file under a folder with its bytes."""
+    """Return the bytes of every file under a folder, by its path."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

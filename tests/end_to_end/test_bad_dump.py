@@ -1,4 +1,5 @@
-"""`teacher-dump` with bad input: one line that names the cause and the remedy, nothing touched."""
+"""`teacher-dump` with bad input prints one line with the cause and the remedy, and changes
+nothing."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ MB = 1 << 20
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
-    """A copy of a teacher, to be spoiled."""
+    """Copy a teacher, to be damaged."""
     return Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "teacher"))
 
 
-# what the teacher is
+# the kind of teacher
 
 
 def headless(folder: Path) -> None:
@@ -42,7 +43,7 @@ def unknown_family(folder: Path) -> None:
 
 
 def more_pieces(folder: Path) -> None:
-    """A tokenizer that somebody has added to, beside a table of embeddings as it was."""
+    """Save a teacher whose tokenizer has more tokens than its embedding table."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens([f"added{n}" for n in range(50)])
     tokenizer.save_pretrained(folder)
@@ -71,7 +72,7 @@ def test_teacher(tmp_path: Path, folder: Path, corpus: Path, case: str) -> None:
 
 
 def test_corpus(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
-    """tests/teacher_dump/corpus has all that can be wrong with one."""
+    """A bad corpus is refused; tests/teacher_dump/corpus has all kinds of errors."""
     path = tmp_path / "text.txt"
     path.write_bytes(b"plain\n" * 5000 + "schön\n".encode("latin-1"))
     line = refused(
@@ -82,7 +83,7 @@ def test_corpus(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
 
 
-LATER = {  # test_early_errors.py has what is refused before torch is loaded
+LATER = {  # test_early_errors.py has the refusals before torch is loaded
     "--attention layer:0": ("--attention", "layer:0"),
     "--attention mean:0": ("--attention mean:0", "layer 0", "count from 1"),
     "--max-length 16 --stride 15": ("--stride 15", "0 to 13"),
@@ -108,7 +109,8 @@ def test_out_exists(
     store: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Refused before the teacher runs: a big one takes minutes to calibrate."""
+    """An existing output is refused before the teacher runs, as a big one takes minutes to
+    calibrate."""
     words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--out")
     (tmp_path / "file.zarr").write_text("mine")
     (tmp_path / "file.h5").write_text("mine")
@@ -125,7 +127,8 @@ def test_out_exists(
 def test_weights_beyond_float16_are_reported_as_such(
     tmp_path: Path, folder: Path, corpus: Path
 ) -> None:
-    """They are finite, and the teacher runs with them."""
+    """Weights beyond float16 are reported as such: they are finite, and the teacher runs with
+    them."""
     weights = load_file(folder / "model.safetensors")
     weights["bert.embeddings.word_embeddings.weight"][-1, 0] = 1.5e5
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

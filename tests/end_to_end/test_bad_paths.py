@@ -1,4 +1,4 @@
-"""Paths that no file can have, or that are no files: one line that names them, for every option."""
+"""Invalid paths, and paths that are not files, give one line with the path, for every option."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused, says
 
-LONG = "n" * 300  # a file system takes 255 bytes
+LONG = "n" * 300  # a file system allows 255 bytes
 STRANGER = "~nosuchuser"
 
 WORDS: dict[str, tuple[click.Command, str]] = {
@@ -39,7 +39,8 @@ WORDS: dict[str, tuple[click.Command, str]] = {
 
 
 def refused_path(option: str, path: str, text: Path, model: Path, here: Path) -> str:
-    """The line about a path in place of PATH, in a command that finds a text and a model."""
+    """Return the error line for a path in place of PATH, in a command whose text and model
+    exist."""
     text.write_text("Some words.\n" * 30)
     command, words = WORDS[option]
     filled = words.format(text=text, model=model, here=here).replace("PATH", path)
@@ -67,8 +68,8 @@ def test_the_home_of_an_unknown_user(
 def test_a_folder_of_a_model_whose_name_is_not_utf8(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
 ) -> None:
-    """Tokenizers and safetensors can neither read nor write there; corpora and stores may lie
-    there."""
+    """A model's folder whose name is not UTF-8 is refused, as tokenizers and safetensors cannot use
+    it. Corpora and stores with such names work."""
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     shutil.copytree(tiny_teacher("bert"), folder / "model")
     known = (folder / "text.txt", tiny_teacher("bert"), tmp_path)
@@ -81,7 +82,7 @@ def test_a_student_in_a_folder_whose_name_is_not_utf8(store: Path, tmp_path: Pat
     folder.mkdir()
     words = ("--vocab", "300", "--student", "16x2x2", "--steps", "2")
     shutil.copytree(store, there := folder / "store.zarr")
-    line = refused(student_train, "--store", there, *words)  # its folder would be beside the store
+    line = refused(student_train, "--store", there, *words)  # its folder would be next to the store
     says(line, "the name is not UTF-8")
     assert os.listdir(folder) == ["store.zarr"]
     ok(student_train, "--store", there, *words, "--out", tmp_path / "student")
@@ -97,7 +98,7 @@ COMMANDS = {
 
 
 def test_python_without_docstrings_is_refused() -> None:
-    """With -OO transformers fails in the middle of its imports."""
+    """Python with -OO is refused, as transformers would fail in the middle of its imports."""
     code = (
         "import importlib\n"
         f"for module, words in {COMMANDS}.items():\n"

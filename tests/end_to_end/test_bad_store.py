@@ -1,4 +1,4 @@
-"""A store that is damaged, unfinished, or none: one line that names the file and the remedy."""
+"""A damaged, unfinished or invalid store gives one line with the file and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def truncated(path: Path) -> None:
 
 
 def truncated_array(path: Path) -> None:
-    """The metadata of an array, which opening does not read."""
+    """Damage the metadata of an array, which opening does not read."""
     if path.suffix == ".h5":
         with h5py.File(path, "r+") as file:
             del file["parts/1/view0/hidden/mean/values"]
@@ -42,7 +42,7 @@ def missing_part(path: Path) -> None:
 
 
 def flipped(path: Path) -> None:
-    """One bit of the stored states of every part."""
+    """Flip one bit in the stored states of every part."""
     if path.suffix == ".h5":
         with h5py.File(path) as file:
             places = [
@@ -90,15 +90,15 @@ def test_store(
         *("--loss", "hidden=1"),
     )
     says(line, f"copy.{ext}", *(words.format(copy) for words in STORES[spoil]))
-    if spoil not in (flipped, truncated_array):  # found when the training comes to it
+    if spoil not in (flipped, truncated_array):  # found when the training reads it
         assert tree(tmp_path) == before
     result = invoke(feature_store, "verify", str(copy))
     assert result.exit_code == 1 and "Traceback" not in result.output
     says(result.stderr, f"copy.{ext}")
-    assert "feature-store verify" not in result.output  # it has just run
+    assert "feature-store verify" not in result.output  # the training has just run
 
 
-NO_STORES = {  # what lies there, and what the line says of it
+NO_STORES = {  # the content of the path, and its description in the line
     "nowhere.zarr": "teacher-dump",
     "nowhere.h5": "teacher-dump",
     "corpus.txt": "not a feature store (a text); `teacher-dump --model MODEL --corpus {}",
@@ -132,7 +132,8 @@ def test_no_store(tmp_path: Path, corpus: Path, name: str) -> None:
 def test_torn_part_of_an_unfinished_store(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path, ext: str
 ) -> None:
-    """The line names what to type, and then the dump goes on and is the same."""
+    """The line contains the command to type, and after it the dump continues and gives the same
+    store."""
     path = tmp_path / f"store.{ext}"
     options = dump_options(tiny_teacher("bert"), corpus, path)
     with unsealed():

@@ -1,5 +1,5 @@
-"""`student-train` and `student-sweep` with bad input: one line that names the cause and the remedy,
-and nothing touched."""
+"""`student-train` and `student-sweep` with bad input print one line with the cause and the remedy,
+and change nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bare_store(
     return dumped(tiny_teacher("bert"), corpus, out, **more)
 
 
-LATER = {  # test_early_errors.py has what is refused before torch is loaded
+LATER = {  # test_early_errors.py has the refusals before torch is loaded
     "--student 32x3x4 --loss hidden=1": ("groups2", "3 student layers", "--student"),
     "--student bert:32x6x4 --init teacher": ("has 6 layers, the teacher only 4", "--init svd"),
     "--resume": ("no training to resume", "leave --resume out"),
@@ -153,7 +153,7 @@ def test_sweep(tmp_path: Path, store: Path) -> None:
     said = refused(student_sweep, *words[:2], "--out", alone, *words[4:], "--vocab", "500")
     says(said, f"--out {alone}: is the folder of a student")
     assert sorted(path.name for path in alone.iterdir()) == before
-    assert not (tmp_path / "sweep").exists()  # told before the first student is trained
+    assert not (tmp_path / "sweep").exists()  # reported before the first student is trained
 
 
 def test_stores_are_closed(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Dumps of causal teachers: what they store of the next token, against transformers."""
+"""Stores of causal teachers have the next-token values of transformers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def live_logits(model: Path, store: FeatureStore) -> list[Floats]:
-    """The logits [T,V] of each sequence by transformers."""
+    """Return the logits [T,V] of each sequence by transformers."""
     teacher = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     found = []
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_the_token_that_follows_in_several_families(tmp_path: Path, family: str)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_logits_from_the_head_in_several_families(tmp_path: Path, family: str) -> None:
-    """With what scales or caps them."""
+    """All logits from the head are correct in several families, with scaled and capped logits."""
     model, cap = save_decoder(tmp_path / "model", family), CAPS.get(family)
     corpus = write_corpus(tmp_path / "corpus.txt", 6)
     path = dumped(model, corpus, tmp_path / "a.zarr", logits="head", **PLAIN)
@@ -126,7 +126,7 @@ def test_a_token_in_front_gives_the_first_one_a_row(tmp_path: Path, corpus: Path
         targets = batch.aligned["bytes"].logits
         assert isinstance(targets, NextTargets)
         counts.append(len(targets.rest))
-    assert counts[0] - counts[1] == len(batch.inputs.ids) > 20  # one more for each text
+    assert counts[0] - counts[1] == len(batch.inputs.ids) > 20  # one additional token for each text
 
 
 def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
     says(refused(teacher_dump, *words, "--bos", "9" * 11), "--bos 99999999999", "auto, none or")
     says(refused(teacher_dump, *words, "--bos", "3", "--head", "none"), "--bos 3", "causal head")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    assert prepend_token(tokenizer, "auto", "m") is None  # nothing says that it read a bos
+    assert prepend_token(tokenizer, "auto", "m") is None  # without the record that it read a bos
     assert (
         prepend_token(tokenizer, "5", "m") == 5
         and tokenizer("a", text_pair="b")["input_ids"][0] == 5
@@ -165,7 +165,7 @@ def test_overlapping_windows_are_learnt_once(
     for record in store:
         new = record.document_begin + record.offsets[record.context :]
         end = seen.get(record.document, 0)
-        assert new[0, 0] == end and 0 <= record.context <= 30  # nothing twice, nothing left out
+        assert new[0, 0] == end and 0 <= record.context <= 30  # everything exactly once
         assert (record.document_begin > 0) == (record.context > 0)
         seen[record.document] = int(new[-1, 1])
     documents = corpus.read_text("utf-8").splitlines()
@@ -179,7 +179,7 @@ def test_overlapping_windows_are_learnt_once(
     assert isinstance(targets, NextTargets)
     assert len(targets.rest) <= len(batch.labels) < batch.tokens * 0.8
     read = sum(len(text.encode()) for text in documents)
-    # A piece of the student that begins in the context is left out, with what it has beyond it.
+    # A student's piece that starts in the context is excluded, with its part beyond the context.
     assert 0.95 * read < batch.predicted_bytes <= read
     ok(feature_store, "verify", store.path, "--model", model, "--device", "cpu")
     small = tmp_path / "small.h5"
@@ -217,7 +217,8 @@ def test_it_goes_through_every_command(
 def test_values_of_another_token_are_found(
     tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """Shifted by one, all values are log-probabilities, but of other tokens than those stored."""
+    """Log-probabilities that are shifted by one are valid values of the wrong tokens, and are
+    found."""
 
     def shifted(decoder: Any, values: Any, following: Floats, partition: Floats) -> Floats:
         return observed_logprobs(decoder, values, np.roll(following, -1), partition)
@@ -236,7 +237,8 @@ def test_values_of_another_token_are_found(
 def test_a_store_of_an_earlier_release_goes_on(
     tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """It has no such arrays: neither its other parts nor a grown store get any."""
+    """A store of an earlier release lacks the new arrays, and neither its other parts nor a grown
+    store get any."""
     model, path = tiny_teacher("gpt2"), tmp_path / "a.zarr"
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
     words = (*words, "--logits", "topk:4", "--device", "cpu", "--out")

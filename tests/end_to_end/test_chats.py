@@ -32,7 +32,7 @@ Chat = list[dict[str, str]]
 
 
 def chats(count: int) -> list[Chat]:
-    """The name of a role is a content, and an answer is what was asked."""
+    """Make chats in which a message repeats a role's name, and an answer repeats its question."""
     turns = [("system", "user"), ("user", "a"), ("assistant", "a"), ("user", ENGLISH[0])]
     return [
         [{"role": role, "content": text} for role, text in turns]
@@ -67,7 +67,7 @@ def words_for(model: Path, corpus: Path, out: Path) -> tuple[Any, ...]:
 
 
 def learnt_texts(store: FeatureStore, chat: int) -> list[str]:
-    """The runs of learnt characters of a chat, over all its windows."""
+    """Return the runs of trained characters of a chat, over all its windows."""
     found = ""
     for record in (each for each in store if each.document == chat):
         assert record.learn is not None
@@ -113,7 +113,7 @@ def test_roles_without_an_assistant_are_refused_unless_all_is_learnt(
 
 def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> None:
     """Llama 2 writes a blank before an answer, which is part of its first token, and a blank before
-    the end token. All of these tokens are learnt."""
+    the end token. All of these tokens are trained on."""
     template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
         "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
@@ -149,12 +149,13 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
             assert batch.predicted_bytes == sum(len(answer.encode()) for answer in answers)
             read = batches.tokenizer.decode(batch.labels)
             assert read == "".join(answers)
-        else:  # a piece over the end of a mark is not learnt
+        else:  # a piece over the end of a mark is not trained on
             assert 0 < batch.predicted_bytes <= sum(len(answer.encode()) for answer in answers)
 
 
 def test_a_student_reads_a_chat_as_in_its_training(tmp_path: Path, model: Path) -> None:
-    """Whatever the template writes first, and with whatever token a message ends."""
+    """A student reads a chat as in its training for any beginning of the template and any end token
+    of a message."""
     template = "<end>" + TEMPLATE.replace("<end>", "<|endoftext|>")
     other = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
     rows, path = chats(6), tmp_path / "a.zarr"
@@ -180,7 +181,7 @@ OWN = (
 
 
 def with_own_marks(folder: Path, source: Path, template: str = OWN) -> Path:
-    """A tokenizer with another template, whose marks are special tokens of its own."""
+    """Save a tokenizer with another template, whose marks are additional special tokens."""
     tokenizer = AutoTokenizer.from_pretrained(source)
     marks = ["<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
@@ -189,7 +190,7 @@ def with_own_marks(folder: Path, source: Path, template: str = OWN) -> Path:
     return folder
 
 
-# Marks of the teacher that end with a special token, as those of DeepSeek and Granite.
+# Marks of the teacher that end with a special token, as in DeepSeek and Granite.
 SPECIAL = TEMPLATE.replace("|>\n", "|><|endoftext|>")
 
 
@@ -219,8 +220,8 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
     (raw,) = store.gather([np.arange(len(store))])
     assert collator.own_template is not None and cut == (len(store) > len(rows))
     read, _ = collator.own_template.of_batch(raw)
-    # Windows that begin or end inside a message have no marks there; those that begin in the marks
-    # begin with the end of a message.
+    # Windows that begin or end inside a message have no marks at that end. Windows that begin
+    # inside the marks start with the end of a message.
     expected = "".join(tokenizer.apply_chat_template(row, tokenize=False) for row in rows)
     found = "".join(read.texts)
     assert found == expected or cut
@@ -231,7 +232,7 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
         answers = [m for row in rows for m in row if learn == "all" or m["role"] == "assistant"]
         assert labels == "".join(f"{answer['content']}<|im_end|>" for answer in answers)
     assert batch.predicted_bytes == len(labels.encode())
-    # Both sides have the same pieces, so each token of a content is a run, and so is the end.
+    # Both sides have the same pieces, so each token of a content is a run, and so is the end token.
     taught = list[float]()
     for record in store:
         assert record.messages is not None and record.learn is not None
@@ -246,7 +247,8 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
 
 @pytest.mark.parametrize("length", [128, 24])
 def test_an_empty_message_has_its_marks(tmp_path: Path, model: Path, length: int) -> None:
-    """Without them a template may write a system message of its own, or refuse the chat."""
+    """An empty message has marks; otherwise a template may insert its own system message, or refuse
+    the chat."""
     turns = [("system", ""), ("user", "a"), ("assistant", ""), ("user", "the story")]
     chat = [{"role": role, "content": content} for role, content in [*turns, ("assistant", "b")]]
     path, corpus = tmp_path / "a.zarr", write_chats(tmp_path / "chats.jsonl", [chat] * 30)
@@ -312,10 +314,10 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     says(said, "the tokenizer gets the teacher's chat template", "no system")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
     assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token == "<end>"
-    # A student that has it is no student with another template.
+    # A student with the teacher's template does not count as one with its own template.
     said = ok(student_train, *words, "--vocab", tmp_path / "student", "--out", tmp_path / "next")
     assert "chat template" not in said
-    # Nor does a store's template replace that of another one whose chats it refuses.
+    # A store's template does not replace another store's template whose chats it refuses.
     strict = with_template(Path(shutil.copytree(model, tmp_path / "strict")), refusing + TEMPLATE)
     users = write_chats(tmp_path / "users.jsonl", [row[-2:] for row in chats(40)])
     ok(teacher_dump, *words_for(strict, users, tmp_path / "b.zarr"))
@@ -327,10 +329,10 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     says(said, "chat template of the tokenizer", "message by message")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
     assert tokenizer.chat_template == OWN and tokenizer.eos_token == "<|im_end|>"
-    # Several named templates, and none of them for plain chats.
+    # Several named templates without one for plain chats.
     tokenizer.chat_template = {"tool_use": OWN, "rag": OWN}
     assert not has_own_template(tokenizer, open_store(path))
-    # A continued training reads the same time.
+    # A continued training uses the same time.
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%dT%H:%M:%SZ') }}" + OWN
     store = open_store(path)
     texts = list(OwnTemplate(tokenizer, store).texts())
@@ -351,7 +353,8 @@ def test_a_student_chats(tmp_path: Path, model: Path) -> None:
 
 
 def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -> None:
-    """Also of a store without chats. A vocabulary that is trained on its texts lacks the marks."""
+    """The teacher's vocabulary has its template, also from a store without chats. A vocabulary
+    trained on the store's texts lacks the marks."""
     path = tmp_path / "a.zarr"
     given = ("--model", model, "--corpus", write_corpus(tmp_path / "texts.txt"), "--out", path)
     ok(teacher_dump, *given, "--attention", "none", "--device", "cpu")

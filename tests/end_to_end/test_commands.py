@@ -94,7 +94,7 @@ COMMANDS += [(feature_store, (name,)) for name in STORE_COMMANDS.split()]
 def test_help_is_short_or_long(command: click.Command, words: tuple[str, ...]) -> None:
     short, long = (ok(command, *words, option) for option in ("-h", "--help"))
     assert short == long and "-h, --help" in short
-    assert "..." not in short.partition("Commands:")[2]  # each is told in one short sentence
+    assert "..." not in short.partition("Commands:")[2]  # each in one short sentence
 
 
 def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
@@ -144,7 +144,8 @@ def test_dump_without_a_head_says_what_is_stored(
 def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a part of the library: test_sources.py reads all of it."""
+    """A dump without a corpus uses the docs of Python and prints so. It uses a part of the library
+    here; test_sources.py reads all of it."""
     some = [each for each in sources.library_sources() if each[1].parent.name == "json"]
     monkeypatch.setattr(sources, "library_sources", lambda: some)
     out = tmp_path / "store.zarr"
@@ -216,7 +217,7 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return initialise(student, how, *others)
 
     monkeypatch.setattr("teachonce.student_train.prepared_student.initialise", counted)
-    out = store.parent / "store-sweep"  # where it goes without --out
+    out = store.parent / "store-sweep"  # the destination without --out
     words: Words = ("--store", store, *STUDENT, "--steps", "2", "--eval-every", "2")
     words += ("--vocab", "450", "--vocab", "500", "--loss", "mlm=1", "--loss", "mlm=1,kl=1")
     said = ok(student_sweep, *words)
@@ -228,9 +229,9 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(json.loads((out / "sweep.json").read_text())) == 4
     weights = {path: path.stat().st_mtime_ns for path in out.glob("*/model.safetensors")}
     assert len(weights) == 4
-    assert len(starts) == 4  # none is prepared once to be checked and again to be trained
+    assert len(starts) == 4  # no run is prepared once for the checks and again for training
 
-    again = ok(student_sweep, *words, "--cache", "ram")  # which makes no other student
+    again = ok(student_sweep, *words, "--cache", "ram")  # which does not change the student
     assert again.count("finished before") == 4
     assert [line for line in again.splitlines() if line.startswith("| ")] == [
         line for line in said.splitlines() if line.startswith("| ")
@@ -241,7 +242,7 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     headings = [heading.strip("| ") for heading in rows[0]]
     shown = [row[headings.index(NATS)].strip(" |") for row in rows[2:]]
     assert shown == [f"{row[NATS]:,.5g}" for row in by_nats]  # the best first
-    assert "valid_loss" not in headings  # of other losses, so another quantity
+    assert "valid_loss" not in headings  # with other losses, so another quantity
     best = f"best      {by_nats[0]['folder']}: {NATS} {by_nats[0][NATS]:.5g} (nats per character,"
     assert best in said and "comparable between vocabularies and losses" in said
     joined = json.loads(table_of(out, out.parent / "joined"))["rows"]
@@ -273,7 +274,7 @@ def test_a_sweep_over_a_flag(tmp_path: Path, store: Path, monkeypatch: pytest.Mo
     assert "No space left" in refused(
         student_sweep, *words, "--out", tmp_path, "--no-best", "--best"
     )
-    assert json.loads((tmp_path / "sweep.json").read_text()) == rows  # whole, as it was
+    assert json.loads((tmp_path / "sweep.json").read_text()) == rows  # complete and unchanged
 
 
 def test_the_table_of_a_sweep_at_a_terminal() -> None:

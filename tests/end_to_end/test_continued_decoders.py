@@ -1,4 +1,5 @@
-"""A decoder with weights and a vocabulary of its own goes on from a store of another teacher."""
+"""A decoder with its own weights and vocabulary continues training on a store of another
+teacher."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def models(causal: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Decoders with 300 pieces, four rows of padding behind them, and another rotary base."""
+    """Save decoders with 300 pieces, four padding rows in the embeddings, and another rotary
+    base."""
     folder = tmp_path_factory.mktemp("models")
     with open_store(causal) as store:
         made_for = {name: student_tokenizer("300", store, family=name) for name in FAMILIES}
@@ -106,7 +108,7 @@ def test_it_is_trained_as_a_folder_of_the_same_kind(
     out, model = tmp_path / "student", models / name
     said = ok(student_train, "--store", causal, "--student", model, "--out", out, *SHORT)
     assert MODELS[name][0] in said and "lr 0.0004" in said
-    for part in ("embed_tokens", "lm_head"):  # which have one row for each piece, and are trained
+    for part in ("embed_tokens", "lm_head"):  # with one row for each piece, and trained
         after = {key.split(".")[-2]: rows for key, rows in load_file(out / WEIGHTS).items()}
         before = {key.split(".")[-2]: rows for key, rows in load_file(model / WEIGHTS).items()}
         assert (part in after) == (part == "embed_tokens" or name == "untied")
@@ -125,8 +127,8 @@ def test_it_is_trained_as_a_folder_of_the_same_kind(
 def test_low_rank_changes_are_trained_alone_and_added(
     causal: Path, models: Path, tmp_path: Path, name: str
 ) -> None:
-    """Linear layers change by matrices of the rank, nothing else changes, the folder is an ordinary
-    one, and a stopped training ends with the same weights."""
+    """Linear layers change by matrices of the given rank and no other weight changes. The folder is
+    an ordinary one, and a stopped training ends with the same weights."""
     pytest.importorskip("peft")
     model = models / name
     words = ("--store", causal, "--student", model, "--lora", "3", *SHORT[2:])
@@ -194,7 +196,7 @@ def test_what_cannot_go_on_is_refused(
     (folder / "config.json").write_text(json.dumps({**read, **config}))
     given = ("--store", causal, "--student", folder, "--out", tmp_path / "s", *SHORT)
     says(said := refused(student_train, *given, *words), *message)
-    # What is advised can be typed.
+    # The suggested command can be typed.
     for remedy in re.findall(r"--student llama:256x4x4(?: --init vocab)?", said):
         typed = dict(zip(remedy.split()[::2], remedy.split()[1::2], strict=True))
         checked_from({"store": (str(causal),), **{k[2:]: v for k, v in typed.items()}})

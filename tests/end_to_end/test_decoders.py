@@ -107,7 +107,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     assert start in " ".join(report["start"]), report["start"]
     model: Any = AutoModelForCausalLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    # A class of transformers may add special tokens, and split texts by rules of its own.
+    # A class of transformers may add special tokens and split texts by its own rules.
     assert len(tokenizer) == model.config.vocab_size
     with open_store(store) as opened:
         trained = student_tokenizer("400", opened, family=SHAPES[model.config.model_type].family)
@@ -153,7 +153,7 @@ def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
 def test_the_teachers_vocabulary_gives_ordinary_distillation(
     store: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """Value and gradient of kl-next are those of dense KL, at all tokens that have one before."""
+    """Value and gradient of kl-next equal those of dense KL, at all tokens after the first."""
     batches = StudentBatches(store, "teacher", student="llama:32x2x4", loss={"kl-next": 1.0})
     torch.manual_seed(0)
     model = random_llama(len(batches.tokenizer))
@@ -208,7 +208,8 @@ def test_what_a_decoder_cannot_do_is_refused(
 
 
 def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) -> None:
-    """One held-out figure for two vocabularies: of the same bytes."""
+    """Bits per byte are nats per token over bytes: one held-out figure for two vocabularies, over
+    the same bytes."""
     found = []
     for vocab in ("300", "teacher"):
         out = tmp_path / vocab
@@ -242,8 +243,8 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
 
 @pytest.mark.slow
 def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
-    """The mean of a teacher and itself is the teacher. Its default losses are those that need no
-    probability of the text."""
+    """The mean of a teacher and itself is the teacher. The default losses for several teachers need
+    no probability of the text."""
     words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", "next=0.5,kl-next=0.5")
     found = []
     for name, stores in (("one", (store,)), ("two", (store, store))):
@@ -297,7 +298,8 @@ def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
 def test_a_decoder_reads_unmasked_text_only(
     tmp_path: Path, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """Of a store with masked views the unmasked one; of a task's store nothing."""
+    """A decoder reads the unmasked view of a store with masked views, and cannot use a task's
+    store."""
     corpus = write_corpus(tmp_path / "corpus.txt", 20)
     masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", views=2)
     words = ("--student", "llama:32x1x4", "--vocab", "300", *SHORT)

@@ -1,4 +1,4 @@
-"""The command writes a store into a bucket: the one that it makes on a disk."""
+"""The command writes the same store into a bucket as to a disk."""
 
 from __future__ import annotations
 

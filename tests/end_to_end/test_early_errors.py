@@ -1,5 +1,5 @@
-"""Mistakes in the words of a command are told, in a line each, before torch and transformers are
-loaded: that takes seconds."""
+"""Mistakes in the words of a command are reported, one line each, before torch and transformers are
+loaded, which takes seconds."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ SCORE = """
 
 
 def cases(lines: str) -> list[tuple[list[str], list[str]]]:
-    """Read the words of each line, and all that the refusal tells."""
+    """Run the words of each line, and check the whole error message."""
     split = (line.split(" | ") for line in lines.strip().splitlines())
     return [(words.split(), printed) for words, *printed in split]
 
@@ -165,7 +165,8 @@ def cases(lines: str) -> list[tuple[list[str], list[str]]]:
 def test_a_torchvision_for_another_torch_is_one_line(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """transformers imports torchvision wherever it is installed, in each of the commands."""
+    """A torchvision for another torch gives one line in each command, as transformers imports any
+    installed torchvision."""
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')\n")
@@ -223,4 +224,4 @@ def test_mistakes_are_reported_before_torch_is_loaded(
     assert [
         (printed, line) for printed, line in pairs if not all(word in line for word in printed)
     ] == []
-    assert loaded == "set()" and tree(tmp_path) == before  # nothing was begun
+    assert loaded == "set()" and tree(tmp_path) == before  # no output was created

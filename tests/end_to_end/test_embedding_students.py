@@ -1,4 +1,5 @@
-"""Students of vectors of texts: folders of sentence-transformers that say what the teacher says."""
+"""Students of text vectors: sentence-transformers folders that approximate the teacher's
+vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ VOCAB: Words = ("--vocab", "450", "--student", "32x2x4", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def stores(embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """stores(prompt, **changes) -> a store of the vectors of sentences, 32 wide."""
+    """Return a function stores(prompt, **changes) that makes a store of 32-dimensional sentence
+    vectors."""
     root = tmp_path_factory.mktemp("vectors")
     corpus = write_corpus(root / "corpus.txt", 120, ENGLISH)
     known: dict[str, Path] = {}
@@ -60,7 +62,8 @@ def angles(vectors: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_path: Path) -> None:
-    """In the teacher's own space, of texts behind the teacher's prompt."""
+    """A student has its teacher's vectors, in the teacher's space, for texts after the teacher's
+    prompt."""
     store = stores("query")
     printed = ok(
         student_train, "--store", store, "--out", tmp_path / "s", *VOCAB,
@@ -104,7 +107,8 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: Path) -> None:
-    """With a loss of the vocabulary the masked-LM head is saved, too."""
+    """With a loss of the vocabulary in addition to vectors and states, the masked-LM head is
+    saved."""
     from transformers import AutoModelForMaskedLM
 
     store = stores(hidden="layer:4")
@@ -114,7 +118,7 @@ def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: 
     says(printed, "valid_mlm", "valid_embedding")
     assert encoded(tmp_path / "s", ["A text."]).shape == (1, 32)
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "s").num_parameters() > 0
-    # As wide as its teacher, a student needs no projection.
+    # A student with the teacher's hidden size needs no projection.
     assert not (tmp_path / "s" / "2_Dense").exists()
     assert (tmp_path / "s" / "1_Pooling" / "config.json").exists()
 
@@ -138,7 +142,8 @@ def test_defaults_follow_the_store_and_the_student(stores: Callable[..., Path]) 
 def test_a_sweep_does_not_compare_losses_that_the_default_made_different(
     stores: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A static student has no states: by default its loss is another one."""
+    """A sweep does not compare different default losses: a static student has no states, so its
+    default loss differs."""
     store, out = stores(hidden="layer:4"), tmp_path / "sweep"
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--device", "cpu", "--out", out)
     said = ok(student_sweep, *words, "--student", "static:8", "--student", "32x1x4")
@@ -152,7 +157,7 @@ def test_a_sweep_does_not_compare_losses_that_the_default_made_different(
 def test_cosines_alone_need_no_space_of_the_teachers(
     stores: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Without a projection the vectors are as wide as the student."""
+    """Without a projection the vectors have the student's hidden size."""
     store = stores()
     for name, student in (("a", "24x1x2"), ("b", "modernbert:24x1x2")):
         words = ("--store", store, "--out", tmp_path / name, "--vocab", "450", "--device", "cpu")
@@ -272,7 +277,8 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
 def test_a_student_compares_texts_as_its_teacher_does(
     tiny_teacher: TinyTeacher, tmp_path: Path
 ) -> None:
-    """Distances need the lengths of vectors, which losses of vectors do not compare."""
+    """A student compares texts by distance as its teacher does, with vectors of the same lengths,
+    which losses of vectors ignore."""
     corpus = write_corpus(tmp_path / "corpus.txt", 24, ENGLISH)
     base, stores = tiny_teacher("bert"), {}
     for name, ends in (("dot", []), ("euclidean", [normalize()]), ("manhattan", [])):

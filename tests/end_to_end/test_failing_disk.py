@@ -1,4 +1,5 @@
-"""A disk that is full, read-only or gone: one line, no traceback, and the next start goes on."""
+"""A full, read-only or missing disk gives one line without traceback, and the next start
+continues."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import dumped, write_corpus
 
 EXT = ("zarr", "h5")
-APART = pytest.mark.apart  # each is a dump or a training in a process, and another that goes on
+# Each runs a dump or a training in a process, and a second process that continues.
+APART = pytest.mark.apart
 DUMP, TRAIN = "teachonce.teacher_dump.cli", "teachonce.student_train.cli"
 STORE = "teachonce.feature_store.cli"
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
@@ -57,7 +59,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def the_error(log: Path) -> str:
-    """The one line of the command that failed last, which is then forgotten."""
+    """Return the single line of the last failed command, and clear the output."""
     text = log.read_text()
     log.write_text("")
     for word in ("Traceback", "Exception ignored", "Segmentation"):
@@ -68,14 +70,14 @@ def the_error(log: Path) -> str:
 
 
 def ended(process: ForkServerProcess) -> int:
-    """The exit code of a process that mounts a disk of its own, where this machine allows it."""
+    """Return the exit code of a process that mounts its own disk, if this machine allows mounts."""
     if (code := finish(process)) == CANNOT:
         pytest.skip("no mounts allowed on this machine")
     return code
 
 
 def sound(store: Path) -> int:
-    """How many parts a finished store has in which nothing is wrong."""
+    """Verify a finished store and return its number of parts."""
     report = verify(store)
     assert report.problems == []
     beside = {path.name for path in store.parent.iterdir()}
@@ -101,7 +103,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callabl
 def test_files_that_cannot_grow(
     tmp_path: Path, words: Any, log: Path, ext: str, undisturbed: Any, started: bool
 ) -> None:
-    """What a store begins with is too large for this disk, or the finished file."""
+    """Files that cannot grow: this disk is too small for a store's first files or for the finished
+    file."""
     out = tmp_path / f"store.{ext}"
     limit = undisturbed("h5").stat().st_size - 999 if started else 20_000
     assert finish(fork(with_small_files, limit, DUMP, *words, out, log=log)) == 1
@@ -113,7 +116,7 @@ def test_files_that_cannot_grow(
 
 
 def blocks(store: Path) -> int:
-    """Bytes of a store on a disk of 4096-byte blocks."""
+    """Return the bytes of a store on a disk with blocks of 4096 bytes."""
     files = [store, *store.rglob("*")] if store.is_dir() else [store]
     return sum(4096 * -(-file.stat().st_size // 4096) for file in files if file.is_file())
 
@@ -130,8 +133,8 @@ def blocks(store: Path) -> int:
 def test_full_disk(
     tmp_path: Path, words: Any, log: Path, undisturbed: Any, ext: str, share: float
 ) -> None:
-    """It is full before anything, while the store is begun, in a part, or at the seal, for which
-    HDF5 needs all of it a second time."""
+    """The disk is full from the start, at the creation of the store, in a part, or at the seal, for
+    which HDF5 needs twice the space."""
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
     out, whole = disk / f"store.{ext}", blocks(undisturbed(ext)) * (2 if ext == "h5" else 1)
@@ -265,8 +268,8 @@ in_small_parts(*sys.argv[3:])
 def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
     tmp_path: Path, words: Any, store: Path, work: str, free: int
 ) -> None:
-    """HDF5 closes what is still open when a process ends, after Python has gone: it crashed then,
-    which a process that was forked never shows."""
+    """A process ends with 1 on a full disk: HDF5 closes open files at the end of a process, after
+    Python has finished. This crashed once, and never in a forked process."""
     disk = tmp_path / "disk"
     disk.mkdir()
     other = shutil.copy(store, tmp_path / "other.h5")

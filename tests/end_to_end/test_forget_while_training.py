@@ -37,7 +37,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str
 def test_a_training_ends(
     tmp_path: Path, stores: Path, ext: str, how: tuple[str | int, ...]
 ) -> None:
-    """Whatever of the store it has in memory; what it saved before stays unfinished."""
+    """A training ends with an error when its store forgets documents, also with a cache in memory;
+    its checkpoints stay unfinished."""
     path, out = tmp_path / f"a.{ext}", tmp_path / "student"
     copying = shutil.copytree if ext == "zarr" else shutil.copy
     copying(stores / path.name, path)

@@ -1,4 +1,4 @@
-"""Teachers whose weights are in a GGUF file, against transformers with the dequantised weights."""
+"""Teachers with weights in a GGUF file equal transformers with the dequantised weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ FILE, KIND = "small-q8_0.gguf", GGMLQuantizationType.Q8_0
 
 
 def rotary_order(weight: Array, heads: int, back: bool = False) -> Array:
-    """The rows of a query or key matrix in the order of llama.cpp, or back in transformers'."""
+    """Permute the rows of a query or key matrix to the order of llama.cpp, or back to
+    transformers'."""
     shape = (heads, 2, -1) if not back else (heads, -1, 2)
     inner = weight.reshape(*shape, weight.shape[1])
     return inner.swapaxes(1, 2).reshape(weight.shape)

@@ -1,5 +1,5 @@
-"""A store grows with its corpus, and forgets documents: what it holds then is what a dump of that
-text gives."""
+"""A store grows with its corpus and forgets documents: its content is then that of a dump of the
+resulting text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def written(path: Path, lines: list[str]) -> Path:
 
 
 def values_of(store: FeatureStore, index: int) -> dict[str, Array]:
-    """The numbers that the teacher gave for a sequence."""
+    """Return the teacher's values for a sequence."""
     record, found = store[index], dict[str, Array]()
     for view in record.views:
         here = f"view{view.number}"
@@ -70,8 +70,8 @@ def values_of(store: FeatureStore, index: int) -> dict[str, Array]:
 
 
 def check_same(one: Path, other: Path, numbers: bool = True) -> None:
-    """Both stores hold the same of the same sequences; without `numbers` in any order, view 0
-    alone: masks depend on the number of a sequence."""
+    """Check that both stores have the same features of the same sequences. Without `numbers` the
+    order may differ and only view 0 is compared, as masks depend on the number of a sequence."""
     with open_store(one) as a, open_store(other) as b:
         assert len(a) == len(b)
         each = [list(s.texts()) for s in (a, b)]
@@ -112,7 +112,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_grown_store_is_what_a_whole_dump_gives(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, read: Counter[str], ext: str
 ) -> None:
-    """The teacher reads what is new, and nothing else; the old store stays as it is."""
+    """A grown store equals a dump of everything. The teacher reads only the new texts, and the old
+    store is unchanged."""
     lines, teacher = lines_of(corpus)[:16], tiny_teacher("bert")
     first, text = written(tmp_path / "first.txt", lines[:12]), tmp_path / "text.txt"
     old = dumped(teacher, first, tmp_path / f"old.{ext}", **OPTIONS)
@@ -171,8 +172,8 @@ def test_documents_that_are_gone_moved_or_doubled(
 
 
 def test_labels_limits_and_words(tmp_path: Path, tiny_teacher: Teachers) -> None:
-    """A document with another label is another one; a limit that is raised lets a store grow; rare
-    words are those of the old store."""
+    """A document with another label is a new document; a larger limit lets a store grow; rare words
+    are those of the old store."""
     teacher = tiny_teacher("bert", "classification", MOODS)
     rows = [f"{text}\t{MOODS[n % 2]}" for n, text in enumerate([*ENGLISH[:5], *RUSSIAN[:4]])]
     columns = {"text_column": "sentence", "label_column": "mood", "logits": None}
@@ -200,8 +201,8 @@ def test_labels_limits_and_words(tmp_path: Path, tiny_teacher: Teachers) -> None
 def test_every_kind_of_text(
     tmp_path: Path, tiny_teacher: Teachers, classes: FeatureStore, tags: FeatureStore
 ) -> None:
-    """A document is known by its sequences, labels included, whatever the teacher is for; and found
-    by its text alone, however it was cut."""
+    """For every kind of text and task, a document is identified by its sequences, including labels.
+    Forgetting finds it by its text alone, for any cut."""
     corpora = {"classes": ("texts.tsv", "sentence"), "tags": ("words.tsv", None)}
     for store in (classes, tags):
         name, column = corpora[Path(store.path).stem]
@@ -239,7 +240,8 @@ def test_every_kind_of_text(
 def test_several_processes_and_stops(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--shard makes the store that one process makes, and so does one that was stopped."""
+    """Several processes with --shard make the store of one process, and so does a process that was
+    stopped."""
     lines, teacher = lines_of(corpus)[:12], tiny_teacher("bert")
     text = written(tmp_path / "text.txt", lines)
     first = written(tmp_path / "first.txt", lines[:6])
@@ -264,7 +266,8 @@ def test_several_processes_and_stops(
 def test_a_store_that_is_removed_before_the_end(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, store: Path
 ) -> None:
-    """After the copy of its parts, while a process of a shared dump writes a new part."""
+    """A store may be removed after its parts were copied, while a process of a shared dump writes a
+    new part."""
     old, out = tmp_path / "old.zarr", tmp_path / "new.zarr"
     old.symlink_to(store)
     text = written(tmp_path / "text.txt", [*lines_of(corpus), "One more."])
@@ -282,7 +285,8 @@ def test_a_store_that_is_removed_before_the_end(
 
 @pytest.mark.apart
 def test_killed_often_while_it_grows(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
-    """Kill a process so many seconds after it has begun the store; the next one goes on."""
+    """A dump that is killed some seconds after the creation of the store is continued by the next
+    process."""
     folder = tmp_path
     lines, teacher = lines_of(corpus)[:40], tiny_teacher("bert")
     text = written(folder / "text.txt", lines)
@@ -348,10 +352,10 @@ def test_what_cannot_grow(
 def test_forgetting_by_text(
     tmp_path: Path, tiny_teacher: Teachers, make_tokenizer: Callable[[str], Any], corpus: Path
 ) -> None:
-    """Of a dump of two texts the second is forgotten: what is left is the dump of the first; what
-    students keep of it in their tokens goes, too."""
+    """If the second text of a dump of two is forgotten, the dump of the first is left, and the
+    students' token caches lose it too."""
     lines, teacher = lines_of(corpus)[:20], tiny_teacher("bert")
-    long = " ".join(lines)  # of several sequences, in more than one part
+    long = " ".join(lines)  # with several sequences, in more than one part
     first = written(tmp_path / "first.txt", lines[:14])
     both = written(tmp_path / "both.txt", [*lines[:14], long, *lines[14:]])
     gone = written(tmp_path / "gone.txt", [*lines[14:], long])
@@ -406,7 +410,7 @@ def test_law(
     second: list[int],
     ext: str,
 ) -> None:
-    """dump(A + B) is what dump(A) becomes when it grows by B; without B it is dump(A)."""
+    """dump(A + B) equals dump(A) grown by B; after B is forgotten it equals dump(A)."""
     folder, teacher = tmp_path_factory.mktemp("law"), tiny_teacher("bert")
     pool = lines_of(write_corpus(folder / "pool.txt", 10))
     a, b = ([f"{pool[n]} {name}" for n in found] for found, name in ((first, "a"), (second, "b")))

@@ -1,4 +1,4 @@
-"""README's first command as it stands: model and corpus come from a hub, a server on loopback."""
+"""README's first command runs unchanged: model and corpus come from a hub, a server on loopback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ configs:
 def hub(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
 ) -> Iterator[Hub]:
-    """A hub with a small model and a small corpus under the names that `rubert-base` stands for."""
+    """Return a hub with a small model and a small corpus under the names in the preset
+    `rubert-base`."""
     corpus = tmp_path_factory.mktemp("wikipedia")
     (corpus / CONFIG).mkdir()
     (corpus / "README.md").write_text(CARD)
@@ -60,7 +61,7 @@ def first_command() -> list[str]:
 
 
 def run(words: list[str], folder: Path, environment: dict[str, str]) -> str:
-    """Run a command in a folder, in a process with an environment of its own."""
+    """Run a command in a folder, in a separate process with its own environment."""
     found = ours(words)
     assert found is not None
     module = str(found[0].callback.__module__ if found[0].callback else "")

@@ -1,5 +1,5 @@
-"""A teacher of more than 2^17 pieces: ids keep all their bits in every tier, and a student reads
-them."""
+"""A teacher with more than 2^17 pieces: ids retain all their bits in every tier, and a student
+reads them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ Stores = dict[str, FeatureStore]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Words with a capital are names; without punctuation, later pieces are those with ##."""
+    """Make tagged words, in which capitalised words are names. Without punctuation, later pieces
+    are the pieces with ##."""
     lines = []
     for text in ENGLISH + RUSSIAN:
         lines += [
@@ -43,7 +44,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stores(corpus: Path, tiny_teacher: Callable[..., Path]) -> Stores:
-    """Of a teacher of first pieces, which knows nothing, and of one that was taught all."""
+    """Dump an untrained teacher with tags of first pieces only, and a teacher trained on all
+    pieces."""
     out = corpus.parent / "all"
     ok(
         *(score, "--task", "ner", "--model", tiny_teacher("bert"), "--pieces", "all", "--save"),
@@ -121,7 +123,8 @@ def test_students_keep_the_label(
 
 
 def test_the_label_is_never_a_words_tag(stores: Stores, corpus: Path, tmp_path: Path) -> None:
-    """A model that takes every piece for a later one says O: nothing is there to go on with."""
+    """A model that predicts a later piece everywhere is scored as O, as there is no tag to
+    continue."""
     folder = corpus.parent / "all/model"
     model = AutoModelForTokenClassification.from_pretrained(folder)
     model.classifier.bias.data[2] += 1e4

@@ -1,4 +1,4 @@
-"""A folder full of canaries goes through every push and every page: none of them arrives."""
+"""A folder full of canaries takes part in every push and every page, and no canary is published."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def home(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
-    """A folder whose path tells the user's name; all commands get absolute paths."""
+    """Return a folder whose path contains the user's name; all commands receive absolute paths."""
     home = tmp_path / f"{CANARY}-home"
     home.mkdir()
     shutil.copytree(tiny_teacher("distilbert"), home / "teacher")
@@ -45,7 +45,7 @@ def home(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
 
 
 def sent(hub: Hub, name: str) -> dict[str, bytes]:
-    """What was sent, but for large files: the hub of the tests has their chunks alone."""
+    """Return all uploads except large files, of which the tests' hub has only chunks."""
     found = dict[str, bytes]()
     for each in hub.repositories[name].files():
         with suppress(KeyError):
@@ -62,7 +62,7 @@ def check(what: dict[str, bytes]) -> None:
 
 
 def plant(folder: Path) -> None:
-    """Files of all kinds that do not belong to a student, and words of its own files."""
+    """Write files of all kinds that do not belong to a student, and canaries into its own files."""
     (folder / ".env").write_text(f"HF_TOKEN={CANARY}")
     (folder / "notes.txt").write_text(CANARY)
     (folder / "metrics.jsonl").open("a").write(f'{{"{CANARY}": 1}}\n')

@@ -1,4 +1,5 @@
-"""Text of every odd kind through the house: nothing crashes, no character is lost, laws hold."""
+"""Odd texts of every kind run through the whole pipeline: nothing crashes, no character is lost,
+and all invariants hold."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_a_word_of_a_huge_number_of_characters(tokenizers: Tokenizers, kind: str
 
 
 def test_what_is_checked_does_find_things(tokenizers: Tokenizers) -> None:
-    """A lost window, and an alignment that pairs the wrong tokens."""
+    """The checks find a lost window, and an alignment that pairs the wrong tokens."""
     text = "The story of the lighthouse keeper. " * 30
     windows = cut_windows(text, tokenizers["bpe"], 48)
     check_documents([text], windows, tokenizers["bpe"])

@@ -1,4 +1,5 @@
-"""An unfinished dump goes on with the same arguments only; the line says which differ."""
+"""An unfinished dump continues with the same arguments only; the error line names the differing
+ones."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ CHANGES: list[tuple[Callable[[Path], None] | dict[str, Any], str]] = [
 
 @pytest.mark.slow
 def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
-    """Of an HDF5 store, too: tests/store/write/test_writing.py."""
+    """Different arguments are named. For HDF5 stores see tests/store/write/test_writing.py."""
     corpus, out = write_corpus(tmp_path / "corpus.txt", 30), tmp_path / "store.zarr"
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     spare = Path(shutil.copytree(model, tmp_path / "spare"))

@@ -1,5 +1,5 @@
-"""The projection to the teacher's width as a part of the student (Mukherjee & Awadallah 2020, eq. 5
-and algorithm 1): its heads stand on it, losses compare it, and it is saved."""
+"""The projection to the teacher's hidden size as a part of the student (Mukherjee & Awadallah 2020,
+eq. 5 and algorithm 1): its heads use it, losses compare it, and it is saved."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ SMALL = ("--vocab", "300", "--batch-tokens", "512", "--device", "cpu")
 
 
 def reading_types(folder: Path, out: Path) -> Path:
-    """A copy of a teacher whose tokenizer tells the types of tokens, as BERT's own does."""
+    """Copy a teacher, with a tokenizer that returns token types, as BERT's does."""
     shutil.copytree(folder, out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -51,7 +51,8 @@ def reading_types(folder: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs with a label, their name or none; the last two are long, and two lack a text."""
+    """Make pairs with a label, a label's name or no label; the last two are long, and two lack a
+    text."""
     chance = random.Random(1)
     rows: list[dict[str, str | None]] = [
         {"one": a, "two": b, "gold": LABELS[(a in ENGLISH) == (b in ENGLISH)] if n % 4 else ""}
@@ -111,7 +112,7 @@ def test_the_teacher_reads_both_texts_as_its_tokenizer_joins_them(
             assert all(given[i].startswith(record.texts[i]) for i in range(2))
             cut += 1
         assert record.text == "\x1f".join(record.texts)
-        one, two = ([text] for text in record.texts)  # "" that is in no list is taken for None
+        one, two = ([text] for text in record.texts)  # "" counts as None unless it is in a list
         read = tokenizer(one, two, return_tensors="pt", return_offsets_mapping=True)
         offsets = read.pop("offset_mapping")[0].numpy()
         assert read["input_ids"][0].tolist() == record.token_ids.tolist()
@@ -173,7 +174,7 @@ def test_copies_and_a_dump_that_goes_on(tmp_path: Path, pairs: FeatureStore, cor
         assert fs.features.task == pairs.features.task
         assert [r.texts for r in fs] == [r.texts for r in pairs] * times
         assert verify(path).problems == []
-        if path != half.out:  # which is in the merged one
+        if path != half.out:  # which is in the merged store
             assert rerun.check(fs, str(model), 99, 0, "cpu").problems == []
     single = {**options, "text_column": "one", "limit": 100}
     alone = dumped(model, corpus, tmp_path / "single.zarr", **single)

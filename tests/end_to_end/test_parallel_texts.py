@@ -84,7 +84,8 @@ def test_processes_that_share_a_dump_make_the_same_store(
 def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     embedder: Path, table: Path, tmp_path: Path
 ) -> None:
-    """And of a store of the teacher's own language the same student learns that, too."""
+    """A student of one language learns the teacher's outputs of another, and with a store of the
+    teacher's own language it learns both."""
     stores = tmp_path / "ru.zarr", tmp_path / "en.zarr"
     for path, columns in zip(stores, (COLUMNS, ("--text-column", "en")), strict=True):
         ok(teacher_dump, *typed(embedder, table, path), "--head", "embedding", *columns)
@@ -98,7 +99,8 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     for side in (0, 1):
         found = library(tmp_path / "s", [pair[side] for pair in PAIRS])
         assert (found * wanted).sum(axis=1).mean() > 0.95
-        # A teacher of random weights says nearly the same of all texts: what is left tells them.
+        # A teacher with random weights has nearly the same outputs for all texts, so only the
+        # differences identify a text.
         rest, other = (vectors - vectors.mean(axis=0) for vectors in (found, wanted))
         places = (rest @ (other / np.linalg.norm(other, axis=1, keepdims=True)).T).argmax(axis=1)
         assert (places == np.arange(len(PAIRS))).mean() > 0.8

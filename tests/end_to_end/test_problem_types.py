@@ -1,4 +1,4 @@
-"""Classifiers of other outputs than one label of all: several labels at once, and numbers."""
+"""Classifiers with other problem types than a single label: several labels at once, and numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def teacher(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
 ) -> Callable[..., Path]:
-    """`teacher(...)` -> folder of a classifier with these fields in its config.json."""
+    """Return a function `teacher(...)` -> folder of a classifier with these fields in its
+    config.json."""
     root = tmp_path_factory.mktemp("teachers")
 
     def changed(kind: str = "classification", labels: Any = MOODS, **fields: Any) -> Path:
@@ -61,7 +62,8 @@ def dump(model: Path, corpus: Path, out: Path, *more: str) -> Words:
 def several(
     teacher: Callable[..., Path], corpus: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A teacher of several labels at once, whose outputs differ by text, and its store."""
+    """Save a teacher of several labels at once, whose outputs differ by text, and make its
+    store."""
     model, folder = teacher(problem_type=SEVERAL), tmp_path_factory.mktemp("several")
     logits = torch.stack(answers(model, corpus.read_text("utf-8").splitlines()[:40]))
     network = AutoModelForSequenceClassification.from_pretrained(model)
@@ -97,7 +99,7 @@ def test_several_labels_are_learnt_as_sigmoids(
     own, wanted = (torch.stack(answers(each, texts)).sigmoid() for each in (out, model))
     assert (wanted.sum(dim=1) > 1.3).all()  # no softmax
     assert (own - wanted).abs().mean() < 0.1
-    # transformers' own pipeline and loss take the student for what it is
+    # transformers' own pipeline and loss recognise the student's problem type
     assert json.loads((out / "config.json").read_text())["problem_type"] == SEVERAL
     said = {each["label"]: each["score"] for each in pipeline(
         "text-classification", str(out), device="cpu"
@@ -165,7 +167,8 @@ def test_numbers_stay_numbers(teacher: Callable[..., Path], corpus: Path, tmp_pa
 def test_the_activation_of_a_cross_encoder_tells_several_labels(
     teacher: Callable[..., Path], corpus: Path, tmp_path: Path
 ) -> None:
-    """sentence-transformers ignores `problem_type`, and writes the activation instead."""
+    """The activation identifies several labels, as sentence-transformers ignores `problem_type` and
+    writes the activation instead."""
     about = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
     model = teacher(sentence_transformers=about)
     ok(teacher_dump, *dump(model, corpus, tmp_path / "a.zarr", "--hidden", "none"))

@@ -1,4 +1,4 @@
-"""What several processes train together is what one trains."""
+"""Several processes together train the same student as one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STUDENT = (*PLAIN, "--accumulate", 5, "--dropout", 0.1)
 
 
 def trained(count: int, words: Words, **watched: Any) -> Done:
-    """Train by so many processes; the first gradient of each is beside the student."""
+    """Train with `count` processes; each saves its first gradient next to the student."""
     out = Path(str(words[words.index("--out") + 1]))
     gradients = out.with_name(f"{out.name}.gradient")
     return processes(count, "teachonce.student_train.cli", words, out.parent, gradients, **watched)
@@ -57,7 +57,7 @@ def same_curve(one: Path, other: Path) -> None:
 
 
 def same_gradients(one: str, other: str, count: int) -> None:
-    """Each of `count` processes has the gradients of one, but for the last bits."""
+    """Each of `count` processes has the gradients of a single process, up to the last bits."""
     wanted = torch.load(f"{one}.0")
     first, *others = (torch.load(f"{other}.{rank}") for rank in range(count))
     for each in others:
@@ -105,7 +105,7 @@ def test_a_stop_of_one_stops_all_and_another_number_goes_on(
 
 @pytest.mark.slow
 def test_the_texts_of_a_batch_are_shared_if_a_step_has_one(store: Path, tmp_path: Path) -> None:
-    """Of three processes one has none of the two texts."""
+    """If a step has two texts, one of three processes has no text."""
     one, three = tmp_path / "one", tmp_path / "three"
     words = (
         "--store", store, "--vocab", 400, "--student", "16x2x2", "--batch-texts", 2, "--steps", 5,

@@ -1,4 +1,4 @@
-"""The workers of a Ray cluster make one store: it is the one that a single process makes."""
+"""The workers of a Ray cluster make the same store as a single process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place(options: DumpOptions) -> Path:
 
 
 def alone(options: DumpOptions) -> object:
-    """What a single process makes of it."""
+    """Return the store of a single process."""
     out = place(options).parent.with_name("alone") / place(options).name
     out.parent.mkdir()
     single = replace(options, out=out)
@@ -152,7 +152,8 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
 
 
 def test_a_worker_with_another_corpus_or_a_wrong_clock(task: WorkerJob) -> None:
-    """A clock that is an hour ahead changes nothing: silence is measured by the file system's."""
+    """A clock that is an hour ahead has no effect, as silence is measured by the file system's
+    clock. A worker with another corpus is refused."""
     now = time.time
     with mock.patch("time.time", lambda: now() + 3600):
         done = worker(task, Shard(0, 1))
@@ -181,7 +182,7 @@ def ray(options: DumpOptions) -> Iterator[Ray]:
 
 @pytest.mark.apart
 def test_two_nodes_of_which_anything_may_die(options: DumpOptions, ray: Ray) -> None:
-    """A node joins late, a worker, the driver and a node are killed."""
+    """The dump finishes when a node joins late, and a worker, the driver and a node are killed."""
     write_corpus(Path(options.corpus[0]), 400)
     wanted, chance = alone(options), random.Random(0)
     driver = ray.begin()

@@ -1,4 +1,5 @@
-"""Killed anywhere and started again, a dump and a training end as if nothing had happened."""
+"""A dump or a training that is killed anywhere and restarted ends as if it had not been
+interrupted."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def test_terminated_training(tmp_path: Path, store: Path, undisturbed: Path) -> 
 
 
 def cut_short(store: Path, out: Path, *more: str) -> None:
-    """A training that is stopped after its last step, before the student is written."""
+    """Stop a training after its last step, before the student is written."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr("teachonce.student_train.output.run._finish", lambda *_: 1 / 0)
         ok(student_train, "--store", store, "--out", out, *SETTINGS, *more)
@@ -175,7 +176,8 @@ def test_other_versions_are_reported_and_kept(tmp_path: Path, store: Path) -> No
 
 @pytest.mark.slow
 def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Path) -> None:
-    """The student's folder is not yet written, but its last checkpoint and metrics are."""
+    """A training killed after the last step has its last checkpoint and metrics, but no student's
+    folder yet."""
     out = tmp_path / "student"
     cut_short(store, out)
     assert last_step(out) == STEPS
@@ -185,14 +187,14 @@ def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Pa
 
 @pytest.mark.slow
 def test_one_vocabulary_for_one_text(store: Path) -> None:
-    """A resumed training makes its vocabulary again, and must get the same."""
+    """A resumed training builds its vocabulary again, and the result must be the same."""
     code = (
         "import sys; from teachonce.store import open_store\n"
         "from teachonce.student_train.model.student_tokenizer import student_tokenizer\n"
         "print(student_tokenizer('450', open_store(sys.argv[1])).backend_tokenizer.to_str())"
     )
     found = {student_tokenizer("450", open_store(store)).backend_tokenizer.to_str()}
-    # sets of texts have another order there: the hashes of this process are drawn at random
+    # sets of texts have another order there, as the hash seed of this process is random
     done = subprocess.run(
         [sys.executable, "-c", code, str(store)], cwd=ROOT, check=True, text=True,
         stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "1"},
@@ -221,13 +223,13 @@ def test_killed_dump(
         dump(dumping.options(model, corpus, broken, seed=1))
     assert tree(tmp_path) == left
 
-    with monkeypatch.context() as patch:  # words are counted once, by who began
+    with monkeypatch.context() as patch:  # the first process counts the words, once
         patch.setattr("teachonce.teacher_dump.windows.masked_views.COUNTED_WORDS", 1)
         done = dump(dumping.options(model, corpus, broken))
     assert 0 < done.resumed_parts < done.parts
     dump(dumping.options(model, corpus, whole))
     resumed, undisturbed = open_store(broken), open_store(whole)
-    assert resumed.manifest == undisturbed.manifest  # it has a SHA-256 of every array
+    assert resumed.manifest == undisturbed.manifest  # it contains a SHA-256 of every array
     assert any("mask words rare" in line for line in info_lines(resumed))
     assert verify(str(broken)).problems == []
     if ext == "zarr":

@@ -28,7 +28,7 @@ def test_a_training_gives_the_same_student(
         s3.weather = Weather({"reset": 0.3})
         ok(student_train, "--store", URL, "--out", tmp_path / "far", *SHORT, "--cache", cache)
         assert s3.weather.met["reset"] > 20
-        s3.weather = Weather({"reset": 0.3})  # another training finds all in the cache
+        s3.weather = Weather({"reset": 0.3})  # another training finds everything in the cache
         ok(student_train, "--store", URL, "--out", tmp_path / "again", *SHORT, "--cache", cache)
         assert s3.weather.met["reset"] < 20
         monkeypatch.setattr(network, "PATIENCE", 0.3)

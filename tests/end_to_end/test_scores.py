@@ -26,8 +26,8 @@ ASKED: Words = ("--head", "score", "--text-column", "one,two", "--device", "cpu"
 def teacher(
     pair_teacher: Path, tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]
 ) -> Path:
-    """A BERT with one output, high where the middle words of both texts are the same: a third of
-    what the classifier says of one class beyond the other."""
+    """Save a BERT with one output, high if the middle words of both texts are equal: a third of the
+    difference of the classifier's two logits."""
     trained: Any = AutoModelForSequenceClassification.from_pretrained(pair_teacher)
     network, tokenizer = reader_of_pairs(make_tokenizer, **ONE)
     network.bert.load_state_dict(trained.bert.state_dict())
@@ -84,7 +84,7 @@ def test_a_student_ranks_as_its_teacher(store: Path, teacher: Path, tmp_path: Pa
     ok(student_train, *words, *loss, "--out", tmp_path / "s", "--steps", "220")
     pairs = [(a, b) for a, b, _ in rows(11, 200)]
     own, wanted = predicted(tmp_path / "s", pairs), predicted(teacher, pairs)
-    assert own.min() < -0.1  # no sigmoid: the teacher has none
+    assert own.min() < -0.1  # no sigmoid, as the teacher has none
     assert np.corrcoef(own, wanted)[0, 1] > 0.9
     card = (tmp_path / "s" / "README.md").read_text()
     says(card, "pipeline_tag: text-ranking", 'CrossEncoder("this folder")')

@@ -1,5 +1,5 @@
-"""Students of vectors in searches: every kind ranks, and only those of the teacher's space search
-what the teacher has embedded."""
+"""Students of vectors in searches: every kind ranks texts, and only students in the teacher's space
+search the teacher's vectors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_student_of_another_space_searches_no_index_of_the_teachers(
 ) -> None:
     small, student = collection(tmp_path / "small"), tmp_path / "student"
     words = ("--store", store, "--out", student, *SMALL, "--loss", loss)
-    ok(student_train, *words, "--student", "static:32")  # as wide as the teacher
+    ok(student_train, *words, "--student", "static:32")  # the teacher's hidden size
     search = (
         "--task", "retrieval", "--model", student, "--documents-by", embedder, "--test", small,
         "--out", tmp_path / "out",

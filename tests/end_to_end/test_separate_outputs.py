@@ -1,4 +1,5 @@
-"""An output for log odds beside that of the classes (Mukherjee & Awadallah 2019, section 4.1)."""
+"""An output for log odds next to the output for the classes (Mukherjee & Awadallah 2019, section
+4.1)."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_each_loss_moves_its_own_output(
         (slope,) = torch.autograd.grad(found, moved.weight, retain_graph=True)
         assert slope.any()
         assert torch.autograd.grad(found, kept.weight, allow_unused=True) == (None,)
-    with torch.no_grad():  # with the same weights it is the same function
+    with torch.no_grad():  # the same weights give the same function
         own.weight.copy_(apart.weight)
         own.bias.copy_(apart.bias)
     shared, _ = distiller_of(request.getfixturevalue(kind), student=student, outputs="shared")
@@ -59,7 +60,7 @@ def test_where_one_kind_alone_is_learnt_there_is_one_output(classes: FeatureStor
         stage = [term for term in distiller.every if term.name == name]
         with torch.no_grad():
             before = distiller.measured(batch, stage)[1]
-            answers.bias.add_(1.0)  # it tells by which output a stage is judged
+            answers.bias.add_(1.0)  # the output by which a stage is validated
             after = distiller.measured(batch, stage)[1]
         assert before is not None and after is not None
         torch.testing.assert_close(after, before + 1)

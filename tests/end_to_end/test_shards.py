@@ -1,4 +1,4 @@
-"""Several processes make one store: it is the one that a single process makes, whoever dies."""
+"""Several processes make the same store as a single process, also if any of them dies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FEW = ("--batch-tokens", 256, "--device", "cpu", "--seed", 3)
 
 
 class Job:
-    """A dump that several processes can make."""
+    """Describes a dump that several processes can make."""
 
     def __init__(self, model: Path, corpus: Path, out: Path, *more: str | int | Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def model(tiny_teacher: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """In memory where the machine has a folder there: waiting for the disk is most of the time."""
+    """Return a folder in memory if the machine has one: fsync takes most of the time."""
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     ) as folder:
@@ -77,7 +77,7 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 def place(memory: Path, request: pytest.FixtureRequest) -> Path:
-    """The folder of the store of one test."""
+    """Return the folder for the store of one test."""
     return memory / re.sub(r"\W", "-", request.node.name)
 
 
@@ -88,7 +88,7 @@ def corpus(memory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def single(model: Path, corpus: Path) -> Callable[[str], object]:
-    """What a single process makes, by the format."""
+    """Return the store of a single process, by the format."""
 
     @cache
     def made(ext: str) -> object:
@@ -125,7 +125,8 @@ def test_two_processes_make_the_store_of_one(
 def test_killed_while_others_go_on(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path, ext: str
 ) -> None:
-    """Of two processes, whichever cuts the corpus too, one is killed and replaced, three times."""
+    """Of two processes, one is killed and replaced three times, and the other goes on, also if the
+    killed one cuts the corpus."""
     chance = random.Random(ext)
     job = Job(model, corpus, place / f"store.{ext}")
     workers = [job.begin("0/2"), job.begin("1/2")]
@@ -143,7 +144,7 @@ def test_killed_while_others_go_on(
 def test_one_process_goes_on_where_several_were_killed(
     single: Callable[[str], object], started: Job
 ) -> None:
-    """And it refuses to, as long as one of them is alive."""
+    """One process continues after several were killed. It refuses to while one of them is alive."""
     queue = PartQueue(started.out)
     lease = Lease(queue.folder / "1")
     assert finish(started.begin()) == 1
@@ -162,7 +163,7 @@ def refused_to_share(job: Job, **changes: Any) -> str:
 
 @pytest.fixture(scope="module")
 def left_by_one(model: Path, corpus: Path, memory: Path) -> Path:
-    """The folder of a store that one of several processes has begun and left."""
+    """Return the folder of an unfinished store that one of several processes has left."""
     job = Job(model, corpus, memory / "left" / "store.zarr")
     worker = job.begin("0/2")
     while not PartQueue(job.out).leased():
@@ -181,7 +182,7 @@ def started(left_by_one: Path, model: Path, corpus: Path, place: Path) -> Job:
 
 
 def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
-    """Other arguments, another text, other versions."""
+    """Another dump is refused: other arguments, another text, other versions."""
     changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 4}, "identity.arguments.seed is '3' in the store and '4' now"),
         ({"stride": 8}, "identity.arguments.stride"),
@@ -192,7 +193,7 @@ def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
     text, other = started.corpus.read_text(), tmp_path / started.corpus.name
     other.write_text(text + "One more.\n")
     says(refused_to_share(started, corpus=(str(other),)), "bytes is", "in the store and")
-    other.write_text(text.replace("a", "b", 1))  # as many bytes: who cuts it sees the difference
+    other.write_text(text.replace("a", "b", 1))  # the process that cuts the corpus detects it
     says(refused_to_share(started, corpus=(str(other),)), "sha256 is", "in the store and")
     root = started.out / "zarr.json"
     node = json.loads(root.read_text())
@@ -206,7 +207,8 @@ def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
 def test_a_part_that_was_taken_over_is_left_to_the_other(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path
 ) -> None:
-    """A process that was silent for too long does not publish, and goes on with other parts."""
+    """A process that was silent for too long does not publish its part, and continues with other
+    parts."""
     job = Job(model, corpus, place / "store.zarr")
     said: list[str] = []
     take = PartQueue.take
@@ -214,7 +216,7 @@ def test_a_part_that_was_taken_over_is_left_to_the_other(
     def robbed(queue: PartQueue, index: int = 0, size: int = 1) -> Any:
         part = take(queue, index, size)
         if part and part.number == 1 and not any("left to another" in line for line in said):
-            part.lease.path.unlink()  # as another process would that then has made it
+            part.lease.path.unlink()  # as if another process had then written the part
         return part
 
     options = options_of(job, part_tokens=PART_TOKENS)

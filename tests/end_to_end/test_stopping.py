@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: one line that says what is kept and how to go on, and the usual exit code."""
+"""Ctrl-C and SIGTERM give one line with the saved state and the command to continue, and the usual
+exit code."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def wait_for(reached: Callable[[], object], seconds: float = 120) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line, where there is no traceback."""
+    """Return the last line, and check that there is no traceback."""
     text = log.read_text()
     assert "Traceback" not in text and "Exception ignored" not in text, text
     return text.splitlines()[-1]
@@ -88,7 +89,7 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
 
 
 def test_stopped_training(tmp_path: Path, store: Path) -> None:
-    """By SIGTERM: tests/end_to_end/test_resume.py."""
+    """A training stops at Ctrl-C. For SIGTERM see tests/end_to_end/test_resume.py."""
     number, log, out = signal.SIGINT, tmp_path / "log", tmp_path / "student"
     settings = ("--vocab", 500, *STUDENT, "--steps", 5000, "--loss", "mlm=1,hidden=1")
     train = ("teachonce.student_train.cli", "--store", store, "--out", out, *settings)
@@ -149,7 +150,7 @@ def test_the_second_signal_leaves_at_once(tmp_path: Path, number: signal.Signals
 def test_the_thread_that_cuts_the_text_stops_too(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a part, which may be long."""
+    """The thread that cuts the text stops in the middle of a part, which may be long."""
 
     cut = 0
 
@@ -171,7 +172,8 @@ def test_the_thread_that_cuts_the_text_stops_too(
 def test_what_the_writing_thread_met_is_reported(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is why the dump would not have gone on."""
+    """The writing thread's error is reported, as it is the reason why the dump could not
+    continue."""
     from teachonce.teacher_dump.job import part_writing
 
     def fails(*arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""A store holds what plain transformers computes, within the error that each codec states."""
+"""A store has the values of plain transformers, within the error that each codec states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Expected = dict[str, Array]
 
 
 class Plain:
-    """The teacher as anybody would run it: one sequence at a time, every state kept."""
+    """Run the teacher in the plain way: one sequence at a time, with all states."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -58,8 +58,8 @@ class Plain:
         }
 
     def masked(self, record: Record) -> Array:
-        """What the teacher read in view 1, told from the stored spans alone; random words, whose
-        ids no store keeps, come from the rule that drew them."""
+        """Reconstruct the teacher's input of view 1 from the stored spans alone. A store has no ids
+        of random words, so these come from the masking rule."""
         view = record.views[1]
         ids = np.array(record.token_ids, np.int64)
         drawn = masked_input(
@@ -124,7 +124,7 @@ def check_tokens(plain: Plain, record: Record) -> None:
 
 
 def check_mask(record: Record) -> None:
-    """Whole words, and just the tokens that share a character with one."""
+    """Return whole words, and the tokens that share a character with such a word."""
     assert not record.views[0].mask.any() and len(record.views[0].spans) == 0
     spans, mask = record.views[1].spans, record.views[1].mask
     words = {tuple(word) for word in word_spans(record.text).tolist()}
@@ -152,7 +152,7 @@ def check_int4(store: FeatureStore, name: str, got: Array, want: Array) -> None:
     """FORMAT.md: at most 1.001/14 of the largest value of 64 channels, in normalised units."""
     mean, deviation = store.calibration[name]
     normal = (want - mean) / deviation
-    largest = np.abs(normal).max(axis=1, keepdims=True)  # these teachers are 32 wide: one group
+    largest = np.abs(normal).max(axis=1, keepdims=True)  # hidden size 32, one group
     assert normal.shape[1] == 32
     assert (np.abs((got - mean) / deviation - normal) <= 1.001 * largest / 14 + 1e-4).all()
 
@@ -192,7 +192,7 @@ def test_draws(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
     drawn = [np.concatenate([counts_of(record) for record in store]) for store in stores]
     assert (drawn[0].sum(axis=1) == 50).all()
     np.testing.assert_array_equal(drawn[0], drawn[1])
-    # Another batch changes the last bit of a logit, and so a draw that fell on a boundary.
+    # Another batch changes the last bit of a logit, and so a draw at a boundary.
     assert np.abs(drawn[0] - drawn[2]).sum() <= 0.002 * drawn[0].sum()
     chance = np.concatenate([np.exp(plain(record.token_ids)["logprobs"]) for record in stores[0]])
     error = (drawn[0] - 50 * chance).sum(axis=0)

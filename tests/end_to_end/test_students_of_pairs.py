@@ -1,4 +1,4 @@
-"""Students of a teacher that classifies pairs: they learn what only both texts together tell."""
+"""Students of a teacher that classifies pairs learn what depends on both texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = tuple[str, str, int]
 
 
 def row(chance: random.Random) -> Row:
-    """Two texts of three words; they are the same if the middle words are."""
+    """Make pairs of texts of three words with label 1 if the middle words are equal."""
     lamps = [chance.random() < 0.5 for _ in range(2)]
     one, two = (
         f"{chance.choice(NOISE)} {'lamp' if lamp else 'ships'} {chance.choice(NOISE)}"
@@ -57,7 +57,8 @@ def accuracy(model: Any, tokenizer: Any, some: list[Row]) -> float:
 
 
 def reader_of_pairs(make_tokenizer: Callable[..., Any], **head: Any) -> tuple[Any, Any]:
-    """An untrained BERT with such a head, and a tokenizer that types the texts of a pair."""
+    """Make an untrained BERT with such a head, and a tokenizer that returns the token types of a
+    pair."""
     torch.manual_seed(0)
     tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
     names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -73,7 +74,7 @@ def reader_of_pairs(make_tokenizer: Callable[..., Any], **head: Any) -> tuple[An
 
 
 def trained_reader(make_tokenizer: Callable[..., Any]) -> tuple[Any, Any]:
-    """A BERT that was fine-tuned on pairs as anybody would, and its tokenizer."""
+    """Fine-tune a BERT on pairs in the plain way; return it with its tokenizer."""
     network, tokenizer = reader_of_pairs(make_tokenizer, id2label=dict(enumerate(LABELS)))
     optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)
     for _ in range(130):
@@ -94,7 +95,7 @@ def test_a_student_learns_pairs_from_the_store_alone(
     tmp_path: Path, pair_teacher: Path, out: str, align: str
 ) -> None:
     corpus = tmp_path / "pairs.csv"
-    lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]  # the teacher alone says which are the same
+    lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]  # without labels
     corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
     hidden = {"hidden": "layer:2", "attention": "none"}
     store = dumped(pair_teacher, corpus, tmp_path / out, **PAIR, **hidden)

@@ -1,4 +1,4 @@
-"""The students of a sweep on a Ray cluster, of which anything may die."""
+"""The students of a sweep on a Ray cluster, of which any process may die."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def words_of(store: Path, out: Path, address: str, steps: int) -> Words:
 
 
 def writer(out: Path) -> int:
-    """Number of the process that trains a student now; 0 where there is none."""
+    """Return the process id that now trains a student, or 0."""
     for lease in out.glob(".*.lease"):
         if (student := out / lease.name[1:-6]).is_dir() and list(student.glob("checkpoints/*.pt")):
             return int(json.loads(lease.read_text())["pid"])
@@ -80,7 +80,8 @@ def states(out: Path) -> list[str]:
 
 @pytest.mark.apart
 def test_a_sweep_of_which_anything_may_die(store: Path, tmp_path: Path, cluster: Any) -> None:
-    """A worker and the driver are killed, a node joins; ASHA ends the worst student."""
+    """The sweep finishes when a worker and the driver are killed and a node joins; ASHA ends the
+    worst student."""
     out, log = tmp_path / "out", tmp_path / "log"
     words = words_of(store, out, cluster.address, 400)
     more = ("--prune", "asha")

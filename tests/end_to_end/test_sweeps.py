@@ -48,7 +48,7 @@ def test_a_student_that_fails_does_not_stop_the_others(tmp_path: Path, store: Pa
     grid, out = tmp_path / "grid.toml", tmp_path / "out"
     grid.write_text(DIVERGING.replace("[0.001, 1e30]", "[1e30, 0.001]"))
     words = ("--store", store, *SMALL, "--grid", grid, "--out", out)
-    for _ in range(2):  # the same command tries it again
+    for _ in range(2):  # the same command tries the failed run again
         done = invoke(student_sweep, *words)
         assert done.exit_code == 1, done.output
         says(done.stderr, "1 of 2 students failed", "training has diverged", "the same command")
@@ -86,7 +86,7 @@ def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Pa
     out = tmp_path / "out"
     words: Words = ("--store", store, "--student", "bert:32x2x4", *STUDENT[2:], "--vocab", "450")
     words += ("--loss", "mlm", "--out", out)
-    words += ("--init", "teacher")  # from there the larger rate is ahead after one step
+    words += ("--init", "teacher")  # with this start the larger rate is ahead after one step
     words += ("--steps", 4, "--eval-every", 1, "--lr", 0.01, "--lr", 1e-6, "--prune", "asha")
     said = ok(student_sweep, *words)
     assert states(out) == ["finished", "pruned"]
@@ -99,7 +99,8 @@ def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Pa
 
 
 def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
-    """The hash in its name has only the last component of a path: what it hides is compared."""
+    """A folder has one student: its name hashes only the last component of a path, so the full
+    settings are compared."""
     paths = [tmp_path / folder / store.name for folder in ("en", "ru")]
     for path in paths:
         path.parent.mkdir()
@@ -184,7 +185,8 @@ NO_TASKS: list[tuple[str, ...]] = [
 
 
 def refused_here(tasks: Any, models: Any) -> str:
-    """Check the tables as the process does that a sweep starts: one case sees it start."""
+    """Check the tables in the way of a process that a sweep starts. One test checks the start
+    itself."""
     try:
         check_tables(tasks, models)
     except UserError as error:
@@ -237,7 +239,7 @@ def test_several_at_once_that_are_scored(
     assert "| model | mood accuracy |" in done.stdout and "| teacher | " in done.stdout
     joined = json.loads(ok(downstream, "--task", "table", out, "--json"))["rows"]
     assert [row["task"] for row in joined].count("classify") == 3  # two students, the teacher
-    again = invoke(student_sweep, *words)  # what is scored is not scored again
+    again = invoke(student_sweep, *words)  # scored students are not scored again
     assert again.output.count("finished before") == 2 and "scores  " not in again.output
     assert len(read(out, "sweep.json")) == 2 and "mood accuracy" in again.stdout
 
@@ -262,7 +264,8 @@ SCORED = {
 def test_scores_of_a_reference_model_are_its_own(
     tmp_path: Path, scores: dict[str, Any], figures: dict[str, float]
 ) -> None:
-    """In an earlier sweep its name in [models] may be the name of another model."""
+    """Scores of a reference model are its own: in an earlier sweep its name in [models] may belong
+    to another model."""
     task, runs = Task("mood", ("--seeds", "1")), Runs(tmp_path, {}, [], searched=False)
     folder = task.folder(tmp_path, "teacher")
     folder.mkdir(parents=True)
@@ -295,7 +298,8 @@ def test_a_student_whose_scoring_fails_is_trained(tmp_path: Path, store: Path) -
 def test_a_child_sees_one_of_the_gpus_that_its_parent_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpu: int, own: str
 ) -> None:
-    """`in_child` runs in this process, which stays in its group and has no parent to wait for."""
+    """A child sees one of its parent's GPUs. `in_child` runs in this process, which stays in its
+    group and has no parent."""
     monkeypatch.setattr(os, "setpgrp", lambda: None)
     monkeypatch.setattr(processes, "_exit_with_parent", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
@@ -324,7 +328,7 @@ def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
     sweep = start("teachonce.student_train.sweep", *words)
     wait_for(lambda: len(children_of(out)) == 2, 600)
     sweep.kill()
-    wait_for(lambda: not children_of(out), 600)  # they notice that it has gone, and save themselves
+    wait_for(lambda: not children_of(out), 600)  # they notice the parent's end, and save themselves
     done = invoke(student_sweep, *words[:-2])
     assert done.exit_code == 0, done.output
     assert len(re.findall(r"resume    after step \d+", done.output)) == 2
@@ -332,7 +336,7 @@ def test_processes_that_are_stopped(tmp_path: Path, store: Path) -> None:
 
 
 def children_of(out: Path) -> list[str]:
-    """Processes that write a student of `out`: those that hold its metrics open, or a lease."""
+    """Return the processes that write a student of `out`, with open metrics or a lease."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,5 @@
-"""Students of classification and tagging teachers: every loss, every kind, from store to folder."""
+"""Students of classification and tagging teachers: every loss and every kind, from store to
+folder."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_targets_of_tags_belong_to_the_words_first_pieces(tags: FeatureStore, al
         words += len(pieces)
         gold += int((wanted.task.gold >= 0).sum())
         assert len(wanted.task.gold) == len(wanted.task.logits) == len(pieces)
-    # Words of texts with tags are those of the file.
+    # Words of texts with tags are the words of the file.
     tagged = [bool((np.asarray(record.tags) >= 0).any()) for record in tags]
     texts = zip(tags.texts(), tagged, strict=True)
     assert words == sum(len(text.split() if own else word_spans(text)) for text, own in texts)
@@ -80,7 +81,7 @@ def test_targets_of_tags_belong_to_the_words_first_pieces(tags: FeatureStore, al
     assert gold == stored < words
 
 
-# Not Unigram without tags: a piece of it may hold two marks, which are two words.
+# Unigram without tags is left out: one of its pieces may contain two marks, which are two words.
 @pytest.mark.parametrize(
     ("kind", "tagged"),
     [("wordpiece", True), ("bpe", True), ("unigram", True), ("wordpiece", False), ("bpe", False)],
@@ -101,7 +102,7 @@ def test_words_begin_after_a_blank_however_offsets_count_it(
         tags=np.where(np.isin(np.arange(len(special)), start[:-1]) & tagged, 0, -1),
     )  # fmt: skip
     words = sum(len(text.split() if tagged else word_spans(text)) for text in texts)
-    for shift in (0, 1):  # the blank before a word with it, too, as some tokenizers count it
+    for shift in (0, 1):  # also counted with the blank before a word, as by some tokenizers
         wide = offsets.copy()
         if shift:
             inner = (offsets[:, 0] > 0) & ~special
@@ -116,7 +117,7 @@ def test_words_begin_after_a_blank_however_offsets_count_it(
 
 
 def gold_of(store: FeatureStore, text: str) -> list[int]:
-    """The label of a text, or the tags of its words."""
+    """Return the label of a text, or the tags of its words."""
     assert store.features.task is not None
     if store.features.task.kind == "classification":
         return [int(text in RUSSIAN)]
@@ -124,7 +125,8 @@ def gold_of(store: FeatureStore, text: str) -> list[int]:
 
 
 def told_by(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> list[int]:
-    """The label that a loaded student gives to each text, or to the first piece of each word."""
+    """Return the label that a loaded student predicts for each text, or for the first piece of each
+    word."""
     found = []
     for text in texts:
         read = tokenizer(text.split(), is_split_into_words=True, return_tensors="pt")
@@ -183,7 +185,7 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
 ) -> None:
     model, collator, options = prepared(classes, loss={"ce": 1.0, "kl": 1.0}, held_out=0.4)
     with torch.no_grad():
-        for weight in model.parameters():  # so that it says something else of each text
+        for weight in model.parameters():  # so that its outputs differ between texts
             weight.mul_(20 if weight.ndim > 1 else 1)
     distiller = Distiller.of(model, options, classes)
     _, held_out = split_blocks(classes, options.held_out)
@@ -207,7 +209,7 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
     assert found["valid_agreement_matthews"] == pytest.approx(matthews_corrcoef(teacher, answers))
     assert warning_of_one_label(found) == ""
     with torch.no_grad():
-        for weight in model.parameters():  # one label for every text
+        for weight in model.parameters():  # the same label for every text
             weight.zero_()
     found = validated(distiller, classes, collator, options)
     assert found["valid_agreement_matthews"] == 0 < found["valid_agreement"]
@@ -215,7 +217,8 @@ def test_accuracy_is_of_the_gold_labels_and_agreement_of_the_teachers(
 
 
 def losses_by_kinds() -> list[Any]:
-    """Every loss with one kind of student, every kind with several losses; all others are apart."""
+    """Every loss runs with one kind of student, and every kind with several losses; all others run
+    with `apart`."""
     losses = [*OF_ANY_TASK, "sentence", "sentence-gelu", "sentence-gelu-half", "sentence-kld"]
     return [
         pytest.param(student, loss, marks=() if (row + column) % 3 == 0 else pytest.mark.apart)
@@ -297,7 +300,7 @@ def test_what_a_recipe_lacks_is_reported_in_a_line(
         assert not (tmp_path / "out").exists()
     said = ok(main, "--store", unlabelled, "--out", tmp_path / "out", *SMALL[2:], "--steps", 2,
               "--student", "16x1x2", "--vocab", "teacher")  # fmt: skip
-    assert "1 kl + 30 hidden;" in said  # what the store can serve
+    assert "1 kl + 30 hidden;" in said  # losses that the store supports
 
 
 @pytest.mark.slow

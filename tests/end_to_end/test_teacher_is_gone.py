@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
 
 
 def check_student(out: Path, vocabulary: int) -> None:
-    """An ordinary transformers folder."""
+    """Check that a folder is an ordinary transformers folder."""
     model = AutoModelForMaskedLM.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert model.config.vocab_size == len(tokenizer) == vocabulary
@@ -55,7 +55,7 @@ def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
 
 
 def test_initialisation(tmp_path: Path, store: Path) -> None:
-    """So little a rate that what is saved is where the student started; for the other starts see
+    """The saved weights are those of the start, as the rate is tiny. For other starts see
     tests/student_train/model/test_start.py."""
     out = tmp_path / "student"
     said = ok(

@@ -1,4 +1,4 @@
-"""Never train on a wrong dump: what repeats, what is made again, what is refused."""
+"""Never train on a wrong dump: repeated trainings are equal, and altered stores are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(model: Path, corpus: Path, out: Path) -> DumpOptions:
-    """A dump of several parts, with masks and draws."""
+    """Return the options of a dump with several parts, masks and draws."""
     small = {"part_tokens": 200, "batch_tokens": 256, "max_length": 48}
     return dump_options(model, corpus, out, views=2, logits="sample:9", **small)
 
@@ -62,7 +62,7 @@ def copied(store: Path, folder: Path) -> Path:
 def test_the_same_dump_gives_the_same_bytes(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
 ) -> None:
-    """All but the time of day."""
+    """The same dump gives the same bytes, except the time of day."""
     again = tmp_path / f"a.{ext}"
     dump(options(tiny_teacher("bert"), corpus, again))
     assert contents(again) == contents(stores[ext])
@@ -97,7 +97,8 @@ def test_damaged_parts_alone_are_dumped_again(
 
 
 def test_the_same_training_gives_the_same_student(tmp_path: Path, stores: dict[str, Path]) -> None:
-    """From either format of a store, bit for bit; and it tells where it came from."""
+    """The same training gives the same student, bit for bit, from either format of a store, and it
+    records its source."""
     for ext in FORMATS:
         ok(student_train, "--store", stores[ext], "--out", tmp_path / ext, *TRAINING)
     one, other = tmp_path / "zarr", tmp_path / "h5"
@@ -142,7 +143,8 @@ def test_an_unfinished_store_only_when_asked_for(
 def test_a_training_is_not_resumed_on_other_numbers(
     tmp_path: Path, stores: dict[str, Path]
 ) -> None:
-    """The same dump in another format will do; one value altered will not."""
+    """A training is resumed with the same dump in another format, but not with one altered
+    value."""
     other, words = copied(stores["h5"], tmp_path), ("--out", tmp_path / "student", *TRAINING)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr("teachonce.student_train.output.run._finish", lambda *_: 1 / 0)
@@ -154,7 +156,8 @@ def test_a_training_is_not_resumed_on_other_numbers(
 
 
 def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[str, Path]) -> None:
-    """Refused before anything is trained, and found by verify wherever they are."""
+    """Tokens that the tokenizer does not give are refused before training, and found by verify at
+    any position."""
     store = copied(stores["h5"], tmp_path)
     middle = open_store(store)
     sequences = middle.manifest.parts[0].counts.sequences
@@ -175,7 +178,8 @@ def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[st
 def test_offsets_outside_the_text_end_a_training_in_one_line(
     tmp_path: Path, stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forged store, in a place that the look at a sample does not see."""
+    """A forged store is found in a training even if the checked sample does not contain the
+    error."""
     monkeypatch.setattr("teachonce.student_train.output.run.check_tokens", lambda store: None)
     store = copied(stores["h5"], tmp_path)
     with h5py.File(store) as file:
@@ -183,5 +187,5 @@ def test_offsets_outside_the_text_end_a_training_in_one_line(
     forge(store, "parts/0/token/end", put(place, 9999))
     more = ("--held-out", "0", "--epochs", "1", "--vocab", "450", *STUDENT)
     line = refused(student_train, "--store", store, "--out", tmp_path / "out", *more)
-    says(line, "feature-store verify")  # the reader finds it, or the alignment a thread before it
+    says(line, "feature-store verify")  # found by the reader, or earlier by the aligning thread
     assert "part 0: offsets outside the text" in line or "to 9999 of a text of" in line

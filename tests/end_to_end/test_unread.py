@@ -1,4 +1,5 @@
-"""A dump and `info` say which features the default losses leave unread, and they are right."""
+"""A dump and `info` print which features the default losses do not read, and the list is
+correct."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.making.dumps import write_corpus
 
 
 def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
-    """Dump a few texts; return the store and what was printed."""
+    """Dump a few texts; return the store and the output."""
     words = ("--model", teacher, "--corpus", write_corpus(folder / "a.txt", 8), "--device", "cpu")
     return folder / "a.zarr", ok(teacher_dump, *words, "--out", folder / "a.zarr", *more)
 
@@ -52,7 +53,7 @@ def test_a_dump_says_what_no_default_loss_reads(
     for line in found:
         assert f"B, which no default loss of student-train reads; {unread} leaves them out" in line
         assert line.endswith("--head has to be left out, too") == ("--logits none" in unread)
-    if unread:  # the options that it names work
+    if unread:  # the suggested options work
         (tmp_path / "again").mkdir()
         without = dump(tiny_teacher(*teacher), tmp_path / "again", *more, *unread.split())[1]
         assert "unread" not in without

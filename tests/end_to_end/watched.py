@@ -15,7 +15,7 @@ from tests.end_to_end.support import Words
 
 
 class Done(NamedTuple):
-    """How the processes of a command ended, and what each of them printed."""
+    """Holds the exit codes of the processes of a command, and the output of each."""
 
     codes: list[int]
     said: list[str]
@@ -31,8 +31,8 @@ def processes(
 ) -> Done:
     """Run the `main` of a module in `count` processes that train together.
 
-    Each keeps the gradient of its first step in the file `gradients`.RANK; number `stopped` gets a
-    signal in its third.
+    Each saves the gradient of its first step in the file `gradients`.RANK. The process with rank
+    `stopped` receives a signal in its third step.
     """
     return together(
         count, folder, lambda rank: (_watched, gradients, stopped == rank, module, words)
@@ -40,8 +40,8 @@ def processes(
 
 
 def together(count: int, folder: Path, work: Callable[[int], tuple[Any, ...]]) -> Done:
-    """Call a function of a module in each of `count` processes of one training: `work` gives it,
-    and its arguments, for each rank."""
+    """Call a function of a module in each of `count` processes of one training. `work` returns the
+    function and its arguments for each rank."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The notebook runs cell by cell, and what a notebook would show of each cell is there."""
+"""The notebook runs cell by cell, and the stored outputs are the outputs of each cell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTEBOOK = EXAMPLES / "three_students.ipynb"
 
 
 def run_cell(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; return the value of its last line if that is an expression."""
+    """Run a cell; return the value of its last line if the line is an expression."""
     body = ast.parse(source).body
     last = body.pop() if isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), str(NOTEBOOK), "exec"), names)

@@ -1,4 +1,4 @@
-"""A package of your own adds a loss and a kind of student, by entry points or by their modules."""
+"""A user's package adds a loss and a kind of student, by entry points or by their modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str]
 
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The package is on the path, and its entry points where an installation writes them."""
+    """Put the package on the path, with its entry points as an installation writes them."""
     monkeypatch.setattr(registry, "_OUTSIDE", {})
     monkeypatch.setattr(shapes, "SHAPES", dict(shapes.SHAPES))
     monkeypatch.setattr(kinds, "SHAPES", shapes.SHAPES)

@@ -1,4 +1,4 @@
-"""The examples that train run as they stand, on small stores of real teachers."""
+"""The examples that train run unchanged, on small stores of real teachers."""
 
 from __future__ import annotations
 

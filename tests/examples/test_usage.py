@@ -1,4 +1,4 @@
-"""An example that is run without arguments says how it is run."""
+"""An example without arguments prints its usage."""
 
 from __future__ import annotations
 

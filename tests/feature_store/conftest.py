@@ -1,4 +1,4 @@
-"""A store that several tests look at; nobody may change it."""
+"""Share a store between several tests; no test may change it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.making.stores import features_of, make_store
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of a sealed store with two views, hidden states, maps and topk logits."""
+    """Return the path of a sealed store with two views, hidden states, maps and topk logits."""
     path = tmp_path_factory.mktemp("look") / "a.zarr"
     make_store(path, features_of(), parts=2)
     return path

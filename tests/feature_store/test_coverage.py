@@ -1,4 +1,4 @@
-"""`info --vocab`: what each alignment makes use of, over all of a store or a sample of it."""
+"""`info --vocab` reports the share that each alignment uses, over all of a store or a sample."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_large_store_is_sampled(
     printed = facts("info", store, "--vocab", "5k")
     assert (printed["coverage"]["sequences"], printed["coverage"]["of"]) == (12, 24)
     assert "made of 12 of 24 sequences" in printed["vocabulary"]["note"]
-    folder = tmp_path / "student-5"  # its name ends as a size does
+    folder = tmp_path / "student-5"  # its name has the suffix of a size
     StudentVocabulary("5k", open_store(store)).tokenizer.save_pretrained(folder)
     assert not StudentVocabulary(str(folder), open_store(store)).note
     first = "".join(open_store(store)[number].text for number in range(12))

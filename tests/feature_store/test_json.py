@@ -1,4 +1,4 @@
-"""`--json`: every command tells the same facts to programs as to people."""
+"""`--json`: every command reports the same facts as JSON as in its text output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from teachonce.store import open_store
 
 
 def facts(*arguments: object, code: int = 0) -> Any:
-    """What a command prints as JSON: nothing else may stand on stdout."""
+    """Run a command and return its JSON, which must be the whole stdout."""
     done = CliRunner().invoke(main, [*map(str, arguments), "--json"])
     assert done.exit_code == code, done.output
     return json.loads(done.stdout)

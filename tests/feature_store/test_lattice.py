@@ -1,4 +1,4 @@
-"""Tokens laid over a text: each of them and each character stands in one place, in order."""
+"""Tokens in the rows of a text: each token and each character has exactly one place, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teachonce.align import Tokens
 from teachonce.feature_store.page import lattice
 from teachonce.feature_store.page.lattice import Cluster, clusters
 
-Side = list[tuple[int, int]]  # spans; an empty one is special
+Side = list[tuple[int, int]]  # spans; an empty span is special
 
 
 def tokens(spans: Side) -> Tokens:
@@ -25,7 +25,7 @@ def drawn(text: str, *sides: Side) -> list[Cluster]:
 
 
 def printed(text: str, found: list[Cluster]) -> list[str]:
-    """Each cluster as its atoms, and each side's tokens by number under the columns."""
+    """Format each cluster as its atoms, and each side's tokens by number under the columns."""
     return [
         "|".join(text[b:e] for b, e in c.atoms)
         + "".join(f" {[(x.column, x.width, x.tokens) for x in side]}" for side in c.sides)
@@ -65,7 +65,7 @@ def test_the_work_grows_with_the_text() -> None:
 
 
 def instructions(words: int) -> int:
-    """Count the instructions that lay out so many words, with a special token in each."""
+    """Count the instructions for the layout of `words` words, with a special token in each."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -86,7 +86,7 @@ def instructions(words: int) -> int:
 
 @st.composite
 def texts_with_sides(draw: st.DrawFn) -> tuple[str, list[Side]]:
-    """A text, and spans of tokens that may overlap, step back, be special or leave gaps."""
+    """Draw a text, and spans of tokens that may overlap, step back, be special or leave gaps."""
     text = draw(st.text("ab \n", max_size=12))
     place = st.integers(0, len(text))
     span = st.tuples(place, place).map(lambda pair: (min(pair), max(pair)))

@@ -1,4 +1,4 @@
-"""The page of a store's sequences: what it shows is what the store has; read in a real browser."""
+"""The page of a store's sequences shows the store's values; it is opened in a real browser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ refused = partial(refused_by, main, "page")
 
 
 def data_of(page: Path) -> Any:
-    """What the script of a page reads."""
+    """Return the data that the script of a page reads."""
     found = re.search(r"^const page = (.*);$", page.read_text(), re.MULTILINE)
     assert found
     return json.loads(found[1])
@@ -42,7 +42,7 @@ def data_of(page: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def written(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of two sequences beside a student's tokens."""
+    """Write the page of two sequences, with a student's tokens."""
     out = tmp_path_factory.mktemp("pages") / "new/page.html"
     done = run(store, "--vocab", "5k", "--sequence", "17,5", "--out", out)
     assert done.exit_code == 0 and done.output == f"page in {out}\n"
@@ -146,7 +146,7 @@ def test_pages_of_other_stores(tmp_path: Path, tier: str) -> None:
 
 
 def check_tier(fs: FeatureStore, text: str, printed: Any, tier: str) -> None:
-    """What only such a store has is on its page."""
+    """Check that the page shows the features that are specific to the store's tier."""
     record, best = fs[4], printed["sequences"][4]["best"][1]
     if tier == "sample":
         logits = record.views[1].logits

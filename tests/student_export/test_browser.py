@@ -35,7 +35,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @pytest.mark.apart
 def test_it_finds_lines_in_a_browser(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    """`apart`, as it fetches transformers.js from npm."""
+    """A search in a browser finds lines. `apart`, as it fetches transformers.js from npm."""
     npm = shutil.which("npm") or pytest.skip("needs npm")
     site, modules = tmp_path / "site", tmp_path / "node_modules"
     site.mkdir()

@@ -1,4 +1,4 @@
-"""A decoder is exported to files that other programs run, with the student's own predictions."""
+"""A decoder is exported to files for other programs, which return the student's own predictions."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ TEXTS = [*ENGLISH[:2], "Don't 1234,5 \n\n  été 😀", RUSSIAN[0]]
 
 
 def decoder(kind: str, folder: Path) -> Path:
-    """A random student of a kind, with a vocabulary of the pattern of that kind; UNTIED has output
-    embeddings of its own."""
+    """Save a random student of a kind, with a vocabulary by that kind's pattern; UNTIED has
+    separate output embeddings."""
     shape = SHAPES[kind.partition(":")[0]]
     backend = train_byte_level(ENGLISH + RUSSIAN, 500, shape.family)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **FAMILIES[shape.family].specials)
@@ -74,7 +74,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer: what torch exports takes as long as there are layers."""
+    """Make a decoder of one layer, as torch's export time grows with the number of layers."""
     return decoder("llama:64x1x4x96x2", tmp_path_factory.mktemp("shallow") / "student")
 
 
@@ -181,7 +181,7 @@ def test_onnx_goes_on_from_its_cache(
 def test_the_card_continues_a_text_in_node(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`apart`, as it fetches transformers.js from npm."""
+    """The card's code continues a text in Node. `apart`, as it fetches transformers.js from npm."""
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     npm = shutil.which("npm") or pytest.skip("needs npm")
     words = ("install", "--ignore-scripts", "--no-audit", "--no-fund", TRANSFORMERS_JS)
@@ -210,7 +210,7 @@ def test_llama_cpp_predicts_what_the_student_does(
     batch = student.encode(TEXTS)
     present = batch["attention_mask"].astype(bool)
     found = gguf.open_runner(tmp_path / "model.gguf", "logits")(batch)
-    assert np.abs(found - student.run(batch))[present].max() < 0.01  # its cache is of float16
+    assert np.abs(found - student.run(batch))[present].max() < 0.01  # its cache is in float16
     texts = [*ENGLISH, *RUSSIAN, *TEXTS]
     assert gguf.token_ids(tmp_path / "model.gguf", texts) == [
         list(each) for each in student.tokenizer(texts)["input_ids"]
@@ -236,7 +236,8 @@ def test_llama_cpp_predicts_what_the_student_does(
 def test_pieces_without_probability_hide_no_difference(
     student: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A student may rule pieces out by -inf; 0 times its logarithm is no number."""
+    """A student may exclude pieces by -inf; 0 times the logarithm of 0 is NaN, and must not hide a
+    difference."""
     loaded = load_student(student)
     run = loaded.run
     monkeypatch.setattr(type(loaded), "run", lambda self, batch: without_piece(batch))
@@ -253,8 +254,8 @@ def test_pieces_without_probability_hide_no_difference(
 
 
 def test_k_quants_are_those_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of 256 values in the type that was asked for, rows of 64 in the one that llama.cpp takes
-    instead; errors follow the bits, and the file runs."""
+    """k-quants are those of llama.cpp: rows of 256 values have the requested type, and rows of 64
+    the type that llama.cpp uses instead. Errors fall with more bits, and the file runs."""
     pytest.importorskip("llama_cpp")
     wide = decoder("llama:256x1x4x64x2", tmp_path / "wide")
     gguf.write_float(load_student(wide), tmp_path / "model.gguf")

@@ -71,7 +71,7 @@ def by_example(folder: Path, *texts: str) -> Array:
 
 @pytest.fixture(scope="module")
 def shallow(tiny_teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first layer of a teacher: what torch exports takes as long as there are layers."""
+    """Cut a teacher to its first layer, as torch's export time grows with the number of layers."""
     folder, bert = tmp_path_factory.mktemp("shallow"), tiny_teacher("bert")
     AutoModelForMaskedLM.from_pretrained(bert, num_hidden_layers=1).save_pretrained(folder)
     AutoTokenizer.from_pretrained(bert).save_pretrained(folder)
@@ -107,8 +107,8 @@ UNMEASURED = Costs(bytes=1, load_s=1.0, sentence_ms=1.0, per_second=1.0, memory=
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports are not timed: two processes that import torch anew are half of an export, and other
-    tests read their figures."""
+    """Skip the timing of exports: its two processes, which import torch again, take half of an
+    export, and other tests check the figures."""
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
 
 
@@ -129,7 +129,8 @@ SINGLE = ("cls", "mean", "max")  # a mode alone is apart: each of them is among 
     "name", [pytest.param(name, marks=[pytest.mark.apart] * (name in SINGLE)) for name in POOLINGS]
 )
 def test_every_pooling_is_exported(shallow: Path, tmp_path: Path, name: str) -> None:
-    """Exported vectors are those of the library, for texts of any number and length."""
+    """Every pooling is exported: vectors equal the library's, for any number and length of
+    texts."""
     from sentence_transformers import SentenceTransformer
 
     mode, settings = POOLINGS[name]
@@ -166,7 +167,7 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
     (made,) = about["files"]
     assert about["kind"] == "embedding" and made["what"] == "Spearman of sts on pairs.tsv"
     assert made["figures"]["bytes"] == (out / made["file"]).stat().st_size
-    # What sentence-transformers with backend="onnx", Optimum and transformers.js read.
+    # The files for sentence-transformers with backend="onnx", Optimum and transformers.js.
     graph = onnxruntime.InferenceSession(str(out / made["file"]))
     outputs = {each.name for each in graph.get_outputs()}
     assert outputs == {"last_hidden_state", "sentence_embedding"}
@@ -221,7 +222,7 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     again = run(folder, "--to", "torchscript", "--out", tmp_path / "again")
     assert again.exit_code == 0, again.output
     table = (tmp_path / "again" / "README.md").read_text().partition("## Exports")[2]
-    assert "`torchscript/model.pt`" in table and "onnx" not in table  # which is in another folder
+    assert "`torchscript/model.pt`" in table and "onnx" not in table  # from another folder
     assert f"| {score} |" in table  # as the student was scored with the first export
     assert "`onnx/model.onnx`" in (folder / "README.md").read_text()
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()
@@ -241,7 +242,7 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
 def test_other_kinds_agree_at_any_size(
     kind: str, tiny_teacher: Teacher, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
-    """Batches and lengths that the exporter has not seen."""
+    """Exports agree at batch sizes and lengths that the exporter has not traced."""
     labels = ("a", "b", "c")
     made = {
         "mlm": lambda: tiny_teacher("bert"),
@@ -301,7 +302,7 @@ def test_a_loss_is_refused_and_its_layers_are_named(
     assert result.exit_code == 0, result.output
     (made,) = json.loads((out / "export.json").read_text())["files"]
     sides = [f"{n}.{side}" for n in (0, 1) for side in ("left_to_right", "right_to_left")]
-    lstms = [f"network.bilstm.layers.{name}" for name in sides]  # in int4 there are none
+    lstms = [f"network.bilstm.layers.{name}" for name in sides]  # int4 has none
     assert sorted(made["kept_float"]) == ["network.bilstm.embeddings", *lstms]
     in_float = ", ".join(made["kept_float"])
     assert f"but for {in_float}" in (out / "README.md").read_text()
@@ -322,8 +323,8 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
 def test_word_vectors_for_model2vec(
     make_tokenizer: MakeTokenizer, shallow: Path, tmp_path: Path
 ) -> None:
-    """The library's own loader gives the vectors of sentence-transformers, dense layers included,
-    and so do the README's lines and student-predict."""
+    """Word vectors for model2vec: its own loader has the vectors of sentence-transformers, with
+    dense layers, and so have the README's code and student-predict."""
     from model2vec import StaticModel
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
@@ -352,7 +353,7 @@ def test_word_vectors_for_model2vec(
 
 
 def predicted(folder: Path, *texts: str) -> list[str]:
-    """The lines that student-predict prints."""
+    """Return the output lines of student-predict."""
     from teachonce.student_predict.cli import main as student_predict
 
     done = CliRunner().invoke(student_predict, [str(folder), *texts])

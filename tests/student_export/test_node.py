@@ -1,4 +1,4 @@
-"""Exports of every task run in Node: transformers.js, by examples/run_export.mjs."""
+"""Exports of every task run in Node: transformers.js, with examples/run_export.mjs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[Any, str, tuple[str, ...], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, next to transformers.js."""
+    """Copy the example to a folder with transformers.js."""
     npm = shutil.which("npm") or pytest.skip("needs npm")
     folder = tmp_path_factory.mktemp("node")
     words = ("install", "--ignore-scripts", "--no-audit", "--no-fund", TRANSFORMERS_JS)
@@ -55,7 +55,7 @@ def by_node(script: Path, folder: Path, *texts: str) -> list[Any]:
 def test_node_answers_as_student_predict(
     kind: str, script: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`apart`, as it fetches transformers.js from npm."""
+    """Node has the results of student-predict. `apart`, as it fetches transformers.js from npm."""
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     student, texts = tmp_path / "student", TEXTS
     if kind == "embedder":

@@ -30,7 +30,7 @@ def block(of: str) -> str:
 
 @pytest.fixture
 def student(shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A student of vectors with a default prompt; its folder is `student`, as on the page."""
+    """Train a student of vectors with a default prompt; its folder is `student`, as on the page."""
     monkeypatch.chdir(tmp_path)
     return embedder(shallow, tmp_path / "student")
 
@@ -75,7 +75,8 @@ print(json.dumps(found, default=float))
 def test_the_page_runs_with_optimum(
     student: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`apart`, as Optimum needs transformers 4, in an environment of its own."""
+    """The page's code runs with Optimum. `apart`, as Optimum needs transformers 4, in a separate
+    environment."""
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
     folders = {
         "vectors": student,

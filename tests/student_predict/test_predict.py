@@ -1,4 +1,4 @@
-"""Answers are those of transformers and sentence-transformers, from a student and its exports."""
+"""Predictions of a student and of its exports equal transformers and sentence-transformers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def refused(*words: object, input: str | None = None) -> str:
 
 
 def made(folder: Path, tokenizer: Any, head: str, labels: tuple[str, ...], **settings: Any) -> Path:
-    """A random BiLSTM: torch exports it in a second, a transformer in ten."""
+    """Save a random BiLSTM, which torch exports in a second, ten times faster than a
+    transformer."""
     config = BiLstmConfig(
         vocab_size=len(tokenizer),
         embedding_size=16,
@@ -78,8 +79,8 @@ def made(folder: Path, tokenizer: Any, head: str, labels: tuple[str, ...], **set
 
 
 def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, Any]]:
-    """Run a program of an export on a file or on text of stdin, in another folder, in a process
-    that cannot import some libraries."""
+    """Run a program of an export on a file or on text from stdin, in another folder, in a process
+    without access to some libraries."""
     before = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); import runpy"
     run = f"{before}; runpy.run_path({str(program)!r}, run_name='__main__')"
     words = [sys.executable, "-c", run, *([str(lines)] if isinstance(lines, Path) else [])]
@@ -93,7 +94,7 @@ def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, A
 def students(
     shallow: Path, make_tokenizer: MakeTokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """A student of each kind of answers."""
+    """Save a student of each kind of predictions."""
     root, tokenizer = tmp_path_factory.mktemp("students"), make_tokenizer("wordpiece")
     classes, several = ("good", "bad", "so"), "multi_label_classification"
 
@@ -127,7 +128,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 
 
 def close(found: Any, expected: Any) -> bool:
-    """Whether two answers differ only in the last digits of their numbers."""
+    """Return whether two results differ only in the last digits of their numbers."""
     if isinstance(expected, float):
         return bool(abs(found - expected) < 1e-4)
     if isinstance(expected, dict):
@@ -166,7 +167,8 @@ def test_an_export_answers_as_its_student(
     ):
         printed = by_code(out / name, given, "transformers", "teachonce", other)
         assert close(printed, [*own, blank]), printed
-    if kind == "tagger":  # tags of another scheme: E-PER ends an entity, S-LOC is one
+    # Another tagging scheme: E-PER ends an entity, S-LOC is a single-word entity.
+    if kind == "tagger":
         changed(out, "export.json", labels=["O", "B-PER", "E-PER", "S-LOC"])
         printed = by_code(out / "answer_onnx.py", lines)
         assert close(printed[:-1], answers(out, *INPUTS[kind]))
@@ -184,7 +186,7 @@ def test_an_export_answers_as_its_student(
         printed = by_code(out / "answer_onnx.py", "\ufeffold [MASK]\n")
         assert close(printed, answers(folder, "old [MASK]"))
         assert printed[0]["masks"][0]["pieces"][0]["piece"] == "[PAD]"
-    if kind == "classifier":  # of pairs, as its record says
+    if kind == "classifier":  # a model of pairs, by its record
         folder, pair = shutil.copytree(students[kind], tmp_path / "pairs"), "the lamp\tmoss"
         task = {"features": {"task": {"separator": "\n"}}}
         record = {"settings": {}, "store": task, "environments": [], "tokenizer": ""}
@@ -310,7 +312,8 @@ def test_words_of_any_script() -> None:
 
 
 def test_long_texts(students: dict[str, Path]) -> None:
-    """Taggers, classifiers and masked LMs read windows; vectors are those of the library."""
+    """Taggers, classifiers and masked LMs read long texts in windows; vectors equal the
+    library's."""
     from sentence_transformers import SentenceTransformer
 
     long = " ".join(["the old keeper of the lamp read letters"] * 40)
@@ -389,7 +392,7 @@ def test_what_does_not_fit_is_one_line(
 
 
 def test_a_tagger_tags_the_words_of_a_file(students: dict[str, Path], tmp_path: Path) -> None:
-    """The tags are those that the task scores, in the form of the file that they were read from."""
+    """A tagger tags the words of a file with the task's tags, in the form of the training file."""
     sentences = [["old", "--", "..."], ["the keeper", "\u200d", "U.S."] * 60, ["moss"]]
     content = "\n\n".join("\n".join(f"{w}\tNOUN" for w in words) for words in sentences)
     path = tmp_path / "tags.tsv"

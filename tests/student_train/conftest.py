@@ -1,4 +1,4 @@
-"""One small store of a real teacher, with a masked view, shared by the tests of this folder."""
+"""Share one small store of a real teacher, with a masked view, between the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A teacher's kept logits, for tests of targets and losses."""
+"""A teacher's stored logits, for tests of targets and losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def teacher_logits(seed: int) -> Array:
 
 
 def kept_logits(seed: int, k: int) -> tuple[Array, Array, Array, Array]:
-    """The `k` best of these as a store keeps them: ids and log-probabilities [G, k], the log of the
+    """Return the `k` best logits as in a store: ids and log-probabilities [G, k], log of the
     probability of all others [G], log-partitions [G]."""
     logits = teacher_logits(seed)
     log_partition = np.log(np.exp(logits).sum(1))

@@ -1,4 +1,4 @@
-"""Trainings that end behind a step, as by a kill, and are resumed."""
+"""Stop trainings after a step, as by a kill, and resume them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from teachonce.student_train.train.student_training import Trained, train
 
 
 class Killed(BaseException):
-    """What nobody catches."""
+    """Raised to end a training; no code catches it."""
 
 
 def stop(store: FeatureStore, options: TrainOptions, out: Path, last: int) -> None:
-    """Train into a folder and end behind step `last`."""
+    """Train into a folder and stop after step `last`."""
 
     def killed(step: int, losses: dict[str, float]) -> None:
         if step > last:
@@ -32,7 +32,7 @@ def stop(store: FeatureStore, options: TrainOptions, out: Path, last: int) -> No
 
 
 def resume(store: FeatureStore, options: TrainOptions, out: Path) -> tuple[Any, Trained, list[str]]:
-    """Resume it: the student, what its training returns, and the lines that it prints."""
+    """Resume a training: return the student, the training's result, and the printed lines."""
     student, collator, _ = prepare(options, store)
     said: list[str] = []
     done = train(store, student, collator, options, out, resume=True, say=said.append)

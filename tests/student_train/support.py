@@ -17,27 +17,27 @@ from teachonce.student_train.train.evaluate import evaluate
 
 
 def options_for(store: FeatureStore, **changes: Any) -> TrainOptions:
-    """Options of a small student in fp32 on the CPU, with these changes."""
+    """Make options of a small student in fp32 on the CPU, with these changes."""
     small: dict[str, Any] = {"vocab": "400", "student": "16x2x2", "device": "cpu"}
     small |= {"precision": "fp32"} | ({} if "batch_texts" in changes else {"batch_tokens": 512})
     return TrainOptions(store.path, **small | changes).resolved()
 
 
 def prepared(store: FeatureStore, **changes: Any) -> tuple[Any, Any, TrainOptions]:
-    """A student of these options at its start, its collator, and the options."""
+    """Return a student of these options with its initial weights, its collator, and the options."""
     options = options_for(store, **changes)
     student, collator, _ = prepare(options, store)
     return student, collator, options
 
 
 def distilling(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any, TrainOptions]:
-    """The distiller of such a student in evaluation mode, its collator, and the options."""
+    """Return the distiller of such a student in evaluation mode, its collator, and the options."""
     student, collator, options = prepared(store, **changes)
     return Distiller.of(student, options, store).eval(), collator, options
 
 
 def first_batch(store: FeatureStore, collator: Collator, tokens: int = 512) -> StudentBatch:
-    """The first batch of the plain view."""
+    """Return the first batch of the plain view."""
     raw = next(iter(store.stream(0, 0, tokens, features=collator.features())))
     return collator(raw, 0, (0,)).to(torch.device("cpu"))
 
@@ -45,6 +45,6 @@ def first_batch(store: FeatureStore, collator: Collator, tokens: int = 512) -> S
 def validated(
     distiller: Distiller, store: FeatureStore, collator: Collator, options: TrainOptions
 ) -> dict[str, float]:
-    """The figures of a validation over the held-out texts."""
+    """Return the figures of a validation over the held-out texts."""
     _, held_out = split_blocks(store, options.held_out)
     return evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))

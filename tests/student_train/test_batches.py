@@ -1,4 +1,4 @@
-"""StudentBatches: the batches of student-train, for a loop of one's own."""
+"""StudentBatches: the batches of student-train, for a custom loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "attention": 1.0}
 
 
 def flat(batch: StudentBatch) -> dict[str, Any]:
-    """All tensors of a batch, to be compared."""
+    """Return all tensors of a batch for comparison."""
     assert batch.distillation is not None
     taught = batch.distillation
     assert taught.logits is not None
@@ -63,7 +63,7 @@ def test_they_are_those_of_student_train(store: FeatureStore, batches: StudentBa
 
 
 def test_workers_give_the_same_batches_and_see_the_epoch(batches: StudentBatches) -> None:
-    # Not forked: of the workers that are forked after a product of MKL, some hang in their own.
+    # Not forked: workers forked after an MKL product sometimes hang in their own products.
     processes: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "forkserver"}
     loader = DataLoader(batches, batch_size=None, persistent_workers=True, **processes)
     for epoch in (1, 2):
@@ -129,7 +129,7 @@ class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(400, 8)
-        self.projection = nn.Linear(8, 3)  # its own business
+        self.projection = nn.Linear(8, 3)  # used by the model itself
 
     def states(self, ids: Tensor, present: Tensor) -> list[Tensor]:
         found: Tensor = self.table(ids)

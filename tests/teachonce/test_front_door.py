@@ -1,4 +1,4 @@
-"""What `teachonce` exports is there, documented, and what the packages themselves have."""
+"""Every export of `teachonce` exists, is documented, and is the object of its own package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_name_is_documented_and_the_object_of_its_package(name: str) -> None:
     assert found is getattr(import_module(inspect.getmodule(found).__name__), name)  # type: ignore[union-attr]
     assert found.__module__.startswith("teachonce.")
     printed = inspect.getdoc(found)
-    # A dataclass without a docstring is given its own signature as one.
+    # A dataclass without a docstring has its signature as one.
     assert printed and not printed.startswith(f"{name}(")
 
 

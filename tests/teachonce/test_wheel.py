@@ -1,4 +1,5 @@
-"""The wheel: one top-level package, which works without extras and beside a user's own modules."""
+"""The wheel has one top-level package, which works without extras and next to a user's own
+modules."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import write_corpus
 
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
-NAMES = ("store", "align", "support", "training", "downstream")  # a user's own, in another meaning
+# Modules of a user with the same names as packages.
+NAMES = ("store", "align", "support", "training", "downstream")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist of this checkout, and with the wheel that is made from the sdist."""
+    """Build the sdist of this checkout, and the wheel from the sdist."""
     folder = tmp_path_factory.mktemp("dist")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -74,7 +76,8 @@ def _required(lines: Iterable[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def environment(built: Path) -> Path:
-    """The programs of an environment with the wheel and, as links, what it needs without extras."""
+    """Install the wheel's programs into an environment; packages that it needs without extras are
+    links."""
     folder = built / "environment"
     venv.create(folder, symlinks=True)
     install = [sys.executable, "-m", "pip", "--python", folder, "install", "-q", "--no-deps"]

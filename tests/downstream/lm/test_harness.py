@@ -1,5 +1,5 @@
-"""lm-eval:NAME has the figures of lm-evaluation-harness, on tasks defined here: nothing is
-fetched."""
+"""lm-eval:NAME reports the values of lm-evaluation-harness, on tasks defined here without a
+download."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ metric_list:
 
 @pytest.fixture(params=["plain", "own-bos"])
 def decoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A decoder whose tokenizer puts no token in front of a text, or its bos."""
+    """Save a decoder whose tokenizer puts either no token or bos in front of a text."""
     folder = save_decoder(tmp_path / "decoder", "Llama", bos="<s>")
     if request.param == "own-bos":
         tokenizer = AutoTokenizer.from_pretrained(folder)

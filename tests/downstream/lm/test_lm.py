@@ -1,4 +1,4 @@
-"""--task lm: bits a byte are those of one forward pass, wherever the windows are cut."""
+"""--task lm: bits per byte equal those of one forward pass for every cut into windows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ REACH = 7
 
 @pytest.fixture(scope="module")
 def near_sighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder that attends to four tokens, its own included, with a byte-level tokenizer."""
+    """Make a decoder with attention over four tokens (including the token itself) and a byte-level
+    tokenizer."""
     folder = tmp_path_factory.mktemp("near-sighted")
     backend = train_byte_level(ENGLISH + RUSSIAN, 400, "llama-bpe")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIALS)
@@ -102,7 +103,7 @@ def whole(near_sighted: Path, text: Path) -> dict[str, float]:
 def test_bits_do_not_depend_on_where_windows_are_cut(
     near_sighted: Path, text: Path, whole: dict[str, float], data: st.DataObject
 ) -> None:
-    """For any window that shares as many tokens as the model looks back."""
+    """Bits per byte are equal for all windows whose overlap is the model's attention span."""
     size = data.draw(st.integers(REACH + 1, 200), "window")
     shared = data.draw(st.integers(REACH, size - 1), "shared")
     found = _score(near_sighted, text, LmSettings(max_length=max(8, size), stride=shared))
@@ -170,7 +171,8 @@ def test_bad_inputs_are_refused(
 def test_a_teacher_with_a_token_in_front_agrees_with_its_own_store(
     tier: str, tmp_path: Path
 ) -> None:
-    """Its tokenizer adds no token; the dump let the teacher read one in front of each window."""
+    """A teacher has the loss of its store if its tokenizer adds no token but the dump put one in
+    front of each window."""
     model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
     corpus = write_corpus(tmp_path / "corpus.txt", 6)
     words = {"attention": "none", "hidden": "none", "logits": tier, "codec": "exact"}

@@ -1,4 +1,5 @@
-"""Masked-LM training: transformers' own loss, falling, resumable, heads added on purpose."""
+"""Masked-LM training has transformers' own loss, converges, can be resumed, and adds a head only on
+request."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def settings(text: Path, out: Path, model: str, **more: Any) -> MlmSettings:
 
 
 def held_out_trainer(folder: Path, count: int, out: Path) -> tuple[Any, MaskedBatches]:
-    """A trainer of a model that is not trained, and its held-out blocks, in batches of four."""
+    """Make a trainer of an untrained model, and its held-out blocks, in batches of four."""
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = blocks(tokenizer, SENTENCES, 32, "text")[:count]
@@ -116,10 +117,10 @@ def test_a_stopped_run_continues_to_the_same_model(
     assert {row["step"] for row in state["log_history"]} == {6}
     state["log_history"][-1]["minutes"] = 900
     log.write_text(json.dumps(state))
-    for step_number, cut in ((9000, None), (9001, "{")):  # a kill, or a full disk, as it saved
+    for step_number, cut in ((9000, None), (9001, "{")):  # a kill or a full disk during saving
         torn = Path(shutil.copytree(log.parent, out / f"checkpoint-{step_number}"))
         (torn / log.name).unlink() if cut is None else (torn / log.name).write_text(cut)
-    # Other validations change no weight; the default is one each tenth of the steps.
+    # Validation changes no weight; by default it runs after each tenth of the steps.
     resumed = train_mlm(settings(text, out, model, resume=True, evaluate_every=None))
     assert [row["step"] for row in resumed["curve"]] == [6, *range(7, 13), 12]
     assert 900 < resumed["minutes"] < 909 and whole["minutes"] < 9
@@ -141,7 +142,7 @@ def test_less_text_than_a_batch_is_refused(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("rate", [30, 1e30])  # a finite loss of which exp overflows, and NaN
+@pytest.mark.parametrize("rate", [30, 1e30])  # a finite loss whose exp overflows, and NaN
 def test_a_training_that_explodes_saves_no_model(
     rate: float, text: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
@@ -256,7 +257,7 @@ def test_a_named_file_is_scored_whole_and_a_sample_is_reported(
 
 
 def test_unknown_words_make_no_model_better(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    """They are not predicted, and their characters are not divided by."""
+    """Unknown words are not predicted, and their characters are not in the divisor."""
     model, text, said = str(tiny_teacher("bert")), tmp_path / "text.txt", list[str]()
     foreign, tokenizer = "მზე ნელა ჩავიდა ზღვაში", AutoTokenizer.from_pretrained(model)
     text.write_text("\n".join(f"{line} {foreign}" for line in ENGLISH * 4), "utf-8")
@@ -279,7 +280,7 @@ def test_unknown_words_make_no_model_better(tiny_teacher: Teacher, tmp_path: Pat
 
 
 def test_a_separator_that_is_the_unknown_token(make_tokenizer: Callable[[str], Any]) -> None:
-    """It is no part of the text, and is left out once."""
+    """A separator that is also the unknown token is excluded once, as it is not text."""
     tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
     tokenizer.sep_token = tokenizer.unk_token
     lines = ["old lamp", "the light მზე"]

@@ -1,4 +1,4 @@
-"""A small collection in the layout of BEIR, of sentences about what they name."""
+"""A small collection in the layout of BEIR, with sentences about their titles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Rows = list[dict[str, Any]]
 
 
 def collection(folder: Path, judged: bool = True, size: int = 40) -> Path:
-    """Every third sentence, cut in half, asks for itself (grade 2) and for the next one (1)."""
+    """Make a query of every third sentence, cut in half: the sentence has grade 2, the next one
+    grade 1."""
     folder.mkdir()
     texts = SENTENCES[:size]
     corpus = [{"_id": f"d{n}", "title": "On:", "text": text} for n, text in enumerate(texts)]

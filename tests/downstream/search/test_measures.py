@@ -1,4 +1,4 @@
-"""Measures of rankings, against numbers worked out by hand; search against a plain sort."""
+"""Measures of rankings equal numbers computed by hand; search equals a plain sort."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from teachonce.downstream.search.rankings import nearest
 
 
 def test_grades_count_as_gains() -> None:
-    """Query 1: grades 1, 0, 2 in that order, so DCG 1 + 2/2; ideal is 2 + 1/log2(3). The
-    second finds nothing, and a judged document that no model can find counts."""
+    """Grades 1, 0, 2 give DCG 1 + 2/2 with the ideal 2 + 1/log2(3). A query without results counts,
+    and so does a judged document that no model can find."""
     judgements = {"1": {"a": 2, "b": 1, "c": 0}, "2": {"x": 1, "gone": 1}}
     found = judged(judgements, {"1": ["b", "c", "a"], "2": ["y"]})
     assert found["ndcg_10"] == pytest.approx((2 / (2 + 1 / math.log2(3)) + 0) / 2)
@@ -24,7 +24,7 @@ def test_grades_count_as_gains() -> None:
 
 
 def test_the_cuts_are_where_their_names_say() -> None:
-    """An answer at place 11 counts for recall alone, at place 101 for nothing."""
+    """A result at rank 11 counts for recall only, and a result at rank 101 does not count."""
     others = [f"d{number}" for number in range(100)]
     for place, expected in ((9, 1 / 10), (10, 0.0)):
         ranking = [*others[:place], "x", *others[place:]]

@@ -1,4 +1,4 @@
-"""retrieval and rerank: what sentence-transformers itself says of the same models and files."""
+"""retrieval and rerank have the scores of sentence-transformers for the same models and files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tiny_teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with prompts, cls pooling and a dense layer to 16."""
+    """Save a model with prompts, cls pooling and a dense layer to 16."""
     made = tmp_path_factory.mktemp("sentence") / "model"
     parts = (pooling("cls"), dense(32, 16), normalize())
     return modules(*parts, base=tiny_teacher("bert"), folder=made, prompts=PROMPTS)
@@ -41,7 +41,7 @@ def scored(out: Path, *words: Word) -> Any:
 
 
 def evaluated(folder: Path, small: Path) -> dict[str, float]:
-    """What the library's evaluator says; its gains are 1 for every grade above 0."""
+    """Return the scores of the library's evaluator, whose gains are 1 for every grade above 0."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
@@ -59,7 +59,8 @@ def evaluated(folder: Path, small: Path) -> dict[str, float]:
 
 
 def test_retrieval_is_what_the_library_finds(folder: Path, small: Path, tmp_path: Path) -> None:
-    """Own pooling, dense layer and prompts; a table joins the row."""
+    """Retrieval has the library's scores with the model's own pooling, dense layer and prompts; its
+    row is added to a table."""
     words = ("--task", "retrieval", "--model", folder, "--test", small)
     result = scored(tmp_path / "out", *words)
     found, expected = result["mean"]["test"], evaluated(folder, small)
@@ -81,7 +82,7 @@ def test_retrieval_is_what_the_library_finds(folder: Path, small: Path, tmp_path
 def test_two_models_and_a_teacher(
     folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
-    """A teacher agrees with itself wholly; without judgements this is all there is."""
+    """A teacher agrees with itself completely; without judgements this is the only score."""
     bare = collection(tmp_path / "bare", judged=False)
     other = tiny_teacher("distilbert")  # no folder of sentence-transformers
     words = ("--task", "retrieval", "--teacher", folder, "--model", folder, "--model", other)
@@ -139,8 +140,8 @@ def reranker(base: Path, folder: Path) -> Path:
 def test_rerank_by_pairs_and_by_vectors(
     folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
-    """The order within the candidates is that of the library's CrossEncoder; vectors put the
-    candidates that they found themselves into the order that they have."""
+    """Candidates have the order of the library's CrossEncoder; vectors rank their own candidates in
+    the order of retrieval."""
     from sentence_transformers import CrossEncoder
 
     base = tiny_teacher("bert", "classification", ("score",))
@@ -207,7 +208,7 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
 def test_texts_that_are_cut_are_counted(
     folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
-    """With the prompt, as the model reads them; nothing is said where all is read."""
+    """Truncated texts are counted with the prompt; without truncation nothing is printed."""
     texts = ["lamp", "the old lamp of the keeper " * 9, "lamp " * 60]
     embedder = Embedder(str(folder), 16)
     embedder.vectors(texts, "query")

@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def norms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The norm of the gradient of each step, as the Trainer clips it."""
+    """Return the gradient norm of each step, as the Trainer clips it."""
     found: list[float] = []
     clip = torch.nn.utils.clip_grad_norm_
 
@@ -59,7 +59,8 @@ def test_accumulated_batches_have_the_gradient_of_one_large_batch(
     tiny_teacher: Teacher,
     tmp_path: Path,
 ) -> None:
-    """Also at the end of an epoch, where a batch is lacking. The model has no dropout."""
+    """Accumulated batches have the gradient of one large batch, also at the end of an epoch with an
+    incomplete batch. The model has no dropout."""
     train, model = write(tmp_path / "train.tsv", rows, 0), tiny_teacher("modernbert")
     steps = []
     for size, accumulate in ((12, 1), (4, 3)):
@@ -113,7 +114,7 @@ def test_steps_end_within_an_epoch_and_are_scored(
 def test_it_learns_with_other_optimizers(
     optimizer: str, lr: float | None, tiny_teacher: Teacher, tmp_path: Path
 ) -> None:
-    """Adadelta's own rate is 1."""
+    """Training works with other optimizers. Adadelta's own rate is 1."""
     files = splits(write_tagged, tmp_path, train=120, dev=30)
     settings = FineTuneSettings(epochs=5, batch_size=4, optimizer=optimizer, lr=lr, seeds=1)
     found = fine_tune(PartsOfSpeech(), str(tiny_teacher("bert")), files, settings, lambda _: None)

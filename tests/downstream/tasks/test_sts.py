@@ -1,4 +1,4 @@
-"""sts: a bi-encoder learns similarity, and scores what plain transformers and numpy say."""
+"""sts: a bi-encoder learns similarity, and its scores are those of plain transformers and numpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEARNING = FineTuneSettings(epochs=4, batch_size=8, lr=3e-3, seeds=1)
 
 
 def alike(path: Path, size: int, seed: int, header: str = "text_a text_b score") -> Path:
-    """The score is 5 where both texts have the same animal among their words, else 1."""
+    """Make pairs with score 5 if both texts contain the same animal, otherwise 1."""
     draws, animals = np.random.default_rng(seed), ("teacher", "keeper")
     rows = []
     for number in range(size):
@@ -45,7 +45,7 @@ def loaded(folder: Path) -> tuple[Any, Any]:
 
 
 def embedded(folder: Path, text: str) -> Floats:
-    """The mean of the last states of a text that is read alone, without padding."""
+    """Return the mean of the last states of a single text without padding."""
     tokenizer, model = loaded(folder)
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     with torch.inference_mode():
@@ -80,7 +80,7 @@ def student(kind: str, tiny_teacher: Teacher, make_tokenizer: Any, folder: Path)
 def test_any_encoder_is_scored_as_it_is(
     kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """Padding, batches and the head that the checkpoint has change nothing."""
+    """Padding, batches and the checkpoint's head do not change the scores of an encoder."""
     model = student(kind, tiny_teacher, make_tokenizer, tmp_path / "model")
     test, task = alike(tmp_path / "test.tsv", 20, 0), SentenceSimilarity()
     result = score_as_is(task, str(model), {"test": test}, say=lambda _: None)

@@ -1,4 +1,5 @@
-"""Tagging: words and their first pieces, scores by hand, a tagger and a probe that learn."""
+"""Tagging: words and their first pieces, scores computed by hand, and a tagger and a probe that
+learn."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], An
 def test_windows_have_every_word_once(
     kind: str, limit: int, make_tokenizer: Callable[[str], Any]
 ) -> None:
-    """No window has more tokens than asked; a word in the middle of one has context on both sides;
-    a sentence that fits is read as before."""
+    """No window exceeds the limit in tokens, a word inside a window has context on both sides, and
+    a sentence that fits has a single window."""
     tokenizer, words = make_tokenizer(kind), " ".join(SENTENCES).split()
     windows = list(word_windows(tokenizer, *joined(words), limit))
     assert [word for window in windows for word in window.own] == list(range(len(words)))
@@ -87,7 +88,8 @@ def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any])
 
 
 def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Callable[[str], Any]) -> None:
-    """Also of a word whose own tag is unknown; never [CLS], [SEP], or a word of another window."""
+    """Later pieces have a label even if the word's own tag is unknown. [CLS], [SEP] and words of
+    another window have none."""
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "Wolkenkratzer"), ("B-X", "O", "unseen"))
     task = Entities(pieces="all")
     task.prepare({"train": [Sentence(("a", "b"), ("O", "B-X"))]})
@@ -143,7 +145,7 @@ def test_scores_by_hand() -> None:
 @pytest.mark.parametrize(
     ("tags", "found", "scores"),
     [
-        # the first entity is cut short, the second is right; they are of a single kind
+        # the first entity is cut short, the second is right; both have one type
         ("B-PER I-PER O B-PER", "B-PER O O B-PER", (1 / 2, 1 / 2, 3 / 4)),
         # PER: precision 3/4, recall 1, F1 6/7; LOC: 0; all: precision and recall 3/4
         ("B-PER B-PER B-PER B-LOC", "B-PER B-PER B-PER B-PER", (3 / 4, (6 / 7 + 0) / 2, 3 / 4)),
@@ -200,7 +202,8 @@ def test_tags_that_are_not_iob_are_refused(tags: str, message: str, tmp_path: Pa
 def test_fine_tuning_learns_and_reports_every_seed(
     tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The test file is the shortest: each split is scored against its own words."""
+    """Every seed learns and is reported. The test file is the shortest, so each split must be
+    scored against its own words."""
     sizes = {"train": 60, "dev": 50, "test": 40}
     files = splits(write_tagged, tmp_path, "", **sizes)
     settings = FineTuneSettings(epochs=6, batch_size=4, lr=5e-3, seeds=2)
@@ -230,7 +233,7 @@ def test_tagged_files_are_read(tmp_path: Path) -> None:
 
 
 def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Callable[[str], Any]) -> None:
-    """By predictions that are right everywhere: no word counts as O because it was cut off."""
+    """Predictions that are right everywhere score 1: no word beyond a cut counts as O."""
     words = ("old", "lamp", "Wolkenkratzer") * 20
     sentences = [Sentence(words, ("B-X", "I-X", "O") * 20), Sentence(("lamp",), ("B-X",))]
     task = Entities()
@@ -253,7 +256,8 @@ NAMES = ["O", "B-PER", "I-PER"]
 
 
 def test_words_and_tags_of_tables(tmp_path: Path) -> None:
-    """Of a data set with names of its tags, and of exports with spans."""
+    """Tables of a data set with its tags' names, and of exports with spans, give the same words and
+    tags."""
     features = Features(
         {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))}
     )
@@ -295,7 +299,7 @@ def test_columns_and_schemes_of_tagged_files(tmp_path: Path) -> None:
         "tags are IOB1; they are converted to IOB2",
     ]
     assert "column 2 the tags" in pos.take_notes()[0]
-    path.write_text("Bo\tB-PER\t\nis\tO\t\n")  # a tab at the end begins no column
+    path.write_text("Bo\tB-PER\t\nis\tO\t\n")  # a tab at the end starts no column
     for task in (ner, pos):
         assert task.read(path) == [Sentence(("Bo", "is"), ("B-PER", "O"))]
         assert not task.take_notes()

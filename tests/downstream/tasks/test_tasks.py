@@ -1,4 +1,5 @@
-"""classify, pair and qa: tiny models learn them, scores by hand, and a line for each mistake."""
+"""classify, pair and qa: tiny models learn them, scores equal hand computation, and each mistake is
+one line."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def test_bfloat16_learns_as_well(
 def test_pairs_are_classified_by_both_texts(
     kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """One of the texts alone is worth an accuracy of a half. The models have no token types."""
+    """Pairs are classified by both texts: one of the texts alone gives an accuracy of a half. The
+    models have no token types."""
     bilstm = kind == "bilstm"
     train, epochs = (120, 6) if bilstm else (200, 8)
     files = splits(compared, tmp_path, ".tsv", train=train, dev=32, test=32)
@@ -151,7 +153,8 @@ def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
 
 
 def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teacher, tmp_path: Path) -> None:
-    """The fields of the scale are removed: they mark a classifier of pairs."""
+    """A classifier of pairs accepts another head if the fields of the scale, which mark it as such,
+    are removed."""
     pair, classifier, said = tmp_path / "pair", tmp_path / "classifier", list[tuple[str, bool]]()
     quick = replace(LEARNING, epochs=1)
 
@@ -242,7 +245,8 @@ def test_answers_are_compared_as_squad_does(
 def test_the_gold_tokens_of_a_window_give_the_answer(
     kind: str, make_tokenizer: Callable[[str], Any]
 ) -> None:
-    """A model that knows labels would score 1: through windows, offsets and the choice of spans."""
+    """The gold tokens of a window give a score of 1 through windows, offsets and the choice of
+    spans."""
     context = " ".join(SENTENCES[:7])
     places = (context.index("lighthouse"), context.index("1887"), context.index("clock in the"))
     texts = ("lighthouse", "1887", "clock in the tower")

@@ -16,7 +16,7 @@ from tests.making.texts import ENGLISH, RUSSIAN
 
 @pytest.fixture(scope="session")
 def teacher(tiny_teacher: Callable[..., Path]) -> Path:
-    """A GPT-2 of 4 layers."""
+    """Save a GPT-2 of 4 layers."""
     return tiny_teacher("gpt2")
 
 
@@ -26,12 +26,12 @@ def samples(teacher: Path) -> list[Taught]:
 
 
 def run(*words: Word) -> Result:
-    """`feature-store` with these words; an error of the user ends with its line."""
+    """Run `feature-store` with these words; a user error ends with its line."""
     return invoke(main, *words)
 
 
 def imported(source: Path, target: Path, tokenizer: Word, *words: Word) -> str:
-    """Import a capture and return what was said."""
+    """Import a capture and return the output."""
     result = run("import", source, target, "--tokenizer", tokenizer, *words)
     assert result.exit_code == 0, result.output
     verified = run("verify", target)
@@ -40,7 +40,7 @@ def imported(source: Path, target: Path, tokenizer: Word, *words: Word) -> str:
 
 
 def refused(*words: Word, code: int = 1) -> str:
-    """The one line with which a command refuses."""
+    """Run a command that must fail, and return its single error line."""
     result = run(*words)
     assert result.exit_code == code, result.output
     (line,) = [each for each in result.output.splitlines() if each.startswith("Error: ")]

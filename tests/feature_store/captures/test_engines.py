@@ -1,6 +1,6 @@
 """Captures of vLLM and SGLang, which the examples write, and proofs of captures of any kind.
 
-The engines do not run here: `making.Engine` gives the outputs of a real teacher in their shape.
+The engines do not run here: `making.Engine` returns the outputs of a real teacher in their shape.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def captured(engine: str, folder: Path, out: Path, kept: int = 16) -> Path:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine(engine: str, teacher: Path, tmp_path: Path) -> None:
-    """Each token has the teacher's log-probabilities of the next, and of the one that follows."""
+    """Each token of an engine's capture has the teacher's log-probabilities of the next token, and
+    of the token that follows."""
     source = captured(engine, teacher, tmp_path / "rows.parquet")
     said = imported(source, tmp_path / "a.zarr", teacher, "--model", teacher, "--codec", "exact")
     says(said, f"{engine}, ", "topk:16 of 600, of the next token", "proof", "agree with")
@@ -61,7 +62,7 @@ def test_an_engine(engine: str, teacher: Path, tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], object], only: int = -1) -> Path:
-    """Change the rows of a capture, or one of them."""
+    """Change all rows of a capture, or only the row with the given number."""
     table = parquet.read_table(path)
     rows = table.to_pylist()
     for number, row in enumerate(rows):
@@ -92,8 +93,8 @@ def test_rows_of_another_place(
 
 
 def test_rows_that_a_cache_kept(teacher: Path, tmp_path: Path) -> None:
-    """A prefix of another text: found by the tokens if the rows are that text's, and by --model if
-    they are of the right tokens after the wrong ones."""
+    """Rows after a cached prefix of another text are refused: by the tokens if the rows belong to
+    that text, and by --model if they have the right tokens after a wrong prefix."""
     source, sound = tmp_path / "rows.parquet", tmp_path / "sound.parquet"
     rows = parquet.read_table(captured("vllm", teacher, sound)).to_pylist()
 
@@ -121,7 +122,7 @@ def test_rows_that_a_cache_kept(teacher: Path, tmp_path: Path) -> None:
 
 
 def other_model(folder: Path) -> Path:
-    """Another GPT-2 with the same tokenizer."""
+    """Save another GPT-2 with the same tokenizer."""
     tokenizer = trained_tokenizer("bpe-plain")
     model = random_model("gpt2", tokenizer, "causal")
     with torch.no_grad():
@@ -155,7 +156,8 @@ def test_rows_of_another_model(
 def test_rows_that_predict_another_place(
     place: int, words: str, teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """Without the log-probabilities that follow, a shift is seen in what the rows predict."""
+    """Rows that predict another token are found without log-probabilities of the following tokens,
+    by their predictions."""
     sure = []
     for sample in samples:
         logits = np.zeros_like(sample.logprobs)
@@ -174,7 +176,8 @@ def test_rows_that_predict_another_place(
 
 
 def test_a_teacher_that_predicts_the_token_itself(tmp_path: Path) -> None:
-    """Its own rows look shifted; a comparison with the checkpoint decides."""
+    """The rows of a teacher that predicts the token itself look shifted; a comparison with the
+    checkpoint decides."""
     folder, tokenizer = tmp_path / "copies", trained_tokenizer("bpe-plain")
     model = random_model("gpt2", tokenizer, "causal")
     with torch.no_grad():
@@ -203,7 +206,8 @@ def test_rows_of_an_engine_that_do_not_fit(teacher: Path, tmp_path: Path) -> Non
 
 
 def test_files_of_both_engines_in_a_folder(teacher: Path, tmp_path: Path) -> None:
-    """They have the same columns, and each engine's rows are read in its own way."""
+    """Files of both engines in a folder have the same columns, and each engine's rows are read in
+    its own way."""
     (tmp_path / "rows").mkdir()
     for number, engine in enumerate(ENGINES):
         captured(engine, teacher, tmp_path / "rows" / f"{number}.parquet", 4)

@@ -1,4 +1,4 @@
-"""Captures that the tools' own code has written are read as that code reads them.
+"""Captures written by the tools' own code are read as that code reads them.
 
 `golden/distillkit.json`: settings, columns, and what `LogprobCompressor` makes of them, by
 github.com/arcee-ai/DistillKit at a61c2e7. `golden/cp0_dp0__1.tar`: two iterations of two
@@ -32,7 +32,7 @@ CASES: list[dict[str, Any]] = json.loads((GOLDEN / "distillkit.json").read_text(
 
 @pytest.fixture(scope="module")
 def large(make_tokenizer: Callable[[str], Any]) -> TeacherFiles:
-    """A teacher of 70,000 pieces, of which the tokenizer knows the first."""
+    """Save a teacher of 70,000 pieces, whose tokenizer has the first of them."""
     return TeacherFiles("large", make_tokenizer("bpe-plain"), {}, 70_000)
 
 
@@ -55,7 +55,8 @@ def test_distillkit(case: dict[str, Any], large: TeacherFiles, tmp_path: Path) -
 
 
 def test_megatron(large: TeacherFiles, tmp_path: Path) -> None:
-    """Ids of 17 bits; a place behind the nucleus is empty, and the others are the best."""
+    """Ids have 17 bits, entries beyond the nucleus are empty, and the others are the best
+    pieces."""
     shutil.copy(GOLDEN / "cp0_dp0__1.tar", tmp_path)
     np.save(tmp_path / "tokens.npy", np.ones((8, 12), np.int32))
     options = ImportOptions(tmp_path, tmp_path / "a.zarr", tokens=tmp_path / "tokens.npy")

@@ -1,4 +1,4 @@
-"""An import goes on where it was stopped, ends once, and tells what it leaves out."""
+"""An import resumes after a stop, finishes once, and reports the samples that it leaves out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_every_format_has_an_entry() -> None:
 def test_a_stopped_import_goes_on(
     teacher: Path, samples: list[Taught], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several parts the published ones are kept; the store is that of an undisturbed import."""
+    """A stopped import retains the published parts; the finished store equals an undisturbed
+    import."""
     source = specforge(tmp_path / "data", samples, (1, 2, 3))
 
     def options(name: str, **more: Any) -> ImportOptions:
@@ -60,7 +61,7 @@ def test_a_stopped_import_goes_on(
         import_capture(options("a.zarr"))
     stop.clear()
     import_capture(options("a.zarr"))
-    assert len(written) > 3 and written == list(range(len(written)))  # none of them twice
+    assert len(written) > 3 and written == list(range(len(written)))  # each exactly once
     contents = [open_store(tmp_path / f"{n}.zarr").manifest.content() for n in ("whole", "a")]
     assert contents[0] == contents[1]
     said = list[str]()
@@ -73,7 +74,7 @@ def test_a_stopped_import_goes_on(
 def test_a_continued_import_counts_the_whole_capture(
     teacher: Path, samples: list[Taught], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the logits of the parts that were published before."""
+    """A continued import also counts the logits of the parts that were published before."""
     source = distillkit(tmp_path / "data", samples[:2], 8, 8)
 
     def lines(name: str) -> list[str]:
@@ -118,7 +119,7 @@ def sample(ids: list[int], **more: Any) -> Sample:
 
 @pytest.mark.parametrize("kind", ("wordpiece", "wordpiece-lower", "bpe", "bpe-plain", "unigram"))
 def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Callable[[str], Any]) -> None:
-    """What a tokenizer gives of a text is kept whole, and gives the same ids again."""
+    """A text as any tokenizer encodes it is imported whole, and encodes to the same ids again."""
     backend = make_tokenizer(kind).backend_tokenizer
     texts = [*ENGLISH, *RUSSIAN, *SLOVAK]
     rows = [backend.encode(text).ids for text in texts]
@@ -135,8 +136,8 @@ def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Callable[[str], Any]
 def test_cut_ids_are_kept_as_far_as_they_are_text(
     make_tokenizer: Callable[[str], Any], first: int, second: int, begin: int, end: int
 ) -> None:
-    """Stretches are runs of the sample in order, and each is what the tokenizer gives of its text;
-    what is left out is counted."""
+    """Cut ids are imported in stretches: runs of the sample in order, each equal to the encoding of
+    its text. The tokens between are counted."""
     tokenizer = RoundTripTokenizer(make_tokenizer("bpe-plain").backend_tokenizer)
     whole = [t for text in (ENGLISH[first], RUSSIAN[second])
              for t in tokenizer.tokenizer.encode(text).ids]  # fmt: skip
@@ -158,7 +159,8 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
 def test_a_stretch_begins_where_the_text_before_it_ends(
     kind: str, around: bool, make_tokenizer: Callable[[str], Any]
 ) -> None:
-    """Also with special tokens around the sample, and after tokens that are left out."""
+    """A stretch starts at the end of the previous text, also with special tokens around the sample,
+    and after omitted tokens."""
     backend = without_specials(make_tokenizer(kind).backend_tokenizer)
     tokenizer, chance = RoundTripTokenizer(backend), random.Random(0)
     ids = backend.encode(" ".join([*ENGLISH, *RUSSIAN, *SLOVAK])).ids
@@ -195,7 +197,7 @@ class Counting:
 
 
 def with_splits(backend: Any, ids: list[int]) -> tuple[list[int], int]:
-    """Split one in 100 pieces, if both parts are pieces. Returns the ids and the number of
+    """Split one of 100 pieces in two, if both parts are pieces. Return the ids and the number of
     splits."""
     found, splits = list[int](), 0
     for place, one in enumerate(ids):
@@ -232,7 +234,7 @@ def test_the_work_of_a_long_sample_is_linear(
 
 
 def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) -> None:
-    """Special tokens inside a text are spelt, and cover their own characters."""
+    """Special tokens of a chat inside a text are spelled out, and cover their own characters."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(make_tokenizer("bpe-plain").backend_tokenizer.to_str())

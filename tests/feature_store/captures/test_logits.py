@@ -1,4 +1,4 @@
-"""Captures of logits become stores whose rows are what the teacher gave of the token after each."""
+"""Captures of logits become stores whose rows are the teacher's values for the next token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.making.captures import Taught, distillkit, megatron, stacked
 
 
 def check_rows(path: Path, samples: list[Taught], close: float, size: int) -> None:
-    """Each sequence has the text and the best log-probabilities of its sample."""
+    """Check that each sequence has the text and the best log-probabilities of its sample."""
     store = open_store(path)
     assert store.features.logits and store.features.logits.next_token
     assert (store.features.logits.size, len(store)) == (size, len(samples))
@@ -41,7 +41,8 @@ def test_distillkit(packed: bool, teacher: Path, samples: list[Taught], tmp_path
 def test_distillkit_with_a_curve_for_the_tail(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """The tail is fitted: it is near the teacher's, and what is left over is what it leaves."""
+    """DistillKit's fitted curve for the tail is near the teacher's tail, and the rest is what the
+    curve leaves."""
     source = distillkit(tmp_path / "capture", samples, 8, 24)
     imported(source, tmp_path / "a.zarr", teacher, "--codec", "exact")
     for record, sample in zip(open_store(tmp_path / "a.zarr"), samples, strict=True):
@@ -82,7 +83,7 @@ def test_megatron(dp: int, cp: int, teacher: Path, samples: list[Taught], tmp_pa
 
 
 def test_megatron_with_a_nucleus(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
-    """Places behind the nucleus are empty: their mass is left over, and no id is taken from it."""
+    """Empty entries beyond Megatron's nucleus add to the rest, and their ids are ignored."""
     ids, logprobs = stacked(samples[:4], 16)
     np.save(tmp_path / "tokens.npy", ids)
     source = megatron(tmp_path / "run", [[logprobs]], 32, nucleus=0.03)
@@ -100,7 +101,8 @@ def test_megatron_with_a_nucleus(teacher: Path, samples: list[Taught], tmp_path:
 def test_texts_of_a_packed_sequence_are_documents(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """The token that ends a text is left out with its row, as no text has it."""
+    """The texts of a packed sequence are documents. The token that ends a text is left out with its
+    row, as it is not in the text."""
     end = 0  # <|endoftext|>
     whole = np.concatenate([[*sample.ids.tolist(), end] for sample in samples[:4]])
     logprobs = torch.log_softmax(torch.arange(600.0) / 60, -1).repeat(len(whole), 1, 1)
@@ -124,7 +126,8 @@ def test_texts_of_a_packed_sequence_are_documents(
 def test_a_store_of_logits_becomes_a_capture(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """Written and read again, it is the same store but for the name of the source."""
+    """A store of logits, exported as a capture and imported again, is the same except for the name
+    of the source."""
     first, again = tmp_path / "a.zarr", tmp_path / "b.zarr"
     imported(distillkit(tmp_path / "capture", samples, 8, 24), first, teacher)
     assert run("export", first, tmp_path / "made", "--to", "distillkit").exit_code == 0

@@ -1,4 +1,5 @@
-"""Bad captures end in one line that says what, where, and what to do; nothing of them is run."""
+"""Bad captures end in one line with the error, its place and the remedy; none of their content is
+executed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.making.captures import (
 
 
 def importing(source: Path, tokenizer: Path, *words: Any) -> str:
-    """Import a capture into a new store and return the line with which that is refused."""
+    """Import a capture into a new store and return its error line."""
     target = source.parent / "refused.zarr"
     line = refused("import", source, target, "--tokenizer", tokenizer, *words)
     assert not target.exists()
@@ -123,7 +124,7 @@ def test_files_of_states(teacher: Path, samples: list[Taught], tmp_path: Path) -
 
 
 class Dangerous:
-    """Touches a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -174,7 +175,7 @@ def test_exports_that_a_store_cannot_give(
     line = refused("export", store, target, "--to", "sentence-transformers")
     says(line, "holds no text vectors", "--to datasets")
     says(refused("export", store, target, "--to", "distillkit"), "of the token itself")
-    copies = list_of(store)  # a refused export is none
+    copies = list_of(store)  # a refused export leaves no file
     assert not copies.exists() or str(target) not in copies.read_text()
     line = refused("export", store, target, "--to", "distillkit", "--floats", "float16")
     says(line, "--floats", "leave it out")

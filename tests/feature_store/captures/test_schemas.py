@@ -1,4 +1,4 @@
-"""Numbers that a format of captures does not allow end in one line, which names file and sample."""
+"""Invalid numbers in a capture end in one line with the file and the sample."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_memory_follows_the_data_and_not_the_bound(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(samples: list[Taught], tmp_path: Path) -> tuple[Path, Path]:
-    """An archive of Megatron-LM of two iterations, and the file of its tokens."""
+    """Write an archive of Megatron-LM with two iterations, and the file of its tokens."""
     ids, logprobs = stacked(samples[:4], 16)
     np.save(tmp_path / "tokens.npy", ids)
     batches = [[logprobs[:, :2]], [logprobs[:, 2:]]]

@@ -38,7 +38,8 @@ def check_states(path: Path, samples: list[Taught], close: float, **states: str)
 
 
 def test_speculators(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
-    """The tool's own layers are known from the teacher's depth; its last one has no final norm."""
+    """speculators' default layers follow from the teacher's depth; its last layer has no final
+    norm."""
     source = speculators(tmp_path / "data", samples, (2, 2, 1))
     said = imported(source, tmp_path / "a.zarr", teacher, "--layers", "2,3,1,4", "--codec", "exact")
     assert "hidden layer2, layer3, layer1, layer4-before-norm (width 32)" in said
@@ -48,7 +49,7 @@ def test_speculators(teacher: Path, samples: list[Taught], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("gz", (False, True))
 def test_specforge(gz: bool, teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
-    """Padding of a batch, which is captured too, is no text."""
+    """SpecForge also captures the padding of a batch, which is ignored as it is no text."""
     source = specforge(tmp_path / "data", samples, (1, 2, 3), padded=3, gz=gz)
     said = imported(source, tmp_path / "a.zarr", teacher, "--layers", "1,2,3,4")
     assert f"specforge, {len(samples)} samples" in said and "left out" not in said
@@ -59,7 +60,8 @@ def test_specforge(gz: bool, teacher: Path, samples: list[Taught], tmp_path: Pat
 def test_a_student_learns_from_an_imported_store(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """Of a causal teacher states are learnt; logits of the token after each are not."""
+    """From a causal teacher's imported store, states can be trained on; logits of the next token
+    cannot."""
     source = speculators(tmp_path / "data", samples * 2, (1, 2, 3))
     imported(source, tmp_path / "a.zarr", teacher, "--layers", "1,2,3,4")
     words: Words = ("--vocab", "300", *STUDENT, "--steps", "16", "--lr", "1e-2", "--store")
@@ -78,8 +80,8 @@ def test_a_student_learns_from_an_imported_store(
 def test_states_are_compared_with_the_model(
     kind: Any, teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """An engine may return the last state on the wrong side of the norm, or the states of another
-    text of a batch (vLLM 50815, SpecForge 279)."""
+    """States are compared with the model: an engine may return the last state on the wrong side of
+    the norm, or the states of another text of a batch (vLLM 50815, SpecForge 279)."""
     words, samples = ("--layers", "1,2,3,4", "--model", teacher), samples[:8]
     source = kind(tmp_path / "sound", samples, (1, 2, 3))
     says(imported(source, tmp_path / "a.zarr", teacher, *words), "agree with", "of their length")

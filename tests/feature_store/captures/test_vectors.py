@@ -1,4 +1,5 @@
-"""Vectors that sentence-transformers and datasets keep become stores, and stores become these."""
+"""Vectors in files of sentence-transformers and datasets become stores, and stores become such
+files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.making.texts import ENGLISH
 
 @pytest.fixture(scope="module")
 def cached(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts with the vectors of a teacher as labels, as a script of distillation makes them."""
+    """Write texts with a teacher's vectors as labels, as a distillation script does."""
     from sentence_transformers import SentenceTransformer
 
     folder = tmp_path_factory.mktemp("vectors")
@@ -47,7 +48,8 @@ def test_cached_vectors(cached: Path, tmp_path: Path) -> None:
 def test_a_tokenizer_is_named_as_a_model_of_teacher_dump(
     cached: Path, tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here by its alias, whose package comes before the hub."""
+    """A tokenizer is named as a model of teacher-dump: here by its alias, from an installed package
+    instead of the hub."""
     folder = tiny_teacher("bert")
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -60,7 +62,8 @@ def test_a_tokenizer_is_named_as_a_model_of_teacher_dump(
 
 
 def test_a_store_of_vectors_becomes_labels(cached: Path, tmp_path: Path) -> None:
-    """Written and read again, it is the same store but for the name of the source."""
+    """A store of vectors, exported as labels and imported again, is the same except for the name of
+    the source."""
     first, again = tmp_path / "a.zarr", tmp_path / "b.zarr"
     imported(cached / "cached", first, cached / "teacher", "--codec", "exact")
     assert run("export", first, tmp_path / "labels", "--to", "sentence-transformers").exit_code == 0

@@ -1,4 +1,5 @@
-"""A store that stays in memory teaches as one that is read, and what does not fit is refused."""
+"""Training from a store in memory equals training from disk, and a store that does not fit is
+refused."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0, "sentence": 1.0, 
 
 @pytest.fixture(scope="module")
 def small(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same features in four bits, in HDF5."""
+    """Convert the store to four bits, in HDF5."""
     out = tmp_path_factory.mktemp("cache") / "small.h5"
     convert(store.path, out, codec="small")
     return str(out)
@@ -71,8 +72,8 @@ def losses_of(
 def test_every_cache_gives_the_same_losses(
     store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One training after another on an open store: each keeps what it was asked to, and no table
-    stays on the device, where the next one needs the room."""
+    """Consecutive trainings on an open store have the same losses with every cache. No table stays
+    on the device, where the next training needs the memory."""
     stored = small if codec == "small" else store.path
     source, tables = open_store(stored), list[weakref.ref[torch.Tensor]]()
     real = cache.ResidentFeatures._load_table
@@ -107,7 +108,7 @@ def test_resumed_with_a_cache(store: FeatureStore, tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two epochs of a view the second asks the disk for nothing."""
+    """The second of two epochs of a view reads nothing from the disk."""
     store, read = open_store(store.path), list[Any]()
     real = ShardSlices.read_into
 
@@ -130,7 +131,7 @@ def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("width", [1, 63, 64, 200])
 def test_what_is_decoded_is_what_the_store_decodes(width: int) -> None:
-    """By every codec there is, in torch as in NumPy."""
+    """Values decoded in torch equal NumPy's, for every codec."""
     states = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32) * 50
     logs, shares = -np.abs(states), np.abs(states) / np.abs(states).max()
     logs[::2] = -np.inf
@@ -156,7 +157,7 @@ def test_what_does_not_fit(
 ) -> None:
     check_memory(checked_plan(options_of(store, cache="ram"), store))
     size = 0
-    for part in store.manifest.parts:  # the plain view is not read where there is a masked one
+    for part in store.manifest.parts:  # the plain view is not read if a masked view exists
         for name, spec in part_arrays(store.features, part.counts).items():
             size += (
                 0 if name.startswith("view0") else spec.dtype.itemsize * int(np.prod(spec.shape))
@@ -181,7 +182,7 @@ def test_what_does_not_fit(
 def test_what_torch_kept_of_a_training_before_is_free(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that a first student of a sweep has filled has room for the second."""
+    """A GPU that the first student of a sweep has filled has room for the second."""
     device, needs = torch.device("cuda"), [(store, {"hidden"}, {0})]
     for name, printed in {
         "mem_get_info": (1000, 2**34), "memory_reserved": 2**30 + 500, "memory_allocated": 500,
@@ -196,6 +197,7 @@ def test_what_torch_kept_of_a_training_before_is_free(
 
 
 def test_free_memory_is_some_of_what_there_is() -> None:
-    """In bytes: neither kilobytes nor pages are as many as a 500th of it."""
+    """Free memory is a share of the total in bytes: values in kilobytes or pages would be below a
+    500th."""
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert everything / 500 < cache.free_memory() <= everything

@@ -1,4 +1,5 @@
-"""Several teachers joined into one: the geometric mean of distributions, means of all else."""
+"""Several teachers combined into one: the geometric mean of distributions, the mean of everything
+else."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def softmax(logits: Array) -> Array:
 
 
 def spread(targets: LogitTargets) -> torch.Tensor:
-    """Probabilities [G,V] with the rest spread evenly over what is not kept."""
+    """Return probabilities [G,V] with the rest spread evenly over the pieces that are not
+    stored."""
     count = targets.valid.sum(1)
     share = targets.rest.exp() / (V_TEACHER - count).clamp(min=1)
     found = share[:, None].expand(-1, V_TEACHER).clone()
@@ -55,7 +57,7 @@ def test_of_kept_pieces_each_teacher_spreads_what_it_leaves_over() -> None:
     torch.testing.assert_close(spread(joined), want, rtol=1e-4, atol=1e-6)
     total = spread(joined).sum(1)
     torch.testing.assert_close(total, torch.ones_like(total))
-    for row in range(len(total)):  # all that one of them keeps, each once
+    for row in range(len(total)):  # all pieces that either teacher stores, each once
         pieces = joined.ids[row, joined.valid[row]].tolist()
         every = {p for each in (one, two, three) for p in each.ids[row, each.valid[row]].tolist()}
         assert sorted(pieces) == sorted(every)

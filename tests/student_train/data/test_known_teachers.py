@@ -1,5 +1,5 @@
-"""What decoders are compared with, against every text of six letters of an alphabet of three, and
-with teachers that know what follows."""
+"""The targets of decoders are correct for all texts of six letters from an alphabet of three, and
+for teachers that know the next token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def byte_pairs(merges: Merges) -> Tokenizer:
 
 
 class Enumerated:
-    """All 729 texts in both tokenizations, and a teacher that is a table."""
+    """Holds all 729 texts in both tokenizations, and a teacher given by a table."""
 
     def __init__(self) -> None:
         self.teacher, self.student = byte_pairs(THEIRS), byte_pairs(OWN)
@@ -58,13 +58,14 @@ class Enumerated:
         _, self.alignment = sides.align("bytes")
 
     def table(self, prefix: Sequence[int]) -> Array:
-        """Log-probabilities of the next of the twelve pieces, by those before it."""
+        """Return the log-probabilities of the next of the twelve pieces, given the previous
+        ones."""
         values = np.random.default_rng([len(prefix), *prefix]).normal(0, 2, len(THEIRS) + 4)
         found: Array = values - np.log(np.exp(values).sum())
         return found
 
     def rows(self) -> Array:
-        """The table at every token: float64 [N,12]."""
+        """Return the table at every token: float64 [N,12]."""
         each = zip(self.theirs.start, self.theirs.start[1:], strict=False)
         ids = [self.theirs.ids[low:high].tolist() for low, high in each]
         return np.stack([self.table(one[: n + 1]) for one in ids for n in range(len(one))])
@@ -107,7 +108,8 @@ def test_runs_of_all_texts_have_the_probability_of_their_tokens(enumerated: Enum
 
 
 def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -> None:
-    """At every place where both begin; none is lost, and none changes its first letter."""
+    """Mass goes to the first piece of each spelling, at every place where tokens of both sides
+    begin. No mass is lost, and none changes its first letter."""
     rows, before = predicting_tokens(enumerated.alignment, enumerated.theirs, enumerated.own)
     logprobs, count = enumerated.rows(), len(THEIRS) + 4
     nothing: Any = np.zeros(len(logprobs))  # float64, as the targets then are
@@ -134,7 +136,7 @@ def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -
 
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    """Five sentences of which each is one text."""
+    """Dump five sentences, each as one text."""
     folder = tmp_path_factory.mktemp("known")
     (folder / "corpus.txt").write_text("\n".join(ENGLISH[:5]) + "\n", "utf-8")
     words = {"attention": "none", "hidden": "none"}
@@ -142,7 +144,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str
 
 
 def knowing(batches: StudentBatches, shift: int) -> Iterator[StudentBatch]:
-    """Batches of a teacher that is certain of the token after `shift` others."""
+    """Make batches of a teacher that is certain of the token after `shift` others."""
     store, collator = batches.store, batches.collator
     raws = store.stream(0, 0, batch_tokens=4096, view=0, features=collator.features())
     for number, raw in enumerate(raws):
@@ -161,7 +163,7 @@ def _known(batch: Batch, shift: int) -> Logits:
 
 
 def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, float]:
-    """Losses after training on the batches again and again; `next` is measured, not trained."""
+    """Return the losses after repeated training on the batches; `next` is measured, not trained."""
     torch.manual_seed(0)
     distiller = batches.distiller(random_llama(len(batches.tokenizer)))
     optimizer = torch.optim.Adam(distiller.parameters(), lr=1e-2)
@@ -179,7 +181,8 @@ def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, fl
 
 @pytest.mark.slow
 def test_a_teacher_that_knows_the_next_token_is_learnt(causal: Path) -> None:
-    """To 0 nats of the text itself, but from one that is a token ahead nothing of it is learnt."""
+    """A teacher that knows the next token is learned to 0 nats of the text, but nothing is learned
+    from a teacher that is a token ahead."""
     words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "kl-next": 1.0}}
     batches = StudentBatches(causal, "teacher", **words)
     assert learnt(batches, 0)["next"] < 0.02
@@ -191,7 +194,7 @@ def test_a_teacher_that_knows_the_next_token_is_learnt(causal: Path) -> None:
 def test_a_teacher_of_certain_runs_is_learnt_with_any_vocabulary(causal: Path) -> None:
     words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "alm": 1.0}}
     found = learnt(StudentBatches(causal, "300", **words), 0)
-    # Not the first token of each text, before which this teacher has none.
+    # Without the first token of each text, for which this teacher has no prediction.
     assert found["alm"] < 0.05 and found["next"] < 0.6
 
 

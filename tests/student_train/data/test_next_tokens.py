@@ -1,4 +1,4 @@
-"""Which tokens of a student are trained on, against a search by characters."""
+"""The tokens of a student that are trained on equal those of a search by characters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CUTS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1,
 
 
 def tokens_of(texts: list[list[int]]) -> Tokens:
-    """Tokens of these numbers of characters, a special one in front of each text."""
+    """Make tokens with these numbers of characters, and a special token in front of each text."""
     spans = [[(0, 0), *zip(starts(sizes)[:-1], starts(sizes)[1:], strict=True)] for sizes in texts]
     flat = np.array([span for text in spans for span in text], np.int32)
     special = np.array([not place for text in spans for place in range(len(text))])
@@ -41,7 +41,7 @@ def tokens_of(texts: list[list[int]]) -> Tokens:
 
 
 def split_again(sizes: list[int], rng: np.random.Generator) -> list[int]:
-    """Cut a text of as many characters at other places."""
+    """Cut a text of the same length at other places."""
     total = sum(sizes)
     inner = np.flatnonzero(rng.random(total - 1) < 0.5) + 1
     return [int(size) for size in np.diff([0, *inner.tolist(), total])]
@@ -81,7 +81,7 @@ def test_a_piece_of_the_teacher_is_read_as_the_student_normalises_it() -> None:
     lower.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Lowercase(), normalizers.Prepend(" ")]
     )
-    for accent in ("\u0307a", "\u0308"):  # composed with no letter before it
+    for accent in ("\u0307a", "\u0308"):  # composed, with no letter before it
         assert _normalised(lower)(accent.encode()) == accent.encode()
     pieces = maps.teacher_bytes.written()
     plain = next_pieces(maps, tokenizer("bpe"))
@@ -94,8 +94,9 @@ def test_a_piece_of_the_teacher_is_read_as_the_student_normalises_it() -> None:
 
 @pytest.mark.parametrize("teacher", ["bpe", "unigram", "wordpiece", "bpe-ends"])
 def test_the_next_token_is_the_one_that_the_student_reads(teacher: str) -> None:
-    """A teacher that knows the next token: wherever one token of the student has its characters, it
-    is the target, whether the teacher's pieces have the blanks of the text or not."""
+    """If a teacher knows the next token, the target is the student's next token wherever single
+    tokens of both sides have the same characters, with and without blanks in the teacher's
+    pieces."""
     sides = encode(teacher, SENTENCES), encode("bpe", SENTENCES)
     found = Tokenizations(SENTENCES, *sides, vocabulary_map(teacher, "bpe"), 512)
     student, alignment = found.align("bytes")
@@ -113,6 +114,6 @@ def test_the_next_token_is_the_one_that_the_student_reads(teacher: str) -> None:
     alone = np.isin(runs.member.numpy() + 1, alignment.student[single[:, 0], 0])
     assert alone.sum() > 0.9 * single.sum()
     read = targets.ids[alone, 0]
-    known = read != vocabulary("bpe").roles["unk"]  # the teacher's unk tells no text
+    known = read != vocabulary("bpe").roles["unk"]  # the teacher's unk has no text
     assert known.float().mean() > 0.8
     assert (read[known] == targets.following[alone][known]).all()

@@ -1,4 +1,4 @@
-"""Laws of chats in a student's own template: whatever is written around them, contents stay."""
+"""Laws of chats in a student's own template: contents stay the same inside any marks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_contents_and_their_tokens_stay(data: st.DataObject) -> None:
         within = (offsets[:, 0] >= low) & (offsets[:, 1] <= high)
         inside |= within
         assert (moved.offsets[within] == offsets[within] + first - low).all()
-        # The first token of a content may begin with blanks before it.
+        # The first token of a content may start with blanks before it.
         ahead = (offsets[:, 0] < low) & (offsets[:, 1] > low) & (offsets[:, 1] <= high)
         for n in np.flatnonzero(ahead):
             if not text[offsets[n, 0] : low].strip(" "):
@@ -112,7 +112,7 @@ def test_contents_and_their_tokens_stay(data: st.DataObject) -> None:
     for (low, high), end in zip(student.contents, student.ends, strict=True):
         assert not marks[low:high].any()
         unmarked[low:end] = False
-    # What is neither a content nor the end of one is a mark, but for blanks before a content.
+    # Text that is neither a content nor its end is a mark, except blanks before a content.
     left = [read[n] for n in np.flatnonzero(unmarked & ~marks)]
     assert set(left) <= {" "}
     native = Tokens(teacher.ids, moved.offsets, moved.special, teacher.start)

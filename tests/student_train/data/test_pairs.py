@@ -1,4 +1,5 @@
-"""Pairs in the student's tokens: both texts as its own tokenizer joins them, aligned apart."""
+"""Pairs in the student's tokens: its tokenizer joins both texts, and each text is aligned
+separately."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ BOTH = [(teacher, student) for teacher in KINDS for student in KINDS]
 
 
 def sides(tokens: Tokens, texts: list[str]) -> Any:
-    """Which text of its pair each token is of; -1 for special ones."""
+    """Return the number of the text of each token; -1 for special tokens."""
     place = np.repeat([text.index(SEPARATOR) for text in texts], np.diff(tokens.start))
     return np.where(tokens.special, -1, tokens.offsets[:, 0] > place)
 

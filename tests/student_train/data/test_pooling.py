@@ -1,4 +1,4 @@
-"""Pooling of runs and of the maps between them, worked out by hand; padding changes nothing."""
+"""Pooling of runs and of the maps between them equals hand computation; padding changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers that change or drop text are reported, and refused if little of it is left."""
+"""Tokenizers that change or drop text are reported, and refused if little text is left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trained(causal: Path) -> Any:
 
 
 def collator_of(store: FeatureStore, trained: Any, normalizer: Any) -> Collator:
-    """The collator of a decoder whose tokenizer normalises the text."""
+    """Return the collator of a decoder whose tokenizer normalises the text."""
     tokenizer = copy.deepcopy(trained)
     if normalizer is not None:
         tokenizer.backend_tokenizer.normalizer = normalizer
@@ -89,7 +89,8 @@ def test_what_is_beyond_max_length_is_not_changed(causal: Path, trained: Any) ->
 def test_bytes_that_a_vocabulary_lacks_are_refused(
     causal: Path, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """Without a piece or a fallback for every byte there are texts that it cannot write."""
+    """A vocabulary without pieces or fallbacks for all bytes is refused, as it cannot encode some
+    texts."""
     make_tokenizer("unigram").save_pretrained(tmp_path / "unigram")
     words = ("--store", causal, "--student", "llama:32x1x4", "--steps", "1", "--device", "cpu")
     said = refused(student_train, *words, "--vocab", tmp_path / "unigram", "--out", tmp_path / "s")

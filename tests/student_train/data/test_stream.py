@@ -76,7 +76,7 @@ def test_no_more_masks_of_a_sequence_than_asked_for(
     assert of_every.max() > 8 > of_every.min()
     places = np.flatnonzero(few) - np.repeat(begin, of_few)
     lengths = np.repeat(np.diff(tokens.start), of_few)
-    assert (places / lengths).mean() == pytest.approx(0.5, abs=0.08)  # not the first ones
+    assert (places / lengths).mean() == pytest.approx(0.5, abs=0.08)  # not the first sequences
 
 
 def test_stored_masks_hide_the_words_that_the_teacher_saw_masked(
@@ -260,7 +260,8 @@ def test_learning_rates() -> None:
 def test_each_epoch_reads_the_masks_of_its_view(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """The masks of a view are those of (seed, view): a dump with fewer views has the same ones."""
+    """Each epoch reads the masks of its view, which depend on (seed, view) alone: a dump with fewer
+    views has the same masks."""
     corpus = write_corpus(tmp_path / "corpus.txt", 8)
     small: dict[str, Any] = {"hidden": "none", "attention": "none"}
     two, four = (

@@ -1,4 +1,5 @@
-"""The teacher's distribution in the student's vocabulary: no mass is lost, no piece comes twice."""
+"""The teacher's distribution in the student's vocabulary: no mass is lost, no piece appears
+twice."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ WORDS = (
 def test_words_are_the_files_in_texts_with_tags_else_those_that_student_predict_tags(
     texts: list[str],
 ) -> None:
-    """For tokens of one character."""
+    """Word starts are the file's in texts with tags, otherwise student-predict's. Each token has
+    one character."""
     lengths = [len(text) for text in texts]
     first = np.array([i for length in lengths for i in range(length)], np.int32)
     tagged = np.repeat(np.arange(len(texts)) % 2, lengths).astype(bool)
@@ -104,8 +106,7 @@ def begins_a_word(text: str, begin: int, marked: bool) -> bool:
     return not before or before.isspace() or bool(isolation(before) & (CHINESE | PUNCTUATION))
 
 
-# What a student reads in place of the teacher's `s` where a word begins without a blank, and
-# elsewhere.
+# The student's pieces for the teacher's `s`: where a word starts without a blank, and elsewhere.
 FORMS = {"wordpiece": ("s", "##s"), "bpe": ("s", "Ġs"), "unigram": ("s", "▁s")}
 
 
@@ -123,8 +124,8 @@ FORMS = {"wordpiece": ("s", "##s"), "bpe": ("s", "Ġs"), "unigram": ("s", "▁s"
 def test_the_place_in_a_text_decides_which_mark_a_piece_has(
     make_tokenizer: Callable[[str], Any], kind: str, student_kind: str, align: str, tier: str
 ) -> None:
-    """A teacher with .75 for its own token, which is what the student reads there, and .25 for
-    `s`."""
+    """A piece's place in the text decides its mark. The teacher has .75 for its own token, which
+    the student also reads there, and .25 for `s`."""
     texts = [
         "“The story,” she told (the lamp): old-teller.", "(storms)", "stories, story\nthe s",
     ]  # fmt: skip
@@ -195,8 +196,8 @@ def decoders_tokenizer(add_prefix_space: bool) -> Any:
 def test_a_decoder_has_no_target_where_one_tokenizer_puts_a_blank_before_a_text(
     blanks: tuple[bool, bool],
 ) -> None:
-    """Of a teacher that is certain of what follows. It predicts the first piece of a text after
-    <s>."""
+    """A decoder has no target where only one tokenizer puts a blank before a text. The teacher is
+    certain of the next token, and predicts the first piece of a text after <s>."""
     teacher, student = map(decoders_tokenizer, blanks)
     texts = ["the story, the teller", "the lamp"]
     tokens = tokenize(teacher.backend_tokenizer, texts)

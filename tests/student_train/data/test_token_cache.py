@@ -1,4 +1,4 @@
-"""A store's text in the student's tokens, kept between students."""
+"""A store's text in the student's tokens is cached between students."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_made_once_for_a_text_a_vocabulary_and_a_length(
 ) -> None:
     token_table(store, fresh("wordpiece", make_tokenizer))
     (first,) = cache.iterdir()
-    monkeypatch.setattr(token_cache, "_write", None)  # nothing more is made
+    monkeypatch.setattr(token_cache, "_write", None)  # no further file is written
     token_table(open_store(store.path), fresh("wordpiece", make_tokenizer))
     monkeypatch.undo()
     monkeypatch.setenv("TEACHONCE_CACHE", str(cache.parent))
@@ -66,7 +66,8 @@ def test_made_once_for_a_text_a_vocabulary_and_a_length(
 def test_a_user_without_a_home(
     store: FeatureStore, make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container whose user has no entry in /etc/passwd."""
+    """A user without a home directory has a cache, as in a container whose user has no entry in
+    /etc/passwd."""
 
     def nobody(number: int) -> None:
         raise KeyError(number)
@@ -163,7 +164,7 @@ def test_several_at_once(
 def test_a_forged_table_is_made_anew(
     store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path, name: str
 ) -> None:
-    """Whoever can write the cache can make its checksum fit."""
+    """A forged table is built again: a user who can write the cache can also fit its checksum."""
     tokenizer = fresh("wordpiece", make_tokenizer)
     token_table(store, tokenizer)
     (folder,) = cache.iterdir()
@@ -174,7 +175,7 @@ def test_a_forged_table_is_made_anew(
     (folder / token_cache.DIGEST).write_text(token_cache._digest(folder))
     token_table(store, tokenizer)
     assert (folder / name).read_bytes() == before
-    (folder / name).write_bytes(before[:-1])  # no whole number of values, or one too few
+    (folder / name).write_bytes(before[:-1])  # not a whole number of values, or a missing value
     (folder / token_cache.DIGEST).write_text(token_cache._digest(folder))
     token_table(store, tokenizer)
     assert (folder / name).read_bytes() == before

@@ -1,4 +1,4 @@
-"""Every loss, where one side has next to nothing: values and gradients are finite."""
+"""Every loss has finite values and gradients if one side is almost empty."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SCALES = [0.0, 1e-30, 1.0, 1e4]  # of states and logits
 
 
 def targets_of(rng: np.random.Generator, runs: int, vocabulary: int, kept: int) -> LogitTargets:
-    """Targets over `vocabulary` shared pieces of which the `kept` best are known.
+    """Make targets over `vocabulary` shared pieces, with the `kept` best stored.
 
-    Some rows have all their mass in one piece, some next to none in any.
+    Some rows have all their mass in one piece, and others almost no mass in any.
     """
     logits = rng.choice([1.0, 30.0, 500.0], (runs, 1)) * rng.normal(size=(runs, vocabulary + 1))
     logprobs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
@@ -37,7 +37,8 @@ def targets_of(rng: np.random.Generator, runs: int, vocabulary: int, kept: int) 
 
 
 def sides(loss: Loss, rng: np.random.Generator, runs: int, width: int) -> tuple[Tensor, list[Any]]:
-    """A student's side and what else the formula takes: [runs,width], of maps [1,runs,runs]."""
+    """Make the student's side and the formula's other arguments: [runs,width], for maps
+    [1,runs,runs]."""
     scale = float(rng.choice(SCALES))
 
     def normal(*shape: int) -> Tensor:
@@ -49,7 +50,7 @@ def sides(loss: Loss, rng: np.random.Generator, runs: int, width: int) -> tuple[
     other: Any = normal(runs, width)
     if loss.student in ("masked", "next"):
         other = torch.from_numpy(rng.integers(0, width, runs))
-    elif loss.teacher == "gold":  # where no label is known it is -1
+    elif loss.teacher == "gold":  # an unknown label is -1
         other = torch.from_numpy(rng.integers(-1, width, runs))
     elif loss.student in ("pieces", "predictions"):
         kept = targets_of(rng, runs, width, int(rng.integers(1, width + 1)))
@@ -91,7 +92,7 @@ def test_the_piece_that_follows_counts_only_where_the_teacher_has_a_rest() -> No
     of_text = [torch.ones(2, 1, dtype=torch.bool), half, torch.zeros(2), torch.tensor([0, 3])]
     targets = NextTargets(ids, half[:, None], *of_text)
     topk = kl_next(Predictions.of(logits, targets), targets, 1.0)
-    # KL((1/2, 1/2) || (1/4, 3/4)), and once in two rows one of three other pieces.
+    # KL((1/2, 1/2) || (1/4, 3/4)), and in two rows with one of three other pieces.
     expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3) + 0.5 * np.log(3)
     assert float(topk) == pytest.approx(expected, rel=1e-5)
     of_text[1] = torch.full((2,), -torch.inf)  # as of random draws
@@ -101,8 +102,8 @@ def test_the_piece_that_follows_counts_only_where_the_teacher_has_a_rest() -> No
 
 
 def test_a_student_with_no_other_piece_learns_the_shares_of_the_kept_ones() -> None:
-    """Teacher: 1/2, 1/4 and 1/4 for pieces that the student has not: 2/3 and 1/3 of what is
-    shared."""
+    """A student without other pieces learns the shares of the stored ones: the teacher's 1/2 and
+    1/4, and 1/4 for the student's missing pieces, give 2/3 and 1/3."""
     targets = LogitTargets(
         ids=torch.tensor([[0, 1]]),
         logprobs=torch.tensor([[0.5, 0.25]]).log(),
@@ -117,7 +118,7 @@ def test_a_student_with_no_other_piece_learns_the_shares_of_the_kept_ones() -> N
 
 
 def head_logits(rng: np.random.Generator, pieces: int) -> tuple[Logits, tuple[Array, Array]]:
-    """Three tokens of a store's head tier, and the head of a teacher of so many pieces."""
+    """Make three tokens of a store's head tier, and the head of a teacher with `pieces` pieces."""
     weight = rng.normal(0, 3, (pieces, 4)).astype(np.float32)
     bias = rng.normal(size=pieces).astype(np.float32)
     states = rng.normal(size=(3, 4)).astype(np.float32)
@@ -128,14 +129,15 @@ def head_logits(rng: np.random.Generator, pieces: int) -> tuple[Logits, tuple[Ar
 
 @pytest.mark.parametrize("pieces", [1, 2, 200, HEAD_BEST, HEAD_BEST + 1, 300])
 def test_a_head_and_a_student_with_the_teachers_vocabulary(pieces: int) -> None:
-    """Each size about `HEAD_BEST`: all pieces are kept, or all but some."""
+    """A student with the teacher's vocabulary is correct for sizes around `HEAD_BEST`, with all
+    pieces stored, or all but some."""
     logits, head = head_logits(np.random.default_rng(pieces), pieces)
     targets, some = TargetReader(np.arange(pieces), head).of(logits, np.arange(3))
     assert some.all()
     own = torch.from_numpy(logits.values @ head[0].T + head[1]).requires_grad_()
     value = kl(own, targets, 2.0)  # the student is the teacher
     value.backward()
-    # Beyond `HEAD_BEST` the rest is 1 less a sum in float32, and the temperature takes its root.
+    # Above `HEAD_BEST` the rest is 1 minus a sum in float32, and the temperature takes its root.
     assert value.item() == pytest.approx(0, abs=1e-4 if pieces <= HEAD_BEST else 2e-2)
     assert own.grad is not None and own.grad.isfinite().all()
 

@@ -1,4 +1,4 @@
-"""Losses of vocabulary logits against numbers worked out by hand and direct computation."""
+"""Losses of vocabulary logits equal hand computation and direct computation."""
 
 from __future__ import annotations
 

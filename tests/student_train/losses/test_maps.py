@@ -1,4 +1,4 @@
-"""Losses of attention maps against numbers worked out by hand."""
+"""Losses of attention maps equal hand computation."""
 
 from __future__ import annotations
 

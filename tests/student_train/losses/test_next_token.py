@@ -26,7 +26,8 @@ def log_softmax(values: Array) -> Array:
 
 
 def targets_of(logprobs: Array, size: int) -> NextTargets:
-    """The `size` best of each row and the rest; the most likely one follows."""
+    """Store the `size` best pieces of each row and the rest; the most likely piece is the next
+    token."""
     best = np.argsort(-logprobs, axis=1)[:, :size]
     stored = np.take_along_axis(logprobs, best, axis=1)
     with np.errstate(divide="ignore"):
@@ -58,12 +59,13 @@ def test_jsd_over_a_whole_vocabulary_is_the_dense_one(beta: float, temperature: 
 
 
 def test_jsd_lies_between_the_two_divergences() -> None:
-    """Divided by B it becomes KL for small B, by 1 - B reverse KL for large B (GKD, section 2)."""
+    """JSD divided by B becomes KL for small B, and by 1 - B reverse KL for large B (GKD, section
+    2)."""
     teacher, student = (log_softmax(chance.normal(0, 1, (G, V))) for _ in range(2))
     logits = torch.from_numpy(student.astype(np.float32))
     targets, same = targets_of(teacher, 4), targets_of(student, 4)
     own = Predictions.of(logits, targets)
-    # Without the term for the rest, which none of the pieces that follow is in.
+    # Without the term for the rest, which contains none of the next pieces.
     low, high = (float(jsd(own, targets, 1.0, beta=beta)) for beta in (1e-3, 1 - 1e-3))
     assert low / 1e-3 == pytest.approx(float(kl(own, targets, 1.0)), rel=0.01)
     assert high / 1e-3 == pytest.approx(float(reverse_kl(own, targets, 1.0)), rel=0.01)
@@ -83,7 +85,8 @@ def test_a_piece_of_the_rest_is_learnt_from_the_text_by_jsd() -> None:
 
 
 def test_alm_is_a_divergence_of_two_outcomes() -> None:
-    """Of the run, and of anything else, each with the power 1/T (ALM, equation 5)."""
+    """ALM is a divergence of two outcomes, the run and anything else, each with the power 1/T
+    (equation 5)."""
     teacher, student = (-chance.exponential(3, G) for _ in range(2))
     for flatness in (1.0, 100.0):
         p, q = (np.exp(each / flatness) for each in (teacher, student))

@@ -1,7 +1,8 @@
-"""Each loss of a source against its published equation, written in NumPy from the source alone.
+"""Each loss with a source equals its published equation, written in NumPy from the source alone.
 
-Shape letters: G runs or texts, D teacher width, V pieces, C classes. Sums over a data set are taken
-here as means over G, as the batches of a training are drawn from it; all else is the equation's.
+Shape letters: G runs or texts, D teacher hidden size, V pieces, C classes. Sums over a data set
+become means over G, as a training draws its batches from the data set; everything else follows the
+equation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def softmax(scores: Floats) -> Floats:
 
 
 def gelu(values: Floats) -> Floats:
-    """x times the normal distribution function (Hendrycks & Gimpel 2016)."""
+    """Return x times the normal distribution function (Hendrycks & Gimpel 2016)."""
     below = np.vectorize(lambda x: (1 + math.erf(x / math.sqrt(2))) / 2)(values.astype(np.float64))
     found: Floats = values * below
     return found
@@ -47,7 +48,7 @@ def kullback_leibler(p: Floats, q: Floats) -> float:
 
 
 def measure(name: str) -> Callable[..., Tensor]:
-    """The formula that a loss of this name has for a student that classifies."""
+    """Return the formula of the named loss for a student that classifies."""
     (loss,) = losses_for("one label", [name])
     return loss.measure
 
@@ -96,7 +97,7 @@ def attention_maps() -> tuple[float, Tensor]:
 
 
 def gold_labels() -> tuple[float, Tensor]:
-    """Mukherjee & Awadallah 2019, eq. 3, whose sign the paper leaves out; 2020, eq. 2."""
+    """Mukherjee & Awadallah 2019, eq. 3, whose sign the paper omits; 2020, eq. 2."""
     scores, gold = drawn(G, C), RANDOM.integers(C, size=G)
     wanted = -np.log(softmax(scores)[np.arange(G), gold]).mean()
     return float(wanted), measure("ce")(torch.tensor(scores), torch.tensor(gold))
@@ -112,16 +113,16 @@ def log_odds() -> tuple[float, Tensor]:
 
 
 def representation() -> tuple[float, Tensor]:
-    """Mukherjee & Awadallah 2019, eq. 7: half the squared distance of gelu(W z + b), which the
-    student's side is before the gelu, and the teacher's state."""
+    """Mukherjee & Awadallah 2019, eq. 7: half the squared distance of gelu(W z + b) from the
+    teacher's state. The student's side is its input before the gelu."""
     own, teacher = drawn(G, D), drawn(G, D)
     wanted = (((gelu(own) - teacher) ** 2).sum(axis=1) / 2).mean()
     return float(wanted), measure("sentence-gelu-half")(torch.tensor(own), torch.tensor(teacher))
 
 
 def representation_kl() -> tuple[float, Tensor]:
-    """Mukherjee & Awadallah 2020, eq. 5 and 6; that states become distributions by a softmax, and
-    the direction of the divergence, are ours."""
+    """Mukherjee & Awadallah 2020, eq. 5 and 6. The softmax over states and the direction of the
+    divergence are this project's choice."""
     own, teacher = drawn(G, D), drawn(G, D)
     wanted = kullback_leibler(softmax(teacher), softmax(gelu(own)))
     return wanted, measure("hidden-kld")(torch.tensor(own), torch.tensor(teacher))

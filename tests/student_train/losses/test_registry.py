@@ -1,4 +1,4 @@
-"""Every loss is one entry, and its entry says the truth."""
+"""Every loss is one entry, and its entry is correct."""
 
 from __future__ import annotations
 

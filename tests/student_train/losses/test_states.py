@@ -1,4 +1,4 @@
-"""Losses of states against numbers worked out by hand and direct computation."""
+"""Losses of states equal hand computation and direct computation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_squares_are_averaged_over_channels() -> None:
 def test_contrastive_is_the_number_worked_out_by_hand() -> None:
     student = torch.tensor([[1.0, 0.0], [5.0, 0.0]])
     teacher = torch.tensor([[0.8, 0.6], [1.2, 1.6]])
-    # Cosines .8 and .6 in both rows, times 20: 16 and 12. The first row's own is the first of them,
-    # the second row's the second: ln(1 + e^-4) and ln(1 + e^4).
+    # Cosines .8 and .6 in both rows, times 20: 16 and 12. The positive of row 1 is the first, of
+    # row 2 the second: ln(1 + e^-4) and ln(1 + e^4).
     want = (math.log1p(math.exp(-4)) + math.log1p(math.exp(4))) / 2
     assert want == pytest.approx(2.0181499)
     assert states.contrastive(student, teacher).item() == pytest.approx(want, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Losses over the classes of a task against numbers worked out by hand and direct computation."""
+"""Losses over the classes of a task equal hand computation and direct computation."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_logit_is_the_number_worked_out_by_hand() -> None:
 
 
 def test_margins_by_hand() -> None:
-    """Differences of 1, 4 and 5 between the student's scores, of 2, 2 and 4 between the teacher's:
-    squared errors of 1, 4 and 1. What is added to all of them changes nothing."""
+    """Differences of 1, 4 and 5 between the student's scores and of 2, 2 and 4 between the
+    teacher's give squared errors of 1, 4 and 1. A constant added to all scores changes nothing."""
     student = torch.tensor([[0.0], [1.0], [5.0]], requires_grad=True)
     teacher = torch.tensor([[0.0], [2.0], [4.0]])
     value = task.margin(student, teacher)

@@ -1,4 +1,4 @@
-"""Losses of vectors of texts, against numbers worked out by hand, and what must not change them."""
+"""Losses of text vectors equal hand computation, and are invariant where they must be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def vectors(seed: int, count: int, width: int) -> torch.Tensor:
 
 
 def test_similarity_by_hand() -> None:
-    """Cosines 0 and 0.6 of one pair: a squared error of 0.36 on both sides of the diagonal."""
+    """Cosines 0 and 0.6 of one pair give a squared error of 0.36 on both sides of the diagonal."""
     student = torch.tensor([[2.0, 0.0], [0.0, 5.0]])
     teacher = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0]])
     assert similarity(student, teacher).item() == pytest.approx(0.36)
@@ -32,7 +32,8 @@ def test_similarity_by_hand() -> None:
 
 
 def test_similarity_kl_by_hand() -> None:
-    """Of three texts each has two others: with cosines 0 and c the chance of one is a sigmoid."""
+    """Each of three texts has two others: with cosines 0 and c the probability of one is a
+    sigmoid."""
     teacher = torch.eye(3)  # both others are as likely
     student = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [0.0, 0.0, 1.0]])
     p = 1 / (1 + math.exp(-SHARPNESS * 0.6))
@@ -43,7 +44,7 @@ def test_similarity_kl_by_hand() -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 @given(seed=st.integers(0, 2**31), count=st.integers(2, 9))
 def test_angles_alone_count(loss: object, seed: int, count: int) -> None:
-    """Vectors that are turned together, or lengthened, are as like one another as before."""
+    """Only angles count: a common rotation or a scaling of the vectors changes no loss."""
     assert callable(loss)
     teacher = vectors(seed, count, 5)
     turn, _ = torch.linalg.qr(vectors(seed + 1, 5, 5))

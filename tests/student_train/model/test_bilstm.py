@@ -1,4 +1,5 @@
-"""BiLSTMs: padding changes nothing, heads and losses by hand, starts from word vectors."""
+"""BiLSTMs: padding changes nothing, heads and losses equal hand computation, word vectors
+initialise the embeddings."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def model_of(own: Any, **settings: Any) -> Any:
 
 
 def padded(side: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Three rows of ids, and the same as a batch with its mask; where the padding stands there are
-    ids as well."""
+    """Return three rows of ids, and the same rows as a batch with its mask. The padding has random
+    ids."""
     draws = torch.Generator().manual_seed(1)
     rows = [torch.randint(1, 40, (length,), generator=draws) for length in LENGTHS]
     ids = torch.randint(1, 40, (len(rows), max(LENGTHS)), generator=draws)
@@ -70,7 +71,8 @@ def test_padding_changes_nothing(own: Any, side: str) -> None:
 
 
 def test_dropped_channels_of_a_state_are_dropped_at_every_token() -> None:
-    """The states of each row by cells of torch, whose mask is the one of the whole row."""
+    """Dropped channels of a state are dropped at every token: the states equal torch's cells with
+    one mask for the whole row."""
     lstm = torch.nn.LSTM(3, 64, batch_first=True)
     inputs = torch.randn(2, 6, 3)
     torch.manual_seed(3)
@@ -199,7 +201,8 @@ def test_words_of_onednn_and_the_precision_decide_what_it_lacks(
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In any other case the error is unchanged, and means a lack of memory."""
+    """Only a known message of oneDNN in reduced precision suggests fp32; in any other case the
+    error is unchanged, and means a lack of memory."""
 
     def fails(*_: Any) -> Any:
         raise RuntimeError(f"could not create a {words}")
@@ -276,7 +279,7 @@ def test_word_vectors_go_to_whole_words(
     assert sorted(changed) == sorted(encoded)
     assert said == f"word embeddings of 2 of {len(before):,} pieces from words.vec"
     the, a = after[encoded]
-    assert the.tolist() == [1.0, 2.0, 3.0] and a.tolist() == [-2.0, 0.0, 0.5]  # as they are
+    assert the.tolist() == [1.0, 2.0, 3.0] and a.tolist() == [-2.0, 0.0, 0.5]  # unchanged
     set_word_vectors(student, tokenizer, path, others=True)
     after = student.get_input_embeddings().weight.detach()
     assert torch.equal(after[encoded], torch.stack([the, a]))

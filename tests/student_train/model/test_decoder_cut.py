@@ -40,7 +40,8 @@ HEADS, UNITS, LAYER = (0, 3), tuple(range(5, 37)), 1
 
 
 def teacher_of(kind: str) -> Any:
-    """A random decoder of four layers; some of its heads and units, and one layer, do nothing."""
+    """Make a random decoder of four layers, with some zeroed heads and units and one zeroed
+    layer."""
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
     sizes |= {"n_inner" if kind == "gpt2" else "intermediate_size": 48}
     sizes |= {"max_position_embeddings": 128}
@@ -71,7 +72,7 @@ def teacher_of(kind: str) -> Any:
                 written[[size * head + n for head in HEADS for n in range(size)]] = 0.0
             elif weight.ndim == 2:
                 written[list(UNITS)] = 0.0
-    return model.half().float().eval()  # what a store holds exactly
+    return model.half().float().eval()  # values that a store represents exactly
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def stores(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def student_of(store: Path, student: str, **words: Any) -> tuple[Any, list[str]]:
-    """A student at its start."""
+    """Return a student with its initial weights."""
     options: dict[str, Any] = {
         "vocab": "teacher",
         "loss": {"next": 1.0},
@@ -106,7 +107,7 @@ def student_of(store: Path, student: str, **words: Any) -> tuple[Any, list[str]]
 
 
 def tied(folder: Path) -> Any:
-    """The teacher in a folder, with its word embeddings as output embeddings."""
+    """Save the teacher with its word embeddings as output embeddings."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
     return model
@@ -140,7 +141,7 @@ def test_a_student_of_the_same_sizes_is_its_teacher(
 def test_what_contributes_nothing_is_cut_first(
     stores: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
-    """The rest of the teacher remains; a norm is over half of the channels."""
+    """The rest of the teacher remains, and each norm covers half of the channels."""
     shape = f"{kind}:16x3x2x16{GROUPS[kind]}"
     student, lines = student_of(stores[kind], shape, init="layers:1,3,4")
     assert "layers 1, 3, 4 of 4; 16 of 32 channels, 2 of 4 heads, 16 of 48 feed-forward" in lines[1]
@@ -210,7 +211,7 @@ def test_a_vocabulary_of_its_own_is_in_the_channels_of_the_layers(stores: dict[s
     ("student", "start"),
     [
         ("llama:16x2x2x24x1", "layers 1, 4 of 4"),
-        ("llama:16x2x4x24x2", "word embeddings"),  # another size of heads
+        ("llama:16x2x4x24x2", "word embeddings"),  # another head size
         ("llama:16x5x2x24x1", "word embeddings"),  # more layers than the teacher
         ("qwen3:16x2x2x24x1", "word embeddings"),
     ],
@@ -232,7 +233,7 @@ def test_auto_does_not_run_a_large_teacher(
 
 
 def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -> None:
-    """The same as those of the store, which may have no weights."""
+    """Layers of a folder equal the layers of the store; the store may lack the weights."""
     how = f"layers:1,4@{folders['llama']}"
     one, lines = student_of(stores["llama"], "llama:16x2x2x16", init=how)
     other, _ = student_of(stores["llama"], "llama:16x2x2x16", init="layers:1,4")

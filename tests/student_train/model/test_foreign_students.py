@@ -1,4 +1,4 @@
-"""Masked LMs of other types, which `train` is given: they learn, or a line says what does."""
+"""Masked LMs of other types, given to `train`, learn, or a line names the types that do."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_can_be_no_student_is_refused_in_a_line(store: FeatureStore) -> Non
 
 
 class Batches(IterableDataset[dict[str, torch.Tensor]]):
-    """Batches of a store for one epoch of a loop of somebody else."""
+    """Batches of a store for one epoch of an external training loop."""
 
     def __init__(self, store: FeatureStore, collator: Any) -> None:
         self.store, self.collator = store, collator
@@ -118,7 +118,7 @@ def test_a_batch_in_the_trainer_of_transformers(store: FeatureStore, tmp_path: P
 
 
 class OneBatchAtATime(Trainer):
-    """Whose dataset has batches already."""
+    """The dataset yields complete batches."""
 
     def get_train_dataloader(self) -> Any:
         return DataLoader(self.train_dataset, batch_size=None)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""A batch that is read in parts: outputs, gradients and trainings are those of the whole, and less
-is held."""
+"""A batch that is read in parts has the outputs, gradients and training of the whole batch, and
+needs less memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def student_and_inputs(store: FeatureStore, student: str, **changes: Any) -> tup
 
 
 def hold(monkeypatch: pytest.MonkeyPatch, student: Any, inputs: Inputs, texts: int) -> None:
-    """Have a part of the inputs be of so many texts."""
+    """Limit each part of the inputs to `texts` texts."""
     monkeypatch.setattr(room, "CPU_BUDGET", texts * bytes_of_text(student, inputs.ids.shape[1]))
 
 
@@ -71,7 +71,7 @@ def test_a_part_drops_the_same_in_both_passes(
         model.zero_grad()
         if again:
             last = forward_pass(model, inputs).last
-        else:  # the parts by hand, all of their activations kept
+        else:  # the parts by hand, with all activations stored
             last = torch.cat([forward_pass(model, part).last for part in inputs.split(2)])
         last.square().sum().backward()
         weight: Tensor = next(model.parameters())

@@ -1,4 +1,4 @@
-"""Every kind of student, with every head, is an ordinary model of transformers and learns under
+"""Every kind of student, with every head, is an ordinary model of transformers and learns with
 every loss."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def named(kind: str) -> str:
 
 @pytest.fixture
 def student(make_tokenizer: Callable[[str], Any]) -> Callable[..., PreTrainedModel]:
-    """`student(kind, task)`: in evaluation mode, with weights spread so wide that all count."""
+    """Make a student in evaluation mode, with weights large enough for all of them to matter."""
 
     def made(kind: str, task: str | None = None) -> PreTrainedModel:
         torch.manual_seed(0)
@@ -70,8 +70,8 @@ def student(make_tokenizer: Callable[[str], Any]) -> Callable[..., PreTrainedMod
 
 
 def read(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Flat last states [N,D] of texts of different lengths, which tokens are present [B,S], and
-    the logits that the class itself gives."""
+    """Return flat last states [N,D] of texts of different lengths, the mask of present tokens
+    [B,S], and the logits of the class itself."""
     batch = tokenizer(SENTENCES[:4], padding=True, truncation=True, return_tensors="pt")
     asked = {name: batch[name] for name in ("input_ids", "attention_mask")}
     present = asked["attention_mask"].bool()

@@ -1,4 +1,4 @@
-"""A vocabulary that is cut: on text whose pieces it has it gives what the whole one gives."""
+"""A pruned vocabulary gives the same pieces as the whole one for text whose pieces it retains."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def size_of(kind: str) -> int:
 
 @cache
 def whole(kind: str) -> Tokenizer:
-    """A tokenizer: of those of all tests; with `ignore_merges`, as Llama 3 has; of SentencePiece
-    with raw bytes; with a mark at the end of a word, as CLIP has."""
+    """Make a tokenizer: a kind of the shared fixtures; with `ignore_merges`, as in Llama 3; of
+    SentencePiece with raw bytes; with a mark at the end of a word, as in CLIP."""
     if kind in ("wordpiece", "bpe", "unigram"):
         return Tokenizer.from_str(trained_tokenizer(kind).backend_tokenizer.to_str())
     if kind == "unigram-bytes":

@@ -1,4 +1,4 @@
-"""Where a student starts."""
+"""The initial weights of a student."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_chosen_layers(started: Start, store: FeatureStore) -> None:
 def other_model(
     tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A model with the store's tokenizer and the shape of its teacher, and other weights."""
+    """Save a model with the store's tokenizer, the shape of its teacher, and other weights."""
     folder = tmp_path_factory.mktemp("models") / "grown"
     shutil.copytree(tiny_teacher("bert"), folder)
     model: Any = AutoModelForMaskedLM.from_pretrained(folder)
@@ -203,7 +203,8 @@ def test_heads_of_other_families(
 def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
     store: FeatureStore, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """Which has no token types: a random row of them would be added to every token."""
+    """A BERT with all layers of a DistilBERT has its outputs. DistilBERT has no token types, and a
+    random row of them would be added to every token."""
     teacher, tokenizer = tiny_teacher("distilbert"), student_tokenizer("teacher", store)
     student: Any = make_student("bert:32x4x4", tokenizer, 64)
     how = f"layers:1,2,3,4@{teacher}"
@@ -222,7 +223,8 @@ def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
 def test_layers_of_an_electra_read_more_than_its_embeddings(
     started: Start, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """A small ELECTRA projects its embeddings to the width of its layers, which no BERT does."""
+    """Layers of an ELECTRA have inputs other than its embeddings: a small ELECTRA projects its
+    embeddings to the hidden size, unlike any BERT."""
     student, _, _ = started("random")
     before = [weight.clone() for weight in student.bert.encoder.parameters()]
     electra = ModelFolder(str(tiny_teacher("electra")), "--init teacher")
@@ -241,7 +243,8 @@ def test_svd_of_another_teacher_with_the_same_pieces(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As of a teacher before it was fine-tuned into that of the store."""
+    """SVD works for another teacher with the same pieces, such as the teacher before its
+    fine-tuning."""
     text = write_corpus(tmp_path / "text.txt", 2)
     other, foreign = (
         dumped(tiny_teacher(kind), text, tmp_path / f"{kind}.zarr")
@@ -266,7 +269,7 @@ def test_svd_of_another_teacher_with_the_same_pieces(
 
 
 def test_svd_keeps_the_angles_between_pieces(started: Start, store: FeatureStore) -> None:
-    student, _, found = started("svd", "bert:32x1x2")  # as wide as the teacher: nothing is lost
+    student, _, found = started("svd", "bert:32x1x2")  # the teacher's hidden size: nothing is lost
     teacher = np.asarray(store.teacher_weights()["embeddings.word_embeddings.weight"], np.float32)
     rows, known = embedding_means(teacher, found, 400)
     known &= np.linalg.norm(rows, axis=1) > 0  # the row of the padding is zero
@@ -326,7 +329,7 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
 
 @pytest.fixture(scope="module")
 def trained(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ModernBERT whose norms and biases are not those of a new one."""
+    """Save a ModernBERT whose norms and biases differ from those of a new model."""
     folder = shutil.copytree(tiny_teacher("modernbert"), tmp_path_factory.mktemp("m") / "teacher")
     teacher = AutoModelForMaskedLM.from_pretrained(folder)
     torch.manual_seed(0)
@@ -408,7 +411,8 @@ def test_rotary_heads_of_another_width_are_not_cut(modern: FeatureStore) -> None
 
 
 def test_what_a_layer_has_beyond_the_teachers_is_silent(store: FeatureStore) -> None:
-    """A student of other proportions, as those of published ModernBERTs are."""
+    """Parts of a layer beyond the teacher's are zero. The student has other proportions, as
+    published ModernBERTs do."""
     tokenizer = student_tokenizer("teacher", store)
     student: Any = make_student("bert:32x4x4", tokenizer, 64)
     theirs = store.teacher_weights()["encoder.layer.0.output.dense.weight"].shape[1]

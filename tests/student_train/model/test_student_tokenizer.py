@@ -67,7 +67,8 @@ def test_characters_are_known_where_half_of_the_pieces_is_left() -> None:
 def test_frequencies_count_in_full() -> None:
     texts = ["zebra " * 30_000, "apple " * 10_500]
     letters = len(SPECIALS) + len(set("zebraapple")) + len(set("ebrapple"))
-    pieces = train_wordpiece(texts, letters + 4, None).get_vocab()  # room for one word of five
+    # There is room for one word of five characters.
+    pieces = train_wordpiece(texts, letters + 4, None).get_vocab()
     assert "zebra" in pieces and not {"apple", "##ple", "##pp", "ap"} & set(pieces)
 
 
@@ -143,7 +144,8 @@ def test_the_teachers_own_tokenizer_comes_from_the_store(store: FeatureStore) ->
 
 
 def test_a_tokenizer_without_pieces_is_refused(store: FeatureStore, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # transformers makes one of it
+    # transformers normalises this to a single token.
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match="only special tokens.*give a size such as 5k"):
         student_tokenizer(str(tmp_path), store)
 
@@ -197,7 +199,8 @@ def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
 def test_special_tokens_anywhere_keep_their_places_around_a_text(
     tiny_teacher: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A teacher whose [CLS] is its last piece, so that it has another number where others go."""
+    """Special tokens with any ids have their places around a text. The teacher's [CLS] is its last
+    piece, so its id is not BERT's."""
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     settings = json.loads((model / "tokenizer.json").read_text("utf-8"))
     ids = settings["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""The model card says where the student comes from, and nothing about this machine."""
+"""The model card contains the student's origin, and nothing about this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def hub(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    """The id of a model in the hub's cache."""
+    """Return the id of a model in the hub's cache."""
     repository = tmp_path / "hub" / "models--acme--mini"
     shutil.copytree(tiny_teacher("bert"), repository / "snapshots" / COMMIT)
     (repository / "refs").mkdir()
@@ -80,11 +80,12 @@ def test_a_teacher_of_this_machine_is_not(
         ("hidden", "is in squared deviations of a channel"),
     ):
         assert f"`valid_{figure}` {printed}" in text
-    assert "`valid_kl`" not in text  # it has not learnt by that
+    assert "`valid_kl`" not in text  # not one of its losses
 
 
 def test_a_tagger_of_entities_is_read_by_words(make_tokenizer: Callable[[str], Any]) -> None:
-    """transformers joins neighbours of one part of speech to one entity, but not words of IOB."""
+    """A tagger of entities is read by words: transformers merges neighbours of one part of speech
+    into one entity, but not words with IOB tags."""
     for labels, by_words in (("O", "B-PER", "I-PER"), True), (("NOUN", "VERB", "X"), False):
         spec = TaskSpec("tagging", labels)
         student = make_student("32x1x4", make_tokenizer("wordpiece"), 64, task=spec)

@@ -1,4 +1,4 @@
-"""A student's folder says the same to transformers 4, to transformers 5 and to
+"""A student's folder has the same outputs in transformers 4, transformers 5 and
 sentence-transformers."""
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def students(
     make_tokenizer: Callable[[str], Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
-    """Students whose tokenizers came in different ways; one has special tokens without a role.
+    """Train students whose tokenizers have different origins; one has special tokens without a
+    role.
 
-    Their weights are drawn large, so that a layer which attends otherwise gives other logits.
+    Their weights are large, so that any difference in attention changes the logits.
     """
     root = tmp_path_factory.mktemp("students")
     unigram = make_tokenizer("unigram")
@@ -108,7 +109,7 @@ json.dump(found, sys.stdout)
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with transformers 4."""
+    """Return the Python of an environment with transformers 4."""
     packages = ("transformers>=4.57,<5", "sentence-transformers>=5,<6", "datasets<5")
     return borrowing_python(tmp_path_factory.mktemp("older") / "venv", *packages)
 
@@ -136,7 +137,7 @@ def test_a_students_folder_in_transformers_4_and_sentence_transformers(
         torch.testing.assert_close(
             output.logits[present], torch.tensor(logits)[present], rtol=1e-4, atol=1e-4
         )
-        if name != "modernbert":  # whose last state is normalised once more
+        if name != "modernbert":  # whose last state is normalised again
             states = output.hidden_states[-1] * present[:, :, None]
             means = states.sum(1) / present.sum(1, keepdim=True)
             torch.testing.assert_close(means, torch.tensor(vectors), rtol=1e-4, atol=1e-4)

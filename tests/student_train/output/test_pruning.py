@@ -25,7 +25,7 @@ KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")
 
 
 def folders(store: FeatureStore, root: Path, student: str, **changes: Any) -> tuple[Path, Path]:
-    """A student with 400 pieces, its weights at random; another tokenizer with 200."""
+    """Save a student with 400 pieces and random weights, and another tokenizer with 200."""
     torch.manual_seed(3)
     tokenizer = student_tokenizer("400", store)
     model = make_student(student, tokenizer, 64, **changes)
@@ -74,7 +74,8 @@ def test_the_student_of_a_task_keeps_its_labels(store: FeatureStore, tmp_path: P
 
 
 def test_a_static_student_reads_the_same_of_a_text(store: FeatureStore) -> None:
-    """The end of a long text that its teacher reads, and no special piece in the mean."""
+    """A pruned static student still reads the end of a long text, as its teacher does, and no
+    special piece is in the mean."""
     tokenizer = student_tokenizer("400", store)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
     tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"

@@ -38,7 +38,7 @@ def words(store: FeatureStore, out: Path) -> tuple[Word, ...]:
 
 @pytest.fixture(scope="module")
 def student(hub: Hub, store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A student that was pushed by the command that trained it."""
+    """Train a student with a command that also pushes it."""
     folder = tmp_path_factory.mktemp("pushed")
     with pytest.MonkeyPatch.context() as patch:
         asked_by_this_process(hub, patch, folder / "home")
@@ -83,13 +83,13 @@ def test_what_is_sent_tells_nothing_of_this_machine(hub: Hub, student: Path) -> 
 
 @pytest.fixture
 def copied(student: Path, tmp_path: Path) -> Path:
-    """The student in a folder that a test may change, and a file outside of it."""
+    """Copy the student to a folder that a test may change, next to an unrelated file."""
     (tmp_path / "id_rsa").write_text("PRIVATEKEY")
     return Path(shutil.copytree(student, tmp_path / "copied"))
 
 
 def texts_of(hub: Hub, name: str) -> list[bytes]:
-    """All files of a repository but the weights, of which the hub has chunks."""
+    """Return all files of a repository except the weights, of which the hub has only chunks."""
     return [
         hub.read(name, each) for each in hub.repositories[name].files() if "model.s" not in each
     ]

@@ -1,4 +1,4 @@
-"""Which student of a sweep is best, and when nothing tells."""
+"""The choice of a sweep's best student, and sweeps without a comparable score."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Recipes of Kolesnikova et al. 2022 against the paper, row by row, and that they train.
+"""Recipes of Kolesnikova et al. 2022 equal the paper, row by row, and can be trained.
 
 T1, T3, T4 are tables of the paper, F4 a figure, B an appendix, 3.3 and 4.1 sections; "code" is
-github.com/ayeffkay/rubert-tiny, whose scripts tell what the paper does not.
+github.com/ayeffkay/rubert-tiny, whose scripts contain the details that the paper omits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRAINING = {
 TINY = TRAINING | {"student": "bert:tiny"}
 MLM, KL, MSE = {"mlm": 0.5}, {"kl-shared": 2.0}, {"hidden-raw-sum": 0.1}  # code: alpha_*
 BOTH = "kl-shared=match,hidden-raw-sum=reduce"  # F4: KL-match is joined with MSE-reduce
-LAYERS = {"attention": 1.0, "cosine": 1.0}  # 4.1; their weights are ours
+LAYERS = {"attention": 1.0, "cosine": 1.0}  # 4.1; the weights are this project's
 NONE = {name: value for name, value in TINY.items() if name != "epochs"}
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ ROWS: dict[str, dict[str, Any]] = {
 def test_there_is_a_recipe_for_each_row() -> None:
     found = {name for name in all_recipes() if name.startswith("kolesnikova-")}
     assert found == {f"kolesnikova-{row}" for row in ROWS}
-    assert len(ROWS) == 14 + 3  # T1 has 14 students of its authors, T4 three more
+    assert len(ROWS) == 14 + 3  # T1 has 14 students of the authors, T4 three more
 
 
 @pytest.mark.parametrize("row", ROWS)

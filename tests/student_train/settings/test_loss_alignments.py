@@ -1,4 +1,4 @@
-"""`--align` by loss: what is read, what is stored, what is refused."""
+"""`--align` by loss: parsing, the recorded settings, and refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_no_alignment_of_a_loss_is_reported(words: str, message: str) ->
         ("reduce", "mean", "mean"),
         ("kl=match,hidden=reduce", None, "match=mean,reduce=sum"),
         ("kl=match,hidden=reduce", "sum", "sum"),
-        ("kl=reduce,hidden=reduce", None, "sum"),  # mlm, which span is left for, has no runs
+        ("kl=reduce,hidden=reduce", None, "sum"),  # mlm, the only loss left for span, has no runs
         ("kl=match,hidden=span", None, "mean"),
     ],
 )

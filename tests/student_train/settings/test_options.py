@@ -1,4 +1,5 @@
-"""TrainOptions from Python: refused is what the command line refuses, and settings stay as told."""
+"""TrainOptions from Python: they refuse what the command line refuses, and settings are stored
+unchanged."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ from teachonce.support.options import options_of, scoped
         ({"lr_end": 1e-4, "schedule": "plateau"}, "--lr-end 0.0001 and --schedule plateau"),
         ({"lr_end": 1e-4, "schedule": "constant"}, "--lr-end 0.0001 and --schedule constant"),
         ({"mask_prob": 0.0}, "--mask-prob 0: --loss mlm needs masked tokens"),
-        # Before its alignment, for no alignment lets a decoder train on it.
+        # Refused before the alignment, as no alignment lets a decoder train on it.
         (
             {"loss": {"kl-shared": 1.0}, "student": "llama:8x1x1"},
             "--loss kl-shared: --student llama:8x1x1 is a decoder",
@@ -110,7 +111,7 @@ def test_python_takes_what_the_command_line_takes() -> None:
 
 
 def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
-    """mypy checks this file: an ignored error that it no longer finds is an error itself."""
+    """mypy checks this file: an ignored error that no longer occurs is itself an error."""
     made = TrainOptions("a.zarr", out="x", loss="mlm=1", freeze=["words"])
     assert_type(made.store, str)
     assert_type(made.out, Path | None)
@@ -153,7 +154,7 @@ def test_a_stage_from_python_is_refused_with_its_number(
 
 def test_settings_list_every_option_that_shapes_a_student() -> None:
     message = TrainOptions(store="a.zarr", lr=1e-3).describing()
-    apart = scoped(TrainOptions, MACHINE) | {"eval_every"}  # where no validation decides anything
+    apart = scoped(TrainOptions, MACHINE) | {"eval_every"}  # no validation decides anything
     assert message.keys() == options_of(TrainOptions).keys() - apart | {"others", "stages"}
     assert json.loads(json.dumps(message)) == message
 
@@ -201,7 +202,8 @@ def test_a_stage_counts_its_batches_in_its_own_way() -> None:
 
 
 def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
-    """The hash is as in the first release: students that it trained are continued."""
+    """A folder's name is short and has the hash of the first release, so that its students can be
+    continued."""
     options = TrainOptions(
         store="a.zarr", lr=1e-3, steps=5, vocab="b/c d", loss={"mlm": 1.0, "kl": 0.5}
     )
@@ -254,7 +256,8 @@ def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) 
 
 
 def test_default_losses_fit_every_store(store: FeatureStore) -> None:
-    """Two stores of a masked LM: whichever is the first, the loss reads what both have."""
+    """Default losses fit every store: for two stores of a masked LM in any order, the losses use
+    the features of both."""
     parts = {"path": "s", "task": None, "teacher_settings": store.teacher_settings}
     without_states = replace(store.features, hidden=())
     bare, least = (
@@ -277,7 +280,8 @@ def test_a_size_of_a_vocabulary_may_have_a_capital() -> None:
 def test_a_loss_of_another_package_counts_when_defaults_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also before a training has loaded it: two runs of a sweep must not differ."""
+    """A loss of another package counts for the defaults even before a training loads it, so that
+    two runs of a sweep agree."""
     (tmp_path / "own_losses.py").write_text(
         "from teachonce.student_train.losses.registry import Loss\n"
         "RUNS = Loss('runs', print, 'raw', 'runs', 'units')\n"

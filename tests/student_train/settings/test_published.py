@@ -1,4 +1,5 @@
-"""Recipes of the package against their sources: numbers, what they need, and that they train."""
+"""Recipes of the package equal their sources: numbers and required features, and they can be
+trained."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.end_to_end.support import Word, Words, ok, refused, says
 from tests.making.dumps import dumped, write_corpus
 from tests.student_train.support import distilling
 
-# The thesis, section 4.2, pages 31 and 32; what it does not tell is DistilBERT's.
+# The thesis, section 4.2, pages 31 and 32; values that it omits are DistilBERT's.
 THESIS = {
     "temperature": 2.0, "lr": 5e-4, "clip": 5.0, "epochs": 3.0, "batch_texts": 12, "accumulate": 50,
     "min_length": 11, "freeze": ("positions", "types"), "dropout": 0.1, "vocab": "teacher",
@@ -69,7 +70,7 @@ def test_stage_two_of_mixed_vocabularies() -> None:
     mlm: dict[str, Any] = {"loss": {"mlm": 1.0}, "max_masks": 20}
     labels: dict[str, Any] = {
         "loss": {"kl": 1.0}, "targets": "masked", "vocab": "teacher", "init": "random",
-        "temperature": 1.0,  # the paper does not give it
+        "temperature": 1.0,  # the paper omits it
     }  # fmt: skip
     rows: dict[str, dict[str, Any]] = {
         "mixed": {**mlm, "init": "mixed-vocab"},
@@ -92,7 +93,8 @@ def test_stage_two_of_mixed_vocabularies() -> None:
 def stores(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
 ) -> dict[str, Path]:
-    """Of one text: plain, in two groups of layers, with masked views, and mixed-vocabulary."""
+    """Dump one text four times: plain, in two groups of layers, with masked views, and
+    mixed-vocabulary."""
     folder = tmp_path_factory.mktemp("published")
     corpus, teacher = write_corpus(folder / "a.txt", 60), tiny_teacher("bert")
     kept: dict[str, dict[str, Any]] = {
@@ -157,7 +159,8 @@ def test_recipes_train(
 def test_students_of_the_thesis_teach_its_sixth(
     tmp_path: Path, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """Stores of two students of one teacher, and that teacher's layers: the whole way."""
+    """Students of the thesis teach its sixth: stores of two students of one teacher, and the
+    teacher's layers, through all steps."""
     corpus, teacher = write_corpus(tmp_path / "a.txt", 20), tiny_teacher("roberta")
     kept: dict[str, Any] = {"attention": "none", "views": 2}
     first = dumped(teacher, corpus, tmp_path / "0.zarr", hidden="layer:4", **kept)
@@ -191,7 +194,7 @@ def test_stores_without_what_a_recipe_needs_are_refused(
     name: str, store: str, words: list[str], stores: dict[str, Path], tmp_path: Path
 ) -> None:
     given = ("--store", stores[store], "--recipe", name, "--vocab", 300, "--student", "16x2x2")
-    start = ("--init", "random") if name.startswith("slovakbert") else ()  # its layers are of 12
+    start = ("--init", "random") if name.startswith("slovakbert") else ()  # layers of 12
     says(refused(student_train, *given, *start, *SIZE, "--out", tmp_path / "a"), name, *words)
 
 

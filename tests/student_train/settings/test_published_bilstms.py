@@ -1,5 +1,5 @@
-"""Recipes of Mukherjee & Awadallah 2019 and 2020 against the papers: each number has its place in
-the paper next to it. test_published_formulas.py computes the losses from their equations."""
+"""Recipes of Mukherjee & Awadallah 2019 and 2020 equal the papers: each number has its place in the
+paper next to it. test_published_formulas.py computes the losses from their equations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ SHARED_2019 = {
     "held_out": 0.1,  # there: 90 % for training, 10 % for validation
     "best": True,  # there: the best model by the validation loss
     "init": "random",  # there: words that GloVe lacks begin in U(-.1, .1), see --word-vectors
-    "outputs": "separate",  # section 4.1: W^r, b^r beside W^s of section 3.1
-    "eval_every": "epoch", "patience": 5, "epochs": 100,  # early stopping (there); numbers are ours
+    "outputs": "separate",  # section 4.1: W^r, b^r in addition to W^s of section 3.1
+    # Early stopping (there); the numbers are this project's.
+    "eval_every": "epoch", "patience": 5, "epochs": 100,
 }  # fmt: skip
 SHARED_2020 = {
     "student": "bilstm:300,600",  # Table 14: E 300; Table 16 and appendix A.2: H 600
@@ -32,18 +33,19 @@ SHARED_2020 = {
     "lr": 1e-3, "lr_end": 1e-8, "schedule": "cosine", "warmup": 0.0,  # appendix A.2
     "best": True,  # section 5.3: the best configuration by the validation loss is restored
     "outputs": "separate",  # equations 1 and 3: W^s, and W^r, b^r
-    "held_out": 0.1, "eval_every": "epoch", "epochs": 3, "recurrent_dropout": 0.0,  # ours
+    "held_out": 0.1, "eval_every": "epoch", "epochs": 3, "recurrent_dropout": 0.0,  # this project's
 }  # fmt: skip
 ALPHA, BETA, GAMMA = 10.0, 10.0, 1.0  # 2019, section 6: of CE, RL and LL in equation 8
 CE, RL, LL = {"ce": ALPHA}, {"sentence-gelu-half": BETA}, {"log-odds-half": GAMMA}
 TOP = ["head", "projection", "layers", "embeddings"]  # 2020, Table 4, from row to row
-KLD, LOGITS, TAGS = {"hidden-kld": 1.0}, {"log-odds-half": 1.0}, {"ce": 1.0}  # weights are ours
+# The weights are this project's.
+KLD, LOGITS, TAGS = {"hidden-kld": 1.0}, {"log-odds-half": 1.0}, {"ce": 1.0}
 
 Stage = tuple[dict[str, float], str, Any]  # losses, data, unfreeze
 
 
 def printed(recipe: Recipe) -> list[Stage]:
-    """What each stage learns by, from which text, and how it is unfrozen."""
+    """Return the losses of each stage, its texts, and the order of unfreezing."""
     stages = recipe.stages or (recipe.options,)
     return [(dict(each["loss"]), each["data"], each.get("unfreeze")) for each in stages]
 
@@ -51,7 +53,7 @@ def printed(recipe: Recipe) -> list[Stage]:
 OF_2019: dict[str, list[Stage]] = {
     "simple-rnn": [({"ce": 1.0}, "labelled", None)],  # section 6 (i), equations 2 and 3
     "simple-no-distillation": [({"ce": 1.0}, "labelled", None)],  # section 6 (ii)
-    # Section 6.3: the labelled texts and those that the teacher labelled, jointly.
+    # Section 6.3: gold-labelled and teacher-labelled texts, jointly.
     "simple-hard": [({"ce": 1.0, "hard": 1.0}, "balanced", None)],
     "simple-joint": [(CE | RL | LL, "balanced", None)],  # section 5.1, equation 8
     # Section 5.2 and Table 12, column 1: RL | LL + CE, gradual unfreezing in the second stage.
@@ -72,7 +74,7 @@ OF_2020: dict[str, list[Stage]] = {  # Table 3, row by row
     "tinymbert-d4-2": [  # algorithm 1
         (KLD, "unlabelled", TOP[1:]), (LOGITS, "unlabelled", TOP), (TAGS, "labelled", TOP),
     ],
-    "tinymbert-text": [  # section 6.6: the same, of the state of a text
+    "tinymbert-text": [  # section 6.6: the same, for the state of a text
         ({"sentence-kld": 1.0}, "unlabelled", TOP[1:]), (LOGITS, "unlabelled", TOP),
         (TAGS, "labelled", TOP),
     ],
@@ -97,7 +99,7 @@ def test_rows_of_2020(name: str) -> None:
     recipe = all_recipes()[name]
     assert printed(recipe) == OF_2020[name]
     assert dict(recipe.options).items() >= SHARED_2020.items()
-    # Algorithm 1 and Table 4: stages 2 and 3 stand on the projection that stage 1 has learnt.
+    # Algorithm 1 and Table 4: stages 2 and 3 use the projection that stage 1 has trained.
     stands = recipe.options.get("projection") == "student"
     of_texts = name == "tinymbert-text"
     assert stands == (of_texts or name.startswith(("tinymbert-d3", "tinymbert-d4")))
@@ -123,7 +125,7 @@ def test_no_other_recipe_has_the_papers_names() -> None:
 
 
 def test_table_4_step_by_step() -> None:
-    """The last eight steps of D4.2: what moves from step to step, and the rate in each."""
+    """The last eight steps of D4.2 in Table 4: the trained weights and the rate of each step."""
     recipe = all_recipes()["tinymbert-d4-2"]
     options = TrainOptions(store="a", stages=recipe.stages, **recipe.options)
     parts = {"head", "projection", "layers.1", "embeddings"}

@@ -1,4 +1,5 @@
-"""Recipes: those of the package can all be begun; those of users are read with the same care."""
+"""Recipes: every recipe of the package can be started; recipes of users are checked in the same
+way."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_a_student_as_wide_as_its_teacher(
         checked_from(given).resolved()
     options = checked_from({**given, "student": "teacher:2"}).resolved()
     assert options.student == f"{its}32x2x4"
-    check_frozen(options, parse_student(options.student))  # its positions, learnt or rotary
+    check_frozen(options, parse_student(options.student))  # its positions, learned or rotary
 
 
 def test_options_given_win_in_every_stage(own: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stages: which weights move, from which sequences, which weights stay; the same after a stop."""
+"""Stages: trained weights, their sequences, frozen weights; a resumed training gives the same."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
     assert frozen(["head", "projection", "layers", "embeddings"]) == [
         below | {"projection"}, below, {"embeddings"}, set(),
     ]  # fmt: skip
-    # What is not in the list stays as it is; words are embeddings, too.
+    # Parts outside the list are unchanged; words are embeddings, too.
     assert frozen(["words", "layers.2"]) == [
         {"positions", "types", "layers.1", "layers.2", "head", "projection"},
         {"positions", "types", "layers.1", "head", "projection"},
@@ -153,7 +153,7 @@ def test_unfreezing_follows_any_list(store: FeatureStore) -> None:
     assert frozen(["words"], "bilstm:8,8") == [{"layers.1", "head", "projection"}]
     own = frozen(["head"], "bilstm:8,8", freeze=("embeddings",))
     assert own == [{"embeddings", "layers.1", "projection"}]
-    # A projection that the heads stand on has its own step from the top.
+    # A projection that the heads use has its own step from the top.
     options = options_for(
         store, stages=({"unfreeze": "top-down"},), student="bilstm:8,8", projection="student"
     )
@@ -211,7 +211,8 @@ def test_a_stopped_training_goes_on_in_its_stage(
 
 
 def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Path) -> None:
-    """With a rate that drives it away, validation gets worse and the early weights come back."""
+    """The best weights are the final ones: with a rate that diverges, validation gets worse and the
+    early weights are restored."""
     options = options_for(
         store, steps=30, eval_every=3, lr=0.3, warmup=0.0, best=True, out=tmp_path / "s", clip=50.0
     )

@@ -29,7 +29,7 @@ def student(number: int, **figures: float) -> StudentFiles:
 
 
 def write_sweep(folder: Path) -> Path:
-    """Write what a sweep leaves: six that are finished, one pruned, one failed, one that learns."""
+    """Write the folder of a sweep: six finished students, one pruned, one failed, one running."""
     states = ["finished"] * 6 + ["pruned", "failed", "running"]
     runs = []
     for number, state in enumerate(states, 1):
@@ -80,7 +80,8 @@ def test_the_front_has_those_that_none_beats() -> None:
 
 
 def test_noise_of_a_cost_puts_no_student_on_the_front() -> None:
-    """The second is .01 ms faster than the better first, within the quartiles of both."""
+    """The second student is .01 ms faster than the better first one, within the quartiles of both,
+    so it is not on the front."""
     points = [(2.00, 1.0), (1.99, 1.1), (1.5, 1.2)]  # ms, nats
     made = [
         Point(student(n, **{NATS.name: x}), ms, ms - 0.02, ms + 0.02)
@@ -99,7 +100,7 @@ def test_the_setting_that_decides_matters_most() -> None:
 
 
 def test_losses_of_different_definitions_share_no_axis() -> None:
-    """For the score of a task, a figure is drawn that is comparable between all students."""
+    """The chart for a task's score uses a figure that is comparable between all students."""
     score, per_character = Measure("mood accuracy", "", largest=True), "valid_mlm_per_character"
     made = [student(1), student(2)]
     for each in made:
@@ -131,7 +132,8 @@ def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
-    """By a task, where one was scored; a student whose answers are all the same is not chosen."""
+    """The page recommends a student by a task if one was scored, but no student with constant
+    answers."""
     page = write_report(write_sweep(tmp_path / "sweep")).read_text()
     accuracy = 90 - (2.5 - 256 / 400 - 0.2 + 0.02)
     text = f"Ship number 2, because its mood accuracy of {accuracy:.4g} is the best of 6 students"
@@ -175,7 +177,8 @@ def elsewhere(folder: Path) -> Path:
 
 @pytest.fixture
 def no_forests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forests that estimate which settings matter are half of the time of a page."""
+    """Skip the forests that estimate the importance of settings: they take half of a page's
+    time."""
     monkeypatch.setattr(charts, "FEWEST", 99)
 
 
@@ -210,7 +213,8 @@ def test_a_page_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def score_a_second_task(sweep: Path) -> None:
-    """Add scores of a task `tone`, by which the order of the finished students is 6, 5, ... 1."""
+    """Add scores of a task `tone`, which ranks the finished students in reverse order: 6, 5, ...
+    1."""
     content = json.loads((sweep / "runs.json").read_text())
     for number, run in enumerate(content["runs"][:6], 1):
         run["scores"]["tone"] = {"accuracy": 60.0 + number}
@@ -355,7 +359,7 @@ OF_A_STUDENT: list[tuple[str, str | bytes, str]] = [
 @pytest.mark.usefixtures("no_forests")
 @pytest.mark.parametrize("cases", [OF_A_STUDENT[:5], OF_A_STUDENT[5:10], OF_A_STUDENT[10:]])
 def test_damaged_students(tmp_path: Path, cases: list[tuple[str, str | bytes, str]]) -> None:
-    """The page is made of the others, and says what is wrong with each."""
+    """The page contains the undamaged students, and reports the error of each damaged one."""
     sweep = write_sweep(tmp_path / "sweep")
     for number, (name, text, _) in enumerate(cases, 1):
         data = text.encode() if isinstance(text, str) else text

@@ -1,4 +1,5 @@
-"""What varies in a sweep: lists and ranges of a TOML file, and of the command line over them."""
+"""The search space of a sweep: lists and ranges of a TOML file, with overrides from the command
+line."""
 
 from __future__ import annotations
 

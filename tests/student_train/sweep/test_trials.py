@@ -1,4 +1,4 @@
-"""A search: what it suggests, that it goes on as it would have, and what it ends early."""
+"""A search: its suggestions, its unchanged continuation after a stop, and pruning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def started(
 
 
 def finish(trials: Trials, runs: Runs, run: Run) -> None:
-    """The rate 0.01 is best."""
+    """Finish a run with results that are best at the rate 0.01."""
     loss = abs(run.options.resolved_lr - 0.01)
     run.state, run.result = "finished", {"valid_mlm_per_character": loss}
     trials.ended(run)
@@ -79,7 +79,7 @@ def test_other_ranges_are_refused(tmp_path: Path) -> None:
 def test_a_bad_trial_is_pruned_and_stays_so(
     tmp_path: Path, fixed: dict[str, Any], state: str
 ) -> None:
-    """Unless the command is repeated with another fixed option: that is another student."""
+    """A bad trial is pruned and stays so, unless another fixed option makes it another student."""
     trials, runs = started(tmp_path, 6)
     for _ in range(5):
         run = trials.next()
@@ -101,7 +101,8 @@ def test_a_bad_trial_is_pruned_and_stays_so(
 def test_pruned_trials_are_skipped_at_one_depth_of_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hundreds of them would else reach the limit of recursion."""
+    """Pruned trials are skipped at one depth of the stack: hundreds of them would otherwise reach
+    the limit of recursion."""
     trials, runs = started(tmp_path, 4)
     while run := trials.next():
         run.state, run.problem = "pruned", "worse than the median"
@@ -134,7 +135,7 @@ def test_halving_ends_a_trial_whose_last_figure_is_learnt_from(tmp_path: Path) -
 
 
 def listed(folder: Path, count: int) -> Runs:
-    """Make a sweep of a list, whose runs are known beforehand."""
+    """Make a sweep of a list, whose runs are known in advance."""
     runs = Runs(folder, {}, ["lr"], searched=False)
     for number in range(1, count + 1):
         options = TrainOptions(store="s", out=folder / f"student{number}", lr=number / 100)
@@ -153,12 +154,12 @@ def halved(runs: Runs) -> ListedRuns:
 def test_the_best_third_of_those_that_came_as_far_goes_on(tmp_path: Path) -> None:
     source = halved(runs := listed(tmp_path, 5))
     one, two, three, four, five = runs.runs
-    assert judge(source, one, 10, 5.0) == ""  # nobody else came as far
+    assert judge(source, one, 10, 5.0) == ""  # no other run came as far
     printed = judge(source, two, 20, 6.0)
     assert printed == "not among the best third of 2 at validation 1 (step 20; ASHA)"
     assert judge(source, three, 10, 4.0) == ""
     assert judge(source, four, 10, 4.5) != "" and judge(source, five, 10, 4.7) != ""
-    assert judge(source, one, 20, 9.0) == ""  # the 2nd validation ends nobody
+    assert judge(source, one, 20, 9.0) == ""  # the 2nd validation ends no run
     assert judge(source, three, 20, 9.0) == ""
     assert judge(source, one, 30, 3.0) == ""
     assert "best third of 2 at validation 3 (step 30" in judge(source, three, 30, 3.5)

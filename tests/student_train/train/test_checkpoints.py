@@ -1,4 +1,4 @@
-"""When a training saves, with and without --checkpoint-every."""
+"""The steps at which a training saves, with and without --checkpoint-every."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.student_train.support import options_for
 
 
 def saved(out: Path) -> list[int]:
-    """The steps of the checkpoints in a folder."""
+    """Return the steps of the checkpoints in a folder."""
     return sorted(int(path.stem[5:]) for path in (out / "checkpoints").glob("step-*.pt"))
 
 

@@ -1,4 +1,4 @@
-"""The student in training: what padding and unread tokens do to its losses, which is nothing."""
+"""The student in training: padding and unread tokens change no loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSES = ("mlm", "kl", "hidden", "cosine", "sentence")
 
 
 def padded(inputs: Inputs, columns: int, token: int) -> Inputs:
-    """The inputs with more columns, where `token` stands and none is present."""
+    """Append columns of `token` that the mask excludes to the inputs."""
 
     def wider(values: Tensor, value: int) -> Tensor:
         return torch.nn.functional.pad(values, (0, columns), value=value)
@@ -46,7 +46,7 @@ def test_padding_changes_no_loss(store: FeatureStore, student: str) -> None:
 
 
 def compared(store: FeatureStore, **changes: Any) -> tuple[Distiller, Any]:
-    """A student with random projections, and a batch for it."""
+    """Make a student with random projections, and a batch for it."""
     distiller, collator, options = distilling(store, align="match", **changes)
     checked_plan(options, store)
     return distiller, first_batch(store, collator)
@@ -92,7 +92,7 @@ def test_projections_start_as_asked(store: FeatureStore) -> None:
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Any) -> FeatureStore:
-    """Keeps the mean of the layers, and the mean that counts the embeddings."""
+    """Stores the mean of the layers, and the mean of layers and embeddings."""
     folder = tmp_path_factory.mktemp("mean0")
     corpus = write_corpus(folder / "corpus.txt", 20)
     hidden = {"hidden": "mean:0,mean", "attention": "none"}

@@ -1,4 +1,4 @@
-"""Validation once an epoch, and stages that end early; the same after a stop."""
+"""Validation once per epoch, and stages that end early, are the same after a stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.end_to_end.support import ok
 from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 
-AWAY = 0.3  # a rate that drives a student away from what it had learnt
+AWAY = 0.3  # a rate at which a student loses its progress
 STAGES: tuple[dict[str, Any], ...] = (
     {"lr": AWAY, "patience": 2, "eval_every": 2, "steps": 40},
     {"loss": {"hidden": 1.0}, "steps": 4},
@@ -30,7 +30,7 @@ options_for = partial(support.options_for, loss={"mlm": 1.0}, clip=50.0, warmup=
 
 
 def validations(out: Path) -> dict[int, float]:
-    """Validation losses by step; each step has one."""
+    """Return the validation losses by step; each step has one."""
     rows = map(json.loads, (out / METRICS).read_text().splitlines())
     found = [(row["step"], row["valid_loss"]) for row in rows if "valid_loss" in row]
     assert len(dict(found)) == len(found)

@@ -1,4 +1,4 @@
-"""What validation tells of a student, against plain transformers over the held-out texts."""
+"""The validation results of a student equal plain transformers over the held-out texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOSS = {"mlm": 2.0, "hidden": 3.0}
 
 
 def batch_of(task: TaskTargets) -> StudentBatch:
-    """A batch with the targets of a task alone."""
+    """Make a batch with the targets of a task alone."""
     none = torch.zeros(0, dtype=torch.int64)
     inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool))
     targets = Distillation(
@@ -147,7 +147,7 @@ def test_a_validation_that_is_not_finite_ends_the_training(value: float) -> None
 
 
 def held(value: Any) -> int:
-    """The bytes of all tensors in it."""
+    """Return the bytes of all tensors in an object."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if hasattr(value, "__dataclass_fields__"):
@@ -160,7 +160,8 @@ def held(value: Any) -> int:
     [("one label", 3 * 8), ("several labels", 2 * 20 + 8), ("numbers", 2 * 80 + 8)],
 )
 def test_a_validation_holds_the_answers_to_a_task(kind: OutputKind, bytes_of_a_token: int) -> None:
-    """Not the logits, which a tagger has for each held-out token and label."""
+    """A validation stores the predictions for a task, not the logits, which a tagger has for each
+    held-out token and label."""
     own = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
     teacher = own[[2, 3, 2, 3]]  # two of four tokens have another row
     gold = own.argmax(dim=1)

@@ -1,4 +1,5 @@
-"""A stopped training whose checkpoint or metrics somebody has altered: a line, or a whole curve."""
+"""A resumed training with an altered checkpoint or altered metrics gives an error line or a
+complete curve."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.student_train.support import options_for
 
 @pytest.fixture
 def stopped(store: FeatureStore, tmp_path: Path) -> Callable[[], list[str]]:
-    """Kill a training behind its third step; called, it goes on and gives the lines it says."""
+    """Stop a training after its third step, and return a function that resumes it and returns the
+    lines."""
     options = options_for(store, loss={"mlm": 1.0}, steps=5, checkpoint_every=1)
     stop(store, options, tmp_path, 3)
     return lambda: resume(store, options, tmp_path)[2]
@@ -62,7 +64,7 @@ def test_metrics_that_have_lost_lines_are_reported(
 ) -> None:
     metrics = tmp_path / METRICS
     os.truncate(metrics, 20)  # in the middle of the first line
-    resumed, printed, _ = stopped()  # then the masks that it reads
+    resumed, printed, _ = stopped()  # and also the masks that it reads
     assert "lacks lines from before step 4" in printed and "after step 3" in resumed
     lines = metrics.read_text().splitlines()
     assert len(lines) > 2 and all(line.startswith('{"step"') for line in lines)

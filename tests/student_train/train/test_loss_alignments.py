@@ -1,4 +1,5 @@
-"""An alignment for each loss: a batch is aligned once in each way, and each loss has its own."""
+"""An alignment for each loss: a batch is aligned once in each way, and each loss uses its own
+alignment."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_each_loss_is_what_it_is_under_its_own_alignment_alone(
     assert list(found) == list(plain["span"])
     for name, value in found.items():
         torch.testing.assert_close(value, plain[aligned[name]][name])
-    for name in ("kl", "hidden", "cosine"):  # no two are the same by chance
+    for name in ("kl", "hidden", "cosine"):  # no two are equal by chance
         assert len({float(values[name].detach()) for values in plain.values()}) == 3
 
 

@@ -1,4 +1,5 @@
-"""Distillation over the teacher's whole vocabulary, without a logit for every token and piece."""
+"""Distillation over the teacher's whole vocabulary does not compute a logit for every token and
+piece."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def gradients(distiller: Distiller, batch: Any) -> tuple[dict[str, float], torch
 
 
 class LargestLogits(TorchDispatchMode):
-    """Notes the most places of which any tensor of floats has had a number for each piece."""
+    """Records the largest number of rows of any float tensor with a column for each piece."""
 
     def __init__(self, pieces: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -62,7 +63,8 @@ class LargestLogits(TorchDispatchMode):
 def test_the_teachers_vocabulary_is_ordinary_distillation_from_its_head(
     store: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """All pieces, not the best ones: KL, its reverse and its gradient are those of dense logits."""
+    """With the teacher's vocabulary and its head, KL, reverse KL and the gradient over all pieces
+    are those of dense logits."""
     words: dict[str, Any] = {"student": "llama:32x1x4", "batch_tokens": 512}
     batches = StudentBatches(store, "teacher", loss={"kl-next": 1.0, "reverse-kl": 1.0}, **words)
     distiller, batch = distiller_of(batches), next(iter(batches))

@@ -1,4 +1,5 @@
-"""KL over shared pieces, from a store's head tier and from kept logits, at the tokens asked for."""
+"""KL over shared pieces, from a store's head tier and from stored logits, at the requested
+tokens."""
 
 from __future__ import annotations
 

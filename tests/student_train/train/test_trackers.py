@@ -1,4 +1,4 @@
-"""`--log`: a tracker hears of a training what metrics.jsonl has."""
+"""`--log`: a tracker receives the content of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_p
     started, *heard, ended = recorded(file)
     assert [{"step": each["step"], **each["log"]} for each in heard] == [*map(json.loads, metrics)]
     assert started["init"] == "mine" and started["config"]["steps"] == 3 and ended["finish"] == 0
-    # It is a matter of the machine: it neither names a student nor keeps one from being resumed.
+    # The tracker is specific to a machine: it neither changes a student's name nor prevents a
+    # resume.
     settings = json.loads((tmp_path / "mine" / "training.json").read_text())["settings"]
     assert "log" not in settings
     file.unlink()

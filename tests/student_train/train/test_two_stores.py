@@ -33,7 +33,7 @@ SMALL = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--de
 
 @pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
-    """Other weights over the windows of the folder's store, with the same tokenizer."""
+    """Save a teacher with other weights than the folder's store, and the same tokenizer."""
     folder = tmp_path_factory.mktemp("second")
     model = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
     for parameter in model.parameters():
@@ -48,7 +48,7 @@ def second(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
-    """Byte-level tokens, other texts, another width of the states or not: all is its own."""
+    """Dump a byte-level teacher of other texts, with the same hidden size or another one."""
     folder = tmp_path_factory.mktemp("foreign")
     corpus = write_corpus(folder / "corpus.txt", 45)
     return open_store(dumped(tiny_teacher("roberta"), corpus, folder / "foreign.zarr"))
@@ -69,7 +69,7 @@ def trainings_of(*stores: FeatureStore, **changes: Any) -> tuple[list[StoreTrain
     collators = [collator]
     for other in stores[1:]:
         collators.append(make_collator(plan, other, collator.student_tokenizer))
-    torch.manual_seed(plan.options.seed)  # projections as those of a training
+    torch.manual_seed(plan.options.seed)  # projections as in a training
     found = [
         StoreTraining(plan, student, [each]) for each in zip(plan.sources, collators, strict=True)
     ]
@@ -110,7 +110,7 @@ def test_a_step_has_the_mean_of_both_losses(store: FeatureStore, foreign: Featur
         store, student, collator, options, others=[(foreign, other)],
         on_step=lambda _, each: found.append(each),
     )  # fmt: skip
-    assert abs(wanted[0] - wanted[1]) > 1e-3 * wanted[0]  # more than what is allowed below
+    assert abs(wanted[0] - wanted[1]) > 1e-3 * wanted[0]  # above the tolerance below
     assert found[0]["loss"] == pytest.approx(sum(wanted) / 2, rel=1e-5)
     assert found[0]["tokens"] > 0 and len(found) == 3
 
