@@ -1,4 +1,5 @@
-"""Alignments as written once by `golden/make.py`, from kept texts, tokens and tokenizers."""
+"""Alignments equal the ones that `golden/make.py` wrote from stored texts, tokens and
+tokenizers."""
 
 from __future__ import annotations
 
