@@ -112,8 +112,7 @@ def encode(kind: str, texts: Sequence[str], max_length: int | None = None) -> To
 
 
 def plain_tokens(*sequences: Sequence[tuple[int, int]], special: Sequence[int] = ()) -> Tokens:
-    """Return tokens with these spans; ids count from 0, and `special` lists the special flat
-    tokens."""
+    """Return tokens with these spans; ids count from 0, and `special` lists flat special tokens."""
     spans = [list(sequence) for sequence in sequences]
     numbers = iter(range(sum(map(len, spans))))
     ids = [[next(numbers) for _ in sequence] for sequence in spans]

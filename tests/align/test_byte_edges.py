@@ -210,8 +210,7 @@ def test_runs_are_between_the_ends_that_both_sides_share(texts: list[str]) -> No
 
 
 def equivalent(one: bytes, other: bytes) -> bool:
-    """Return whether two byte strings are equal in Unicode; part of a character equals only
-    itself."""
+    """Return whether two byte strings are equal in Unicode; half a character equals only itself."""
     texts = (each.decode(errors="surrogateescape") for each in (one, other))
     return len({unicodedata.normalize("NFD", text) for text in texts}) == 1
 

@@ -1,4 +1,4 @@
-"""Alignments equal the ones that `golden/make.py` wrote from stored texts, tokens and
+"""Alignments equal those in the files that `golden/make.py` wrote from stored texts and
 tokenizers."""
 
 from __future__ import annotations

@@ -120,8 +120,7 @@ def test_same_pieces_across_marks() -> None:
 
 
 def test_the_maps_of_a_student_of_suffixes() -> None:
-    """The maps give a suffix piece at the end of a word; isolated punctuation always ends a
-    word."""
+    """The maps give a suffix piece at the end of a word; isolated punctuation ends a word."""
     student = suffixed("story</w>", "story", ".</w>", ".", parts=BERT)
     teacher = byte_level("Ġstory", "story", ".")
     expected = ("story</w>", "story</w>", "story")

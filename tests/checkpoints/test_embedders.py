@@ -1,5 +1,4 @@
-"""sts scores with the modules of a folder equal sentence-transformers'; missing parts are a
-line."""
+"""sts scores with the modules of a folder equal the library's; missing parts give one line."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def test_what_cannot_be_scored_is_refused_in_a_line(
 
 
 def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path) -> None:
-    """In float16, whose smallest number is above the division guard 1e-12, an empty text has a
-    vector."""
+    """In float16, whose smallest number is above the guard 1e-12, an empty text has a vector."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     static = StaticEmbedding(tokenizer, embedding_dim=8)

@@ -340,8 +340,7 @@ def outcome(kind: str, source: Path, target: Path, tokenizer: Path) -> tuple[str
 
 
 def attempt(kind: str, folder: Path, seed: int, number: int, bounded: bool) -> tuple[str, str]:
-    """Forge a capture and import it; return one of HOW, or `wrong` with the change and the
-    reason."""
+    """Forge a capture and import it; return one of HOW, or `wrong`, with change and reason."""
     inside = folder / f"inside-{kind}"
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
@@ -356,8 +355,7 @@ def attempt(kind: str, folder: Path, seed: int, number: int, bounded: bool) -> t
 
 
 def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str, Any]:
-    """Forge captures number first..last; return the counts of refused and imported, and the
-    errors."""
+    """Forge captures first..last; return the numbers refused and imported, and the errors."""
     found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
     vars(importing)["open_teacher"] = cache(vars(importing)["open_teacher"])  # always the same
     (folder / f"sound-{kind}.h5").unlink(missing_ok=True)

@@ -30,8 +30,7 @@ def small_store(path: Path, parts: int = 2, sequences: int = 4, **changes: Any) 
 
 
 def problems(path: Path) -> list[str]:
-    """Return the problems and unknown items that verify reports; an unreadable store is a
-    problem."""
+    """Return the problems and unknown items that verify reports; failure to open is a problem."""
     try:
         report = verify(path)
         return [*report.problems, *report.unknown]
@@ -93,8 +92,7 @@ def chunks_of(path: Path) -> list[tuple[int, int, str]]:
 
 
 def array_at(inside: Path, byte: int, chunks: list[tuple[int, int, str]]) -> str:
-    """Return the beginning of verify's line on the data of an array in a part; "" for other
-    bytes."""
+    """Return the beginning of verify's line on an array's data in a part; "" for other bytes."""
     name = next((name for first, end, name in chunks if first <= byte < end), "")
     parts = (name or str(inside).partition("/c/")[0] * ("/c/" in str(inside))).split("/")
     return f"part {parts[1]}: array {'/'.join(parts[2:])} " if parts[0] == "parts" else ""
@@ -212,8 +210,7 @@ def damaged(source: Path, folder: Path, ext: str) -> Iterator[tuple[str, list[st
 
 
 def good_stores(folder: Path, count: int) -> Iterator[tuple[str, list[str]]]:
-    """Make sound stores of many kinds; yield the problems reported, of which there should be
-    none."""
+    """Make sound stores of many kinds; yield the reported problems (there should be none)."""
     widths, chance = (1, 2, 31, 32, 33, 64, 100, 384), random.Random(count)
     kinds = list(
         product(

@@ -1,5 +1,4 @@
-"""Corpora that are edited during a dump: a finished store contains the text whose hash it
-records."""
+"""Corpora that are edited during a dump: a finished store contains the text of its hash."""
 
 from __future__ import annotations
 

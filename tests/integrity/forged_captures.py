@@ -36,8 +36,7 @@ ODD: tuple[Any, ...] = (
 
 
 def forge(source: Path, chance: random.Random) -> str:
-    """Change a capture, including its table of tokens, in one to three ways; describe the
-    changes."""
+    """Change a capture, including its table of tokens, in one to three ways; describe them."""
     printed = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         files = sorted(path for path in source.rglob("*") if path.is_file())

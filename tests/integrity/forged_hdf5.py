@@ -1,5 +1,4 @@
-"""HDF5 stores forged at random, with HDF5's own library and block by block, with valid
-checksums."""
+"""HDF5 stores forged at random with valid checksums, by HDF5's own library and by block."""
 
 from __future__ import annotations
 

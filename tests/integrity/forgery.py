@@ -163,8 +163,7 @@ def bounded(seconds: int) -> None:
 
 
 def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, Any]:
-    """Forge stores number first..last; return the counts of refused and read stores, and the
-    errors."""
+    """Forge stores first..last; return the numbers refused and read, and the errors."""
     found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
     inside, outside = folder / "inside", _outside(folder)
     shutil.rmtree(inside, ignore_errors=True)

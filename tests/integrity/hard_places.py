@@ -1,6 +1,6 @@
 """Commands in difficult environments: a full disk, no inodes, another user's files, a narrow umask,
-kills. Each ends with exit code 0 or one line; repeated in a normal environment, it gives its usual
-output."""
+kills. Each ends with exit code 0 or one line; repeated in a normal environment, its output is
+normal."""
 
 from __future__ import annotations
 

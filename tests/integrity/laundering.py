@@ -27,8 +27,7 @@ IN_MEMORY = "memory://laundered/store.zarr"
 
 
 def alter(store: Path, name: str) -> None:
-    """Change the bytes of an array's first row to valid values: every checksum of the container
-    matches."""
+    """Change the bytes of an array's first row to valid values with a valid container checksum."""
     if store.is_dir():
         array = zarr.open_array(store / name, mode="r+", zarr_format=3)
         array[:1] = _other(np.asarray(array[:1]))

@@ -221,8 +221,7 @@ def check_slices(kind: str, texts: list[str], tokens: Tokens, tokenizer: Any) ->
 
 
 def _cluster(kind: str, text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the slice extended, for NFKC, by the letters and marks that may be composed into
-    it."""
+    """Return the slice extended by letters and marks that may be composed into it (NFKC)."""
     if kind == "unigram":
         while begin and _composes(text[begin]):
             begin -= 1
@@ -283,8 +282,7 @@ def check_alignments(
 
 
 def check_laws(text: FlatText, teacher: Tokens, student: Tokens, found: Alignment) -> None:
-    """Check that runs ascend, do not overlap, contain no special token, and cover equal
-    characters."""
+    """Check that runs ascend, do not overlap, hold no special token, and cover equal characters."""
     covered = []
     for runs, tokens in ((found.teacher, teacher), (found.student, student)):
         flat = runs.astype(np.int64).reshape(-1)

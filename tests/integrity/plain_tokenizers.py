@@ -114,8 +114,7 @@ def _ended(work: Callable[[bytes], None], data: bytes) -> str:
 
 
 def plain_tokenizers(count: int, seed: int) -> Iterator[tuple[str, str, bytes]]:
-    """Use `count` altered tokenizers that are plain; yield the change, the error or "", and the
-    tokenizer."""
+    """Use `count` altered plain tokenizers; yield the change, the error or "", the tokenizer."""
     chance = random.Random(seed)
     os.environ["RAYON_NUM_THREADS"] = "1"  # the threads of a library do not survive a fork
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

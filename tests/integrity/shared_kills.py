@@ -31,8 +31,7 @@ SECONDS = 300.0  # seconds for a process that must end
 
 
 def digest_of(path: str | Path, cache: str | None = None) -> str:
-    """Stream a store, through a cache if there is one; return the SHA-256 of its texts and stored
-    arrays."""
+    """Stream a store, with a cache if given; return the SHA-256 of its texts and stored arrays."""
     found = hashlib.sha256()
     with closing(open_store(path, cache=cache)) as store:
         for batch in store.stream(seed=1):

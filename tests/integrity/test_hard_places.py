@@ -1,4 +1,4 @@
-"""A few commands in difficult environments; `python -m benchmarks.integrity hard-places` tries
+"""A few commands in difficult environments; `python -m benchmarks.integrity hard-places` has
 all."""
 
 from __future__ import annotations

@@ -28,67 +28,64 @@ Found = tuple[int, list[str]]
 
 
 def flips(folder: Path, ext: str, count: int, seed: int) -> Found:
-    """Every flipped bit must be reported, with part and array if it lies in the data of an array,
-    and no problem after it is restored."""
+    """Check that every flipped bit is reported, with its part and array if it is in their data, and
+    that no problem remains after it is restored."""
     store = damage.small_store(folder / f"flips.{ext}")
     missed = [place for place, printed in damage.random_flips(store, count, seed) if not printed]
     return count + 1, missed + damage.problems(store)
 
 
 def damages(folder: Path, ext: str, count: int, seed: int) -> Found:
-    """Truncated, missing, swapped, duplicated and extra files."""
+    """Check that truncated, missing, swapped, duplicated and extra files are reported."""
     store = damage.small_store(folder / f"damages.{ext}")
     missed = [name for name, found in damage.damaged(store, folder, ext) if not found]
     return len(damage.DAMAGES[ext]), missed
 
 
 def good(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Sound stores of many kinds: none may be reported."""
+    """Check that none of many kinds of sound stores is reported."""
     alarms = [f"{name}: {found[0]}" for name, found in damage.good_stores(folder, count) if found]
     return count, alarms
 
 
 def forgeries(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Stores forged with valid checksums must be refused in one line, read as before, or reported
-    by verify."""
+    """Check that forged stores with valid checksums are refused, read as before, or reported."""
     found = [forgery.in_process(folder, ext, seed, count // 2) for ext in damage.FORMATS]
     return count // 2 * 2, [line for each in found for line in each["wrong"]]
 
 
 def launderings(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Arrays altered so that only the manifest can detect it: every copying command must refuse
-    them."""
+    """Check that every copying command refuses an array whose change only the manifest detects."""
     cases = list(laundering.laundered(folder, count, seed))
     return len(cases), [what for what, line in cases if not line]
 
 
 def rough_networks(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Object stores behind rough networks give the same bytes, or one line that reports no
-    damage."""
+    """Check that object stores behind rough networks give the same bytes or one line."""
     cases = list(networks.rough(folder, count, seed))
     return len(cases), [f"{what}: {wrong}" for what, wrong in cases if wrong]
 
 
 def edits(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Corpora edited during a dump are refused, or give a store of the text whose hash it
-    records."""
+    """Check that corpora edited during a dump are refused, or give a store of the hashed text."""
     cases = list(edited_corpora.edited(folder, count, seed))
     return count, [f"{what}: {end}" for what, end in cases if end not in ("refused", "sound")]
 
 
 def tokenizers(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Untrusted tokenizers and settings: verify and a training end normally, or in one line."""
+    """Check that untrusted tokenizers and settings end verify and a training normally or in a
+    line."""
     cases = list(odd_tokenizers.odd_tokenizers(folder, count, seed))
     return len(cases), [f"{what}: {wrong}" for what, wrong in cases if wrong]
 
 
 def texts(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Unusual texts through corpus, windows, store and alignment, with three tokenizers."""
+    """Check unusual texts in corpus, windows, store and alignment, with three tokenizers."""
     return count, _broken(folder, odd_texts.odd_texts(seed, count))
 
 
 def characters(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Every code point up to `count` through corpus, windows, store and alignment."""
+    """Check every code point up to `count` in corpus, windows, store and alignment."""
     return count, _broken(folder, odd_texts.characters(count))
 
 

@@ -79,8 +79,8 @@ def distillkit(
     folder: Path, samples: Sequence[Taught], exact: int, kept: int, packed_rows: bool = False
 ) -> Path:
     """Write a DistillKit capture: `exact` values in bfloat16, and the values up to `kept` on a
-    curve of 1, t and the square root of t. Without packing, the last id is padding and has no row,
-    as with vLLM."""
+    curve of 1, t and the square root of t. Without packing, the last id is padding without a row
+    (as in vLLM)."""
     folder.mkdir(parents=True)
     vocabulary = samples[0].logprobs.shape[1]
     settings: dict[str, Any] = {
@@ -229,8 +229,7 @@ def specforge(
 
 
 def stacked(samples: Sequence[Taught], length: int) -> tuple[Array, torch.Tensor]:
-    """Return the first `length` tokens of each sample [n,S], and their log-probabilities
-    [S,n,V]."""
+    """Return the first `length` tokens of each sample [n,S], and log-probabilities [S,n,V]."""
     ids = np.stack([sample.ids[:length] for sample in samples])
     logprobs = np.stack([sample.logprobs[:length] for sample in samples], 1)
     return ids, torch.from_numpy(logprobs)
@@ -267,8 +266,7 @@ class Engine:
         return [self._vllm(each["prompt_token_ids"]) for each in prompts]
 
     def _vllm(self, ids: list[int]) -> Any:
-        """Return flat lists: for each token except the first, its own entry, then the best
-        entries."""
+        """Return flat lists: for each token except the first, its own entry, then the best ones."""
         flat = SimpleNamespace(start_indices=[0], end_indices=[0], token_ids=[], logprobs=[])
         for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
             values, best = row.topk(self.kept)

@@ -30,8 +30,7 @@ def random_llama(pieces: int, width: int = 32, layers: int = 2, heads: int = 4) 
 
 
 def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: Any) -> Path:
-    """Save a random decoder (2 layers, hidden size 32) and its tokenizer; token `bos` is also its
-    eos."""
+    """Save a random decoder (2 layers, hidden size 32) and its tokenizer; `bos` is also its eos."""
     import torch
     import transformers
 

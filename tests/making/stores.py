@@ -319,8 +319,7 @@ def copied(source: Path, target: Path) -> Path:
 
 
 def stores_in(folder: Path, **sizes: int) -> Callable[..., tuple[Path, list[Part]]]:
-    """Return a function of container, codec and tier that makes each store once, with
-    `make_store`."""
+    """Return a function of container, codec and tier that makes each store once."""
 
     @cache
     def made(ext: str, codec: str, tier: str) -> tuple[Path, list[Part]]:

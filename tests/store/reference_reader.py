@@ -22,8 +22,7 @@ OBJECTS = ("identity", "features", "software", "arrays")
 
 
 def read_zarr(folder: Path) -> Array:
-    """Read an array of a Zarr folder: one shard, which ends with the index of its chunks (section
-    3)."""
+    """Read an array of a Zarr folder: one shard, which ends with its chunk index (section 3)."""
     about = json.loads((folder / "zarr.json").read_bytes())
     shape, dtype = about["shape"], np.dtype(about["data_type"]).newbyteorder("<")
     if 0 in shape:
@@ -47,8 +46,7 @@ def read_zarr(folder: Path) -> Array:
 
 
 def open_tree(path: Path) -> tuple[Any, Json]:
-    """Return a function that reads an array by its path, and the root attributes (sections 3 and
-    4)."""
+    """Return a function that reads an array by path, and the root attributes (sections 3, 4)."""
     if path.suffix != ".h5":
         attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]
         return lambda name: read_zarr(path / name), attributes
@@ -78,8 +76,7 @@ def decode_logs(codes: Array, encoding: Json) -> Array:
 
 
 def decode_scaled(part: Json, path: str, rows: slice, encoding: Json, width: int) -> Array:
-    """Decode rows of states, vectors or inputs of the head, float32, still normalised (section
-    7)."""
+    """Decode rows of states, vectors or head inputs, float32, still normalised (section 7)."""
     values = part[f"{path}/values"][rows]
     if encoding["encoding"] in ("float32", "float16"):
         return np.asarray(values, np.float32)
@@ -199,7 +196,7 @@ class Store:
         return np.asarray(values * deviation + mean)
 
     def logits(self, part: Json, here: str, rows: slice) -> Json:
-        """Return the arrays of the store's tier. Logits of tier `head` are values @ weight.T +
+        """Return the arrays of the store's tier. Logits of tier `head`: values @ weight.T +
         bias."""
         tier, size = self.features["logits"]["tier"], self.features["logits"]["size"]
         found = {"log_partition": part[f"{here}/log_partition"][rows]}

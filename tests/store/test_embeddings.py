@@ -76,8 +76,7 @@ def test_the_cosine_is_bound_by_the_codec(width: int, power: float, seed: int) -
 
 
 def test_a_store_of_vectors_alone_is_small(tmp_path: Path) -> None:
-    """A store of vectors takes 384 int8 channels and a scale for each text, plus texts and
-    tokens."""
+    """A store of vectors takes 384 int8 channels and a scale for each text, plus the text."""
     features = replace(alone(), embedding=EmbeddingSpec(384, "mean"), max_length=256)
     make_store(tmp_path / "a.h5", features, parts=1, sequences=2048)
     fs = open_store(tmp_path / "a.h5")

@@ -139,8 +139,7 @@ def test_it_refuses_what_is_not_finished_or_altered(
 def test_the_short_reader_of_the_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, kind: str, most: int
 ) -> None:
-    """The short reader also reads format version 2, in which more than `most` parts have an
-    index."""
+    """The short reader also reads format version 2, with an index for more than `most` parts."""
     monkeypatch.setattr("teachonce.store.write.tree.FEW_PARTS", most)
     path = tmp_path / "a.zarr"
     make_store(path, features_of(codec, kind), parts=2, sequences=4)

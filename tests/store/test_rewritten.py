@@ -70,8 +70,7 @@ def test_other_chunks_and_compressors_are_no_damage(
 
 @pytest.mark.slow
 def test_a_store_of_before_dimension_names(tmp_path: Path) -> None:
-    """A rewritten golden store without dimension names has the same problems: a placeholder
-    tokenizer."""
+    """A rewritten golden store has the same problems as before: its tokenizer is a placeholder."""
     path = tmp_path / "a.zarr"
     shutil.copytree(GOLDEN / "default.zarr", path)
     expected = verify(path).problems
@@ -148,8 +147,7 @@ def run(python: str, *arguments: str) -> str:
 
 @pytest.mark.skipif(OTHER is None, reason="TEACHONCE_OTHER_ZARR names no Python")
 def test_another_release_of_zarr(tmp_path: Path) -> None:
-    """Stores that one release of zarr writes (through `store`, or directly) are sound for the
-    other."""
+    """A store that one release of zarr writes is sound for the other, with or without `store`."""
     import zarr
 
     assert OTHER

@@ -80,8 +80,7 @@ def test_memory_has_a_bound_and_a_crash_is_a_line(function: object) -> None:
 def test_a_system_without_a_bound_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If setrlimit refuses to limit the address space, as on macOS, the function runs without
-    limit."""
+    """If setrlimit refuses to limit memory, as on macOS, the function runs without a limit."""
     (tmp_path / "resource.py").write_text(
         "RLIMIT_CORE, RLIMIT_CPU, RLIMIT_AS = range(3)\n"
         "def setrlimit(which, bounds):\n    if which == RLIMIT_AS:\n        raise ValueError\n"

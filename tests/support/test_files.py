@@ -98,8 +98,7 @@ def test_a_write_leaves_a_longer_name_alone(tmp_path: Path) -> None:
 
 
 def test_links_and_pipes_of_a_shared_folder(tmp_path: Path) -> None:
-    """Files of a shared folder (log, lock, list) are not opened through links, and pipes not
-    awaited."""
+    """Files of a shared folder are not opened through links, and pipes are not awaited."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "link").symlink_to(victim)

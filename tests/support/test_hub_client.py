@@ -54,8 +54,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def refused(hub: Hub, begin: str, twist: str) -> str:
-    """Resolve a model while requests with this beginning get a bad answer; return the error
-    line."""
+    """Resolve a model while requests with this beginning get a twist; return the error line."""
     hub.twists = {begin: ANSWERS[twist]}
     first = time.monotonic()
     with pytest.raises(UserError) as found:

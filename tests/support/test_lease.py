@@ -208,7 +208,7 @@ def test_a_lease_has_its_name_only_when_it_is_whole(
 def test_a_lock_that_is_kept_for_another_machine(
     tmp_path: Path, boot: str, silent: int, taken: bool
 ) -> None:
-    """If a file server still holds the lock of a dead machine, the missing heartbeats free the
+    """If a file server still holds the lock of a dead machine, missing heartbeats free the
     lease."""
     with Writer(tmp_path / "a.zarr") as holder:
         assert holder.answer() == "done"

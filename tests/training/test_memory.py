@@ -1,5 +1,4 @@
-"""A training bounds the memory that it uses in addition to model and batch, and restores
-settings."""
+"""A training limits the memory used in addition to model and batch, and restores settings."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ def keys_of(store: Path) -> set[str]:
 
 
 def assert_same(s3: S3, local: Path, tmp_path: Path) -> None:
-    """Check that the bucket holds exactly the objects of the store, and that nothing is left
-    here."""
+    """Check that the bucket holds exactly the store's objects, and that nothing is left here."""
     assert open_store(URL).manifest.content() == open_store(local).manifest.content()
     assert s3.held() == keys_of(local)
     assert not list(tmp_path.glob("teachonce-*"))
@@ -82,8 +81,7 @@ def test_a_torn_upload_is_nothing_and_is_removed(
     s3: S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     fatal: str,
 ) -> None:  # fmt: skip
-    """If a writer is killed before an object is complete, everything that it uploaded is
-    removed."""
+    """If a writer is killed before an object is complete, all of its uploads are removed."""
     real = Bucket._put
 
     async def put(self: Bucket, name: str, data: bytes, **conditions: Any) -> Any:

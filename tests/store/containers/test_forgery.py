@@ -26,8 +26,7 @@ FORGERIES = 12  # of each format
 @pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_forged_stores(tmp_path: Path, ext: str) -> None:
-    """A process with 1 GB of extra memory reads forged stores, opens no other files, starts
-    nothing."""
+    """A process with 1 GB of extra memory reads forged stores; it opens and starts nothing else."""
     found = in_process(tmp_path, ext, seed=1, count=FORGERIES)
     assert found["wrong"] == []
     assert found["refused"] > FORGERIES // 3

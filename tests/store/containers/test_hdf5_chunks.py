@@ -100,8 +100,7 @@ def test_the_checksum_is_that_of_hdf5(
 def test_any_tree_is_that_of_hdf5(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Any tree is read as HDF5 reads it: links and attributes in headers, or in heaps of any
-    depth."""
+    """Any tree is read as HDF5 reads it: links and attributes in headers, or in deep heaps."""
     draw = data.draw
     path = tmp_path_factory.getbasetemp() / "tree.h5"
     names = [

@@ -134,8 +134,7 @@ def test_objects_that_go_in_circles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_forged_block_is_refused_or_means_nothing(tmp_path: Path) -> None:
-    """A forged block is refused or has no effect, also in the heaps of large groups and
-    attributes."""
+    """A forged block is refused or has no effect, also in heaps of large groups and attributes."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver=("v110", "v110")) as file:
         for number in range(20):

@@ -88,8 +88,7 @@ def test_options_alone_name_the_server(
 
 
 def test_a_stream_asks_for_no_metadata_of_parts(s3: S3, small: Path) -> None:
-    """A stream requests no metadata of parts: the manifest has the checksum of the standard
-    metadata."""
+    """A stream requests no metadata of parts: the manifest has the standard metadata's checksum."""
     fs = open_store(URL)
     s3.weather = Weather({"403": 1.0}, lambda method, path: bool(PART_NODE.search(path)))
     batch = next(iter(fs.stream(0, 0, 64)))
@@ -259,8 +258,7 @@ def test_a_file_system_that_ignores_ranges_is_named(
 def test_credentials_that_expire_in_the_middle_of_an_epoch(
     s3: S3, small: Path, tmp_path: Path
 ) -> None:
-    """After credentials expire, the data read so far stay cached, and the same command
-    continues."""
+    """After credentials expire, the data read stay cached, and the same command continues."""
     word = f"disk:{tmp_path / 'cache'},100MB"
     with open_store(URL, cache=word) as fs:
         s3.weather = Weather({"expired": 1.0}, later("parts/1/token"))

@@ -26,8 +26,7 @@ from tests.store.containers.shard_files import (
 
 @pytest.fixture
 def shard(tmp_path: Path) -> tuple[Path, Path, Array]:
-    """Make a store with one compressed array of 5 chunks of 8 blocks; return it, its shard, its
-    values."""
+    """Make a store with one array of 5 chunks of 8 blocks; return it, its shard, its values."""
     values = random_values("uint32", (5000, 4), 3, 5)
     folder = write(tmp_path / "a.zarr", values, 1000, [blosc("zstd", "noshuffle", 4, 2048)])
     file = folder / "a/c/0/0"

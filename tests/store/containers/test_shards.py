@@ -265,8 +265,7 @@ class _SlowText(str):
 
 
 def test_threads_share_open_files(tmp_path: Path) -> None:
-    """Threads share open files: each operation on the files is atomic (an OrderedDict crashed
-    here)."""
+    """Threads share open files: each operation on them is atomic (an OrderedDict crashed here)."""
     files = OpenFiles[str](3)
 
     def opened(seed: int) -> None:

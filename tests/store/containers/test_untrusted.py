@@ -199,8 +199,8 @@ SHARDED = {"chunk_shape": [8], "index_codecs": [LITTLE], "index_location": "end"
 def test_a_chunk_that_unpacks_to_more_than_it_holds(
     copy: Copy, codecs: list[Any], message: str
 ) -> None:
-    """A chunk that decodes to more bytes than its shape is refused, also where zarr-python decodes
-    it."""
+    """A chunk that decodes to more bytes than its shape is refused, also in zarr-python's
+    decoder."""
     path = copy("zarr")
     bomb = Blosc("zstd", 1, 0).encode(np.zeros(2**22, np.uint32))
     forge_array(path, bomb, codecs, 2000)

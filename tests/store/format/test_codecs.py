@@ -20,8 +20,7 @@ logs = arrays(np.float32, st.integers(1, 50), elements=log)
 
 
 def _bound(peak: Array, levels: int) -> Array:
-    """Return half a scale; the scale is 1.001 * peak / levels, or, if subnormal, up to 6e-8
-    more."""
+    """Return half a scale; it is 1.001 * peak / levels, or, if subnormal, up to 6e-8 more."""
     return 1.001 * peak / (2 * levels) + 3e-8 + 2e-7 * peak
 
 

@@ -1,5 +1,4 @@
-"""In the encodings that a store describes, only the decoding fields bind, not notes or unknown
-keys."""
+"""In the encodings that a store describes, only decoding fields bind, not notes or unknown keys."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ def assert_reads_alike(one: FeatureStore, two: FeatureStore) -> None:
 def test_a_store_in_other_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ext: str, codec: str
 ) -> None:
-    """A store with reworded encodings is read like any other, is sound, and is copied and
-    merged."""
+    """A store with reworded encodings is read like any other, is sound, and can be copied."""
     features, path = features_of(codec), tmp_path / f"worded.{ext}"
     with monkeypatch.context() as patch:
         written(patch, reworded)

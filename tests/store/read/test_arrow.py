@@ -105,8 +105,7 @@ def test_the_table_holds_what_the_records_hold(made: Made, ext: str, codec: str,
     "blocks", ([[0, 2], [5, 7]], [[5, 7], [0, 2]], [[3, 4], [11, 12], [12, 15]])
 )
 def test_blocks_apart_in_one_batch(tmp_path: Path, blocks: list[list[int]]) -> None:
-    """In a batch of separate blocks, the columns read from parts have the order of the other
-    columns."""
+    """In a batch of separate blocks, the columns read from parts are in the batch's order."""
     features = dataclasses.replace(features_of(tier=None, views=1), hidden=(), attention=())
     writer = begin(tmp_path / "a.zarr", features)
     for number in range(2):
@@ -150,8 +149,7 @@ def test_parquet_in_one_file_and_in_several(
 def test_the_bytes_of_a_batch_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of a batch are counted once, not for each of the thousands of batches in a row
-    group."""
+    """The bytes of a batch are counted once, not for each batch of a row group."""
 
     class Rows(list[Any]):  # one batch
         counted = 0

@@ -170,8 +170,7 @@ class Reading:
 def some_parts(
     features: Features, sequences: list[list[int]], step: int = 1
 ) -> tuple[list[Part], list[Array]]:
-    """Return parts with sequences of these numbers of tokens; each array has a different
-    checksum."""
+    """Return parts with sequences of these numbers of tokens; each array has its own checksum."""
     parts, shapes = [], PartShapes(features)
     for place, sizes in enumerate(sequences):
         tokens, squares = sum(sizes), sum(size**2 for size in sizes)
@@ -211,8 +210,7 @@ def test_what_goes_in_comes_out(sequences: list[list[int]], page: int, step: int
 
 
 def test_opening_reads_no_page_and_a_part_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening reads no page, a part reads one, and few pages are cached, whatever the number of
-    parts."""
+    """Opening reads no page, a part reads one, and few pages are cached for any number of parts."""
     monkeypatch.setattr(teachonce.store.format.index, "PAGE", 2)
     reading = Reading(*some_parts(SMALL, [[3, 4]] * 100), SMALL)
     parts = reading.parts()
@@ -242,8 +240,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Limit the process to 256 MB of extra memory: a forgery could otherwise exhaust the
-    machine."""
+    """Limit the process to 256 MB of extra memory, which a forgery could otherwise exceed."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, before[1]))

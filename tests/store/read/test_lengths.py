@@ -64,8 +64,7 @@ def test_the_smallest_type_that_holds_them(tmp_path: Path, longest: int, size: i
 
 
 def test_a_store_without_lengths_reads_the_same(copy: Copy, made: Made) -> None:
-    """A store without lengths in its manifest (old, or too large for them) gives the same
-    batches."""
+    """A store without lengths in its manifest (old, or too large) gives the same batches."""
     path, whole = copy("zarr"), open_store(made("zarr")[0])
     edit_manifest(path, lambda m: m.pop("lengths"))
     plain = open_store(path)

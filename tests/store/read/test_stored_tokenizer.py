@@ -63,8 +63,7 @@ def test_work_out_of_proportion_is_not_plain(make_tokenizer: Any) -> None:
 
 
 def test_a_key_that_occurs_twice_is_not_plain(make_tokenizer: Any) -> None:
-    """A key that occurs twice is not plain: parsers of JSON differ in the value that they
-    return."""
+    """A key that occurs twice is not plain: parsers of JSON differ in the value returned."""
     text = make_tokenizer("wordpiece").backend_tokenizer.to_str()
     assert is_plain(text.encode())
     assert not is_plain(text.replace('"normalizer"', '"normalizer":null,"normalizer"').encode())

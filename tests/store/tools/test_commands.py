@@ -195,8 +195,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_stopped_conversion_does_not_go_on_with_another_store(
     made: Made, tmp_path: Path, other: str, codec: str
 ) -> None:
-    """A stopped conversion does not continue with another store of equal identity (two dumps on a
-    GPU)."""
+    """A stopped conversion does not continue with another store of equal identity."""
     changes, printed = OTHER[other]
     source, target = made("zarr")[0], tmp_path / "b.h5"
     writer = begin(tmp_path / "other.h5", features_of(), **changes)

@@ -1,5 +1,4 @@
-"""Documents are removed from a store permanently, whatever it contains and whenever it is
-killed."""
+"""Documents are removed from a store permanently, whatever it contains and whenever it stops."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ def test_what_is_left_is_what_it_was(copy: Copy, ext: str, tier: str) -> None:
 
 
 def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
-    """A part without remaining documents is deleted; the numbers of parts and documents keep
-    gaps."""
+    """A part without remaining documents is deleted; numbers of parts and documents keep gaps."""
     for path in (tmp_path / "a.zarr", tmp_path / "b.h5"):
         writer = begin(path, SMALL)
         for number in range(3):
@@ -280,7 +278,7 @@ def half(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @ZARR
 def test_another_wish_after_a_kill(half: Path) -> None:
-    """After a kill, a command with other documents first finishes the old work, then forgets these
+    """After a kill, a command with other documents finishes the old work, then forgets these
     too."""
     with pytest.raises(StoreError, match="is not finished"):
         open_store(half)
@@ -410,8 +408,7 @@ def test_counts_of_words_go(tmp_path: Path, ext: str) -> None:
 
 
 def test_parts_that_another_store_shares(copy: Copy, tmp_path: Path) -> None:
-    """If two stores share files of parts, `forget` in one leaves the other unchanged and reports
-    it."""
+    """If two stores share files of parts, `forget` in one leaves the other unchanged."""
     path, other = copy("zarr"), tmp_path / "other.zarr"
     with open_store(path) as store:
         writer = begin(other, store.features)

@@ -30,8 +30,7 @@ ASIDE = ".aside-"
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Return the bytes of every file in and next to a store, except for the quarantine of
-    repair."""
+    """Return the bytes of every file in and next to a store, except for the quarantine."""
     files = (file for file in path.parent.rglob("*") if file.is_file() and ASIDE not in str(file))
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
 
@@ -183,8 +182,7 @@ def test_a_damaged_part_of_an_unfinished_store(tmp_path: Path, ext: str) -> None
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a kill at any rename, the store is never sealed with damage, and `repair` can
-    continue."""
+    """After a kill at any rename, the store is never sealed with damage, and a repair continues."""
     before = contents(store)
     flip_ids(store, 1)
     for step in range(20):
@@ -223,8 +221,7 @@ def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_a_repair_that_lost_its_lease_stops(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repair that lost its lease stops before its last rename: the new holder may write the same
-    names."""
+    """A repair that lost its lease stops before its last rename, since another may write there."""
     flip_ids(store, 1)
     root = (store / "zarr.json" if store.is_dir() else store).read_bytes()
     real, lease = files.rename, lease_path(store)
@@ -266,8 +263,7 @@ def test_the_commands_name_each_other(store: Path) -> None:
 @pytest.mark.parametrize("store", EXT, indirect=True)
 @pytest.mark.parametrize("also", [False, True], ids=["alone", "and a part"])
 def test_a_damaged_manifest_is_made_anew(store: Path, also: bool) -> None:
-    """A damaged manifest is rebuilt: each part stores its own entry, and the root stores the
-    others."""
+    """A damaged manifest is rebuilt from the entries that each part and the root store."""
     before = contents(store)
     flip_in(store, "manifest", 100)
     if also:
@@ -298,8 +294,7 @@ def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: b
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_version_that_is_true_is_that_of_the_manifest(store: Path) -> None:
-    """A root version of `true`, which equals 1 in Python, is replaced by the version of the
-    manifest."""
+    """A root version of `true`, which equals 1 in Python, is replaced by the manifest's version."""
     before = json.loads((store / "zarr.json").read_text())
     edit_root(store, version=True)
     assert repair(store)[0] == PARTS
@@ -321,8 +316,7 @@ def test_an_unfinished_store_that_cannot_be_read_keeps_its_parts(tmp_path: Path,
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_stores_without_entries_at_the_root(store: Path) -> None:
-    """Older stores, without entries at the root, are read, and repaired if the manifest is
-    sound."""
+    """Older stores, without entries at the root, are read, and repaired with a sound manifest."""
     if store.is_dir():
         node = json.loads((store / "zarr.json").read_text())
         assert node["attributes"].pop("arrays")

@@ -365,8 +365,7 @@ def test_a_calibration_by_which_no_states_can_be_decoded(
 
 
 def test_minus_zero_hides_no_scale_that_is_too_large(copy: Copy) -> None:
-    """A scale of -0.0 does not hide a scale that is too large: its bits are larger than any
-    scale's."""
+    """A scale of -0.0 does not hide a scale that is too large, although its bits are larger."""
     path, scales = copy("h5"), [-0.0, 60000]
     forge(path, "parts/1/view0/hidden/mean/scale", lambda values: np.copyto(values[3:5], scales))
     forge(path, "calibration/hidden/mean/deviation", put(3, 1e13))

@@ -123,8 +123,8 @@ def test_a_refused_copy_is_not_named(path: Path, tmp_path: Path, command: str) -
 
 
 def test_an_untrusted_list_removes_nothing_else(path: Path, tmp_path: Path) -> None:
-    """A list from an untrusted store removes and awaits no other files: outside, of other stores,
-    links, pipes."""
+    """An untrusted list removes and awaits no other files: outside, of other stores, links,
+    pipes."""
     other, rows = tmp_path / "other.zarr", tmp_path / "rows"
     make_store(other, SMALL, parts=1)
     with open_store(other) as store:
@@ -156,8 +156,7 @@ def test_an_untrusted_list_removes_nothing_else(path: Path, tmp_path: Path) -> N
 def test_a_list_that_cannot_be_written(
     path: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the list cannot be written, one line reports it without an error; the user's list has the
-    copy."""
+    """If the list cannot be written, one line reports it, and the user's list has the copy."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     if kind == "folder":

@@ -92,8 +92,7 @@ def test_copies_leave_unknown_items_out(store: Path) -> None:
 def test_unknown_items_stay_where_something_is_damaged(
     store: Path, spoil: Callable[[Path, int], None]
 ) -> None:
-    """Unknown items remain in Zarr; in HDF5 the file is rewritten and the old one is
-    quarantined."""
+    """Unknown items remain in Zarr; an HDF5 file is rewritten and the old one quarantined."""
     before = contents(store)
     unknown = ADD[store.suffix](store)
     spoil(store, 2)

@@ -39,8 +39,7 @@ EXT = ("zarr", "h5")
 
 
 def contents(path: Path) -> dict[str, str]:
-    """Return the digest of every file of a store, with `created` and the checksums over it
-    blanked."""
+    """Return the digest of every file of a store, with `created` and its checksums blanked."""
     fs = open_store(path)
     fs.close()
     files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
@@ -57,8 +56,7 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def _blanked(file: Path) -> bytes:
-    """Blank an HDF5 file: a checksum covers the header with `created`, and the file ends with a
-    SHA-256."""
+    """Blank an HDF5 file: a checksum covers the header with `created`, and a SHA-256 the file."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copy(file, folder))
         with h5py.File(copy, "r+") as opened:
@@ -245,8 +243,7 @@ def test_nothing_to_seal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ext", EXT)
 def test_a_big_identity(tmp_path: Path, ext: str) -> None:
-    """A large identity is stored in HDF5, whose object headers hold only small attributes (64
-    KiB)."""
+    """A large identity is stored in HDF5, whose headers hold only small attributes (64 KiB)."""
     identity = IDENTITY | {"labels": [f"étiquette {n}" for n in range(20_000)]}
     make_store(tmp_path / f"a.{ext}", SMALL, parts=1, identity=identity)
     assert open_store(tmp_path / f"a.{ext}").identity == identity

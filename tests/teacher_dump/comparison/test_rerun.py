@@ -1,5 +1,4 @@
-"""A sample of a store is run through the teacher again: sound stores pass, five wrong stores
-fail."""
+"""A sample of a store is run through the teacher again: sound stores pass, wrong stores fail."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def test_names_of_states_give_the_option_that_stores_them() -> None:
 
 
 def other_weights(patch: pytest.MonkeyPatch, model: Path) -> None:
-    """Enlarge one matrix of one layer by a tenth; the teacher's files change, the check's do
-    not."""
+    """Enlarge one matrix of the teacher's files by a tenth, not in the copy that the check uses."""
     network = AutoModelForMaskedLM.from_pretrained(model)
     with torch.no_grad():
         network.bert.encoder.layer[2].output.dense.weight.mul_(1.1)

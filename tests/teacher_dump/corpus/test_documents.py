@@ -79,8 +79,7 @@ def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
 def test_a_table_divided_by_another_separator(
     tmp_path: Path, name: str, header: str, expected: str
 ) -> None:
-    """A table with another separator is refused, because it would be one column of text and
-    numbers."""
+    """A table with another separator is refused: it would be one column of text and numbers."""
     path = tmp_path / name
     path.write_text(f"{header}\n{header.replace('id', '1')}\n")
     message = refusal(path)
@@ -198,8 +197,7 @@ def test_checking_hashes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_opening_a_corpus_hashes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening a corpus does not hash its files: compressed files and Parquet would be read
-    twice."""
+    """Opening a corpus does not hash its files, since some of them would be read twice."""
     hashed = list[bytes]()
     monkeypatch.setattr(files._Digest, "add", lambda digest, raw: hashed.append(raw))
     packed, table = tmp_path / "a.txt.gz", tmp_path / "a.parquet"

@@ -41,8 +41,7 @@ def test_a_line_written_over_while_it_is_read(tmp_path: Path, suffix: str) -> No
 @pytest.mark.parametrize("suffix", FILES)
 @pytest.mark.parametrize("edit", EDITS)
 def test_edits_behind_what_is_read(tmp_path: Path, suffix: str, edit: str) -> None:
-    """An edit after the last text read (`--limit`) is refused, since the file's hash is
-    recorded."""
+    """An edit after the last text read (`--limit`) is refused, since the hash is recorded."""
     path = tmp_path / f"a{suffix}"
     corpus = opened(path)
     list(islice(iter(corpus), 10))

@@ -1,5 +1,4 @@
-"""Common formats: compressed files, JSON arrays, data sets, tagged words, exports of label
-tools."""
+"""Common formats: compressed files, JSON arrays, data sets, tagged words, exports of labels."""
 
 from __future__ import annotations
 
@@ -124,8 +123,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_carriage_returns(tmp_path: Path) -> None:
-    """A carriage return ends a line only in files without line feeds; one inside a line is
-    refused."""
+    """A carriage return ends a line only without line feeds; one in mid-line is refused."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\rtwo\rthree")
     assert texts(path) == ["one", "two", "three"]
@@ -413,8 +411,7 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
 
 
 def test_a_first_line_that_is_no_header(tmp_path: Path) -> None:
-    """A first line that looks like a text is refused as a header, unless its name is given
-    explicitly."""
+    """A first line that looks like a text is refused as a header, unless its name is given."""
     for name, content in (
         ("a.tsv", "A good thing.\nA bad thing.\n"),
         ("a.csv", "A very good thing at dawn,0\nA bad thing at night,1\n"),

@@ -80,8 +80,7 @@ def lose(out: Path, part: int) -> None:
 def test_parts_of_other_sequences_are_refused(
     stopped: Any, monkeypatch: pytest.MonkeyPatch, ext: str
 ) -> None:
-    """Parts of other sequences are refused: another tokenizers version could store a sequence
-    twice."""
+    """Parts of other sequences are refused: other tokenizers could store a sequence twice."""
     options = stopped(ext)
     lose(options.out, 2)
 
@@ -117,8 +116,7 @@ def test_another_cut_of_the_same_tokens_is_refused(
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_a_calibration_that_was_altered_is_refused(stopped: Any, ext: str) -> None:
-    """A changed calibration is refused, because new parts would be encoded relative to another
-    mean."""
+    """A changed calibration is refused, since new parts would be encoded with another mean."""
     options = stopped(ext)
     lose(options.out, 1)
     name = "calibration/hidden/mean/mean"

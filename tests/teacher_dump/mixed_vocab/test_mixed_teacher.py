@@ -46,8 +46,7 @@ def test_gradients_reach_both_vocabularies_the_map_and_the_teacher(
 def test_the_teachers_softmax_is_its_own_head(
     tiny_teacher: Callable[..., Path], small: Any
 ) -> None:
-    """Without words in the student's vocabulary, the loss equals transformers' own masked LM
-    loss."""
+    """Without words in the student's vocabulary, the loss equals transformers' masked LM loss."""
     folder = tiny_teacher("bert")
     teacher = load_teacher(str(folder), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=0).eval()
@@ -126,9 +125,8 @@ def test_the_students_softmax_is_over_the_projected_embeddings(
 
 
 def test_the_loss_of_stage_one_is_equation_1(tiny_teacher: Callable[..., Path], small: Any) -> None:
-    """The loss is eq. 1 of Zhao et al. 2021, computed in NumPy: the sum of minus the
-    log-probability of each masked piece, under the softmax of the vocabulary that segmented its
-    word."""
+    """The loss is eq. 1 of Zhao et al. 2021, in NumPy: the sum of minus the log-probability of each
+    masked piece, under the softmax of the vocabulary of its word."""
     teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=0).eval()
     (batch,) = some(mixer_of(teacher, small), 1)

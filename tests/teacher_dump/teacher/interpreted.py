@@ -48,8 +48,7 @@ def check_agreement() -> None:
 
 def check_nan() -> None:
     """Check that NaN is reported, so that the sequence is run again. NaN must not reach the search
-    for the best values either: lanes of a GPU would disagree on the maximum and wait for one
-    another."""
+    for the best values: lanes of a GPU would disagree on the maximum, and wait without end."""
     fused_head.PROGRAMS = 1
     states, weight, bias = torch.randn(3, 16), torch.randn(300, 16), torch.zeros(300)
     finite = (states @ weight.T)[:, torch.arange(300) != 137]

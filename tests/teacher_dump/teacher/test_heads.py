@@ -48,8 +48,7 @@ def test_the_kept_logits(dtype: torch.dtype, seed: int, scale: float, chunk: int
 
 
 def test_full_products_where_a_factor_has_more_bits() -> None:
-    """Float32 states with a bfloat16 head, as when a bfloat16 teacher is run again, use full
-    products."""
+    """Float32 states with a bfloat16 head (a bfloat16 teacher run again) use full products."""
     decoder, _ = head_and_values(torch.bfloat16, 0, 1.0)
     values = 8 * torch.randn(53, 24)
     exact = nn.functional.linear(values.double(), decoder.weight.double(), decoder.bias.double())

@@ -21,8 +21,7 @@ from tests.making.texts import ENGLISH
 
 
 def test_deviations_by_hand() -> None:
-    """An error of 1 in a channel of deviation 2 counts as 0.5; a constant channel does not
-    count."""
+    """An error of 1 in a channel of deviation 2 counts as 0.5; constant channels do not count."""
     values = torch.tensor([[1.0, 7.0, 0.0], [5.0, 7.0, 2.0]])
     found = deviations({"a": values}, {"a": values + torch.tensor([1.0, 9.0, 0.0])})
     assert found["a"] == pytest.approx((0.25 / 2) ** 0.5)

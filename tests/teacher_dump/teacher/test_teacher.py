@@ -133,8 +133,7 @@ def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher: Callable[...,
 def sparse_teacher(
     tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], Any]
 ) -> Callable[..., Path]:
-    """Return sparse_teacher(family, head, **fields) -> the folder of a random model of
-    transformers."""
+    """Return sparse_teacher(family, head, **fields) -> the folder of a random model."""
     root = tmp_path_factory.mktemp("sparse")
 
     def saved(family: str, head: str, **fields: Any) -> Path:
@@ -161,8 +160,7 @@ WINDOWED = {"attention_window": [16, 16], "max_position_embeddings": 300}
 
 @pytest.mark.parametrize("head", ["mlm", "classification"])
 def test_layers_that_pad_what_they_read(sparse_teacher: Callable[..., Path], head: str) -> None:
-    """Longformer's padding to its windows leaves values unchanged, with global attention of token 1
-    too."""
+    """Longformer's padding to its windows leaves values unchanged, also with global attention."""
     kind = {"mlm": "ForMaskedLM", "classification": "ForSequenceClassification"}[head]
     folder = sparse_teacher("Longformer", kind, **WINDOWED)
     teacher = load_teacher(str(folder), head=head, hidden="mean,layer:1", attention="none")
@@ -299,8 +297,7 @@ def test_models_that_are_no_stack_of_layers_over_pieces_are_refused(
 def test_bigbird_attends_to_all_tokens_of_what_it_may_read(
     sparse_teacher: Callable[..., Path],
 ) -> None:
-    """BigBird's window is limited to full attention: sparse attention depends on the batch's
-    longest text."""
+    """BigBird's window is limited to full attention: sparse attention depends on the batch."""
     folder = sparse_teacher("BigBird", "ForMaskedLM", block_size=16, num_random_blocks=1)
     teacher = load_teacher(str(folder))
     assert teacher.max_length() == 7 * 16

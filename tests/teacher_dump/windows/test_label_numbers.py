@@ -28,8 +28,7 @@ TAGS = ("O", "B-PER", "I-PER")
 
 @pytest.mark.parametrize("suffix", TABLES)
 def test_labels(tmp_path: Path, suffix: str) -> None:
-    """Labels are given by name or number; if the label column is named, the other column is the
-    text."""
+    """Labels are given by name or number; the column that is not the label column is the text."""
     cells = ["good", "bad", "", "good", "1"]
     rows = [{"s": text, "mood": cell} for text, cell in zip(TEXTS, cells, strict=True)]
     path = write_table(tmp_path / f"a{suffix}", rows)
@@ -77,8 +76,7 @@ def test_tags_of_words(tmp_path: Path) -> None:
 
 
 def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
-    """Tags that do not follow one another in IOB are refused; a missing tag or other labels are
-    not."""
+    """Tags that do not follow one another in IOB are refused; missing and other tags are not."""
     path = tmp_path / "a.tsv"
     path.write_text("a\tI-PER\nb\tB-PER\nc\t\nd\tI-PER\n\ne\tO\nf\t2\n", encoding="utf-8")
     corpus = Corpus.open([str(path)])
@@ -146,8 +144,7 @@ TAGGED = st.lists(st.tuples(ALPHABET, st.sampled_from(("", "-1", *TAGS))), min_s
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 @given(sentence=TAGGED, size=st.integers(8, 24))
 def test_laws_of_tags(make_tokenizer: Any, kind: str, sentence: list[Any], size: int) -> None:
-    """The tag of a token is the tag of the word whose first piece it is; each word has one tag at
-    most."""
+    """The tag of a token is its word's, if it is the first piece; each word has one tag at most."""
     spans = spans_of([word for word, _ in sentence])
     gold = Gold(tags=tuple((*s, tag) for s, (_, tag) in zip(spans, sentence, strict=True) if tag))
     document = Document(" ".join(word for word, _ in sentence), "x", 0, gold)
