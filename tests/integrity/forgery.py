@@ -227,8 +227,7 @@ def in_process(
         words = map(str, (folder, ext, seed, first, last))
         process = [sys.executable, "-m", module, *words]
         # The first variable reports where it crashed. Without the second, each thread takes 64 MB
-        # of
-        # address space, which is limited here.
+        # of address space, which is limited here.
         where = {**os.environ, "PYTHONFAULTHANDLER": "1", "MALLOC_ARENA_MAX": "2"}
         done = subprocess.run(process, capture_output=True, text=True, errors="replace", env=where)
         found = json.loads((done.stdout.splitlines() or ["{}"])[-1])
