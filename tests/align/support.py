@@ -1,4 +1,4 @@
-"""Small real tokenizers, texts that trip them up, and slow plain-Python references."""
+"""Small real tokenizers, texts with difficult characters, and slow plain-Python references."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 
 @cache
 def tokenizer(kind: str) -> Tokenizer:
-    """A trained tokenizer that adds its cls and sep; 400 pieces, so that words fall apart."""
+    """Return a trained tokenizer that adds cls and sep. It has 400 pieces, so words are split."""
     wordpiece = kind.startswith("wordpiece")
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] if wordpiece else []
     names = names or ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -112,7 +112,7 @@ def encode(kind: str, texts: Sequence[str], max_length: int | None = None) -> To
 
 
 def plain_tokens(*sequences: Sequence[tuple[int, int]], special: Sequence[int] = ()) -> Tokens:
-    """Tokens with these spans; ids count from 0, `special` names flat tokens."""
+    """Return tokens with these spans; ids count from 0, and `special` lists flat special tokens."""
     spans = [list(sequence) for sequence in sequences]
     numbers = iter(range(sum(map(len, spans))))
     ids = [[next(numbers) for _ in sequence] for sequence in spans]
@@ -131,7 +131,7 @@ def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
 
 
 def spans_of(text: str, tokens: Tokens, sequence: int) -> dict[int, tuple[int, int]]:
-    """Flat token -> trimmed span, for the tokens of one sequence that cover characters."""
+    """Map each flat token of a sequence to its trimmed span, if it covers characters."""
     return {
         token: trimmed(text, *map(int, tokens.offsets[token]))
         for token in range(int(tokens.start[sequence]), int(tokens.start[sequence + 1]))
@@ -147,7 +147,7 @@ def solid_characters(text: str, spans: Sequence[tuple[int, int]]) -> set[int]:
 def reference_span(
     texts: Sequence[str], teacher: Tokens, student: Tokens
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """`align_span` by its definition: every cut and every token, one sequence after another."""
+    """Compute `align_span` by its definition: try every cut and every token of each sequence."""
     found = []
     for sequence, text in enumerate(texts):
         sides = [spans_of(text, tokens, sequence) for tokens in (teacher, student)]
@@ -170,7 +170,7 @@ def reference_span(
 
 
 def check_runs(texts: Sequence[str], teacher: Tokens, student: Tokens, found: Alignment) -> None:
-    """Monotone, disjoint, not empty, inside one sequence, over the same solid characters."""
+    """Check that runs are monotone, disjoint, not empty, inside one sequence, and of equal text."""
     for runs, tokens in ((found.teacher, teacher), (found.student, student)):
         assert (runs[:, 0] < runs[:, 1]).all()
         assert (runs[1:, 0] >= runs[:-1, 1]).all()

@@ -1,4 +1,4 @@
-"""The alignment `bytes` against plain Python, for tokenizers whose pieces are the bytes of a text,
+"""The `bytes` alignment against plain Python, for tokenizers whose pieces are the bytes of a text,
 and its laws for tokenizers that change the text."""
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-EXACT = ("gpt-2", "gpt-2-trimmed", "llama-3", "llama-2")  # pieces are the bytes of the text
-NORMALISED = ("qwen", "nfd")  # pieces are the bytes of the text in NFC or NFD
+EXACT = ("gpt-2", "gpt-2-trimmed", "llama-3", "llama-2")  # the pieces are the bytes of the text
+NORMALISED = ("qwen", "nfd")  # the pieces are the bytes of the text in NFC or NFD
 CHANGING = (*NORMALISED, "fallback-unigram", "unigram", "wordpiece", "wordpiece-lower")
 KINDS = EXACT + CHANGING
 COMPOSED = (
@@ -86,9 +86,9 @@ def tokenizer(kind: str) -> Tokenizer:
             **common,
         )
     built.train_from_iterator(SENTENCES, trainer)
-    if kind == "llama-2":  # the model's own setting is lost where it is trained
+    if kind == "llama-2":  # training loses the model's own setting
         built.model.byte_fallback = True
-    if kind in ("llama-2", "fallback-unigram"):  # ordinary pieces, which no trainer makes
+    if kind in ("llama-2", "fallback-unigram"):  # ordinary pieces, which no trainer creates
         settings = json.loads(built.to_str())
         settings["added_tokens"] = [
             added for added in settings["added_tokens"] if added["content"] in names
@@ -118,7 +118,7 @@ def encode(kind: str, texts: Sequence[str]) -> Tokens:
 
 
 def written(kind: str, number: int) -> bytes:
-    """The bytes of a piece, read as the tokenizer's own decoder does."""
+    """Return the bytes of a piece, decoded as the tokenizer's own decoder does."""
     token = str(tokenizer(kind).id_to_token(number))
     if kind == "llama-2":
         if token.startswith("<0x") and token.endswith(">"):
@@ -129,8 +129,8 @@ def written(kind: str, number: int) -> bytes:
 
 
 def expected_ends(kind: str, text: str, tokens: Tokens, sequence: int) -> dict[int, int] | None:
-    """Flat token -> the byte of the text at which it ends: the sum of the pieces up to it. None
-    where the pieces are not the text (an unknown piece)."""
+    """Map each flat token to the byte of the text at which it ends: the sum of the pieces up to it.
+    Return None if the pieces are not the text (an unknown piece)."""
     found, whole = {}, b""
     for token in range(int(tokens.start[sequence]), int(tokens.start[sequence + 1])):
         if not tokens.special[token]:
@@ -210,7 +210,7 @@ def test_runs_are_between_the_ends_that_both_sides_share(texts: list[str]) -> No
 
 
 def equivalent(one: bytes, other: bytes) -> bool:
-    """Whether both are the same text to Unicode; a part of a character is equal only to itself."""
+    """Return whether two byte strings are equal in Unicode; half a character equals only itself."""
     texts = (each.decode(errors="surrogateescape") for each in (one, other))
     return len({unicodedata.normalize("NFD", text) for text in texts}) == 1
 
@@ -274,7 +274,7 @@ def test_laws_of_tokenizers_that_change_the_text(texts: list[str]) -> None:
 
 
 def test_numbers_behind_a_blank_are_not_paired_with_the_number_alone() -> None:
-    """`Ġ12` and `Ġ`, `12`: span takes the blank off, and pairs what is predicted elsewhere."""
+    """`bytes` pairs `Ġ12` with the run `Ġ`, `12`; `span` pairs it with `12` alone."""
     vocabulary = {"Ġ": 0, "12": 1, "Ġ12": 2, "a": 3}
 
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}

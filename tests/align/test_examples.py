@@ -1,4 +1,4 @@
-"""Alignments small enough to be written down, one for each thing that goes wrong with offsets."""
+"""Small alignments with expected results written by hand, one for each problem with offsets."""
 
 from __future__ import annotations
 

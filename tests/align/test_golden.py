@@ -1,4 +1,5 @@
-"""Alignments as written once by `golden/make.py`, from kept texts, tokens and tokenizers."""
+"""Alignments equal those in the files that `golden/make.py` wrote from stored texts and
+tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of an alignment, for every pair of tokenizer kinds over odd texts."""
+"""The laws of an alignment, for every pair of tokenizer kinds over unusual texts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_match_keeps_the_single_pairs_of_span_that_are_one_piece(texts: list[str
     text = FlatText.of(texts)
     tokens = {kind: encode(kind, texts) for kind in KINDS}
     for teacher, student in PAIRS:
-        # The piece that the student reads decides which of the maps holds at a place.
+        # The student's piece decides which of the maps applies at a position.
         match = [each.match for each in vocabulary_map(teacher, student).maps]
         span = pairs(align_span(text, tokens[teacher], tokens[student]))
         expected = [
@@ -133,7 +133,7 @@ def test_a_shorter_student_is_aligned_up_to_its_cut(
         ]
         here = [(t, s) for t, s in pairs(found) if teacher.sequence_of(t[0]) == sequence]
         assert here[: len(before)] == before
-        # at most one more: a character of several tokens of which the cut leaves some
+        # At most one more: the cut may divide a character that has several tokens.
         assert len(here) <= len(before) + 1
 
 
@@ -184,7 +184,7 @@ def test_pooling_a_constant_gives_the_constant(
         (reduced.alignment, len(reduced.tokens.ids)),
     ):
         for runs, count in ((found.teacher, len(teacher.ids)), (found.student, length)):
-            values = np.append(np.full(count, constant), np.nan)  # NaN behind the last token
+            values = np.append(np.full(count, constant), np.nan)  # NaN after the last token
             pooled = [values[first:last].mean() for first, last in runs]
             assert np.allclose(pooled, constant)
 
@@ -197,7 +197,7 @@ def test_untrimmed_offsets_align_like_trimmed_ones(texts: list[str]) -> None:
     assert np.array_equal(trimmed.ids, untrimmed.ids)
     for other in ("wordpiece", "wordpiece-lower"):
         student = encode(other, texts)
-        # blanks alone pair with nothing here: WordPiece never covers them
+        # Blanks alone have no pair here: WordPiece never covers them.
         solid = [
             [
                 pair
@@ -212,7 +212,7 @@ def test_untrimmed_offsets_align_like_trimmed_ones(texts: list[str]) -> None:
 
 
 STUDENTS = ("wordpiece", "wordpiece-lower", "wordpiece-bare", "bpe-ends", *BLANK_KINDS)
-# As a student it reads the second point of `..` as `##.`, which no map has.
+# A student of this kind tokenizes the second point of `..` as `##.`, which no map contains.
 TEACHERS = ("wordpiece-runs", *STUDENTS)
 PUNCTUATED = st.lists(
     st.one_of(
@@ -232,8 +232,8 @@ PUNCTUATED = st.lists(
 def test_a_piece_of_the_same_characters_is_the_one_that_the_student_reads(
     texts: list[str], teacher: str, student: str
 ) -> None:
-    """Wherever one token of the student has the characters of one of the teacher: `match` pairs
-    them, and the map that holds at the place gives the student's piece."""
+    """If a token of each side covers the same characters, `match` pairs them, and the map of that
+    position returns the student's piece."""
     text, vocabularies = FlatText.of(texts), vocabulary_map(teacher, student)
     sides = encode(teacher, texts), encode(student, texts)
     runs = align_span(text, *sides)

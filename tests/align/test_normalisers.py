@@ -1,4 +1,4 @@
-"""The normalisers of a tokenizer.json, against those of `tokenizers` itself."""
+"""The normalizers of a tokenizer.json give the same text as the library `tokenizers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pieces stand for, and the maps between vocabularies of every kind."""
+"""The text that a piece represents, and the maps between vocabularies of every kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BERT = {"pre_tokenizer": {"type": "BertPreTokenizer"}}
 def of(
     kind: str, pieces: list[str], added: tuple[str, ...] = (), parts: Any = None, **model: Any
 ) -> Vocabulary:
-    """A vocabulary of these pieces; of added tokens those in brackets are special."""
+    """Return a vocabulary of these pieces; added tokens in brackets are special."""
     numbers = {piece: number for number, piece in enumerate(dict.fromkeys([*pieces, *added]))}
     vocab: Any = {piece: numbers[piece] for piece in pieces}
     if kind == "Unigram":
@@ -102,12 +102,12 @@ def test_same_pieces_across_marks() -> None:
     assert matches(pieces, blanks) == {
         "story": "Ġstory", "##ry": "ry", ".": ".", "##.": ".", "猫": "çĮ«",
     }  # fmt: skip
-    # to WordPiece punctuation is a word of its own, whatever comes before it
+    # WordPiece treats punctuation as a word of its own, whatever precedes it.
     assert matches(blanks, pieces) == {
         "Ġstory": "story", "ry": "##ry", ".": ".", "Ġ.": ".", "çĮ«": "猫",
     }  # fmt: skip
     assert matches(byte_level("."), wordpiece("##.", ".")) == {".": "."}
-    # Without `handle_chinese_chars` BERT reads 猫 like a letter.
+    # Without `handle_chinese_chars`, BERT treats 猫 like a letter.
     assert matches(blanks, wordpiece("猫", "##猫", chinese=False)) == {"çĮ«": "##猫"}
     assert matches(byte_level("A"), metaspace("<0x41>", "A", byte_fallback=True)) == {"A": "A"}
     assert matches(metaspace("▁story", "ry", "▁ry", "▁"), byte_level("Ġstory", "ry", "Ġ")) == {
@@ -120,13 +120,13 @@ def test_same_pieces_across_marks() -> None:
 
 
 def test_the_maps_of_a_student_of_suffixes() -> None:
-    """At the end of a word, and elsewhere; what it isolates always ends one."""
+    """The maps give a suffix piece at the end of a word; isolated punctuation ends a word."""
     student = suffixed("story</w>", "story", ".</w>", ".", parts=BERT)
     teacher = byte_level("Ġstory", "story", ".")
     expected = ("story</w>", "story</w>", "story")
     for each, piece in zip(VocabularyMap.between(teacher, student).maps, expected, strict=True):
         assert [student.tokens[i] for i in each.match] == [piece, piece, ".</w>"]
-    # The teacher's own marks hold wherever they are those of the text.
+    # The teacher's own end-of-word suffixes apply wherever they agree with the text.
     other = suffixed("story</w>", "story", parts=BERT)
     found = VocabularyMap.between(other, student)
     text, run = FlatText.of(["story"]), np.array([[0, 1]])
@@ -158,7 +158,7 @@ def test_split_is_greedy_and_respects_the_start_of_words() -> None:
         "unstory.x": ["un", "sto", "ry", ".", "x</w>"],
         "зок": ["<unk>", "?"],
     }
-    # no piece with a blank before it: the blank is left out
+    # The student has no piece that starts with a blank, so the blank is left out.
     assert splits(wordpiece("story"), byte_level("sto", "ry"))["story"] == ["sto", "ry"]
 
 
@@ -183,7 +183,7 @@ def test_the_students_normaliser_reads_the_teachers_piece() -> None:
     }  # fmt: skip
     assert matches(teacher, student) == {"ĠStory": "story", "Ãī": "##e"}
     assert matches(teacher, wordpiece("story", lowercase=False)) == {}
-    # a capital in a lower-casing vocabulary is a piece that never occurs
+    # A piece with a capital never occurs in a lower-casing vocabulary.
     lower = wordpiece("Story", "story", lowercase=True)
     assert matches(wordpiece("Story"), lower) == {"Story": "story"}
 

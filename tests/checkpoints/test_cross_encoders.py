@@ -1,4 +1,4 @@
-"""Folders of a CrossEncoder: what their settings say of scores is honoured, or refused."""
+"""Settings for scores in a CrossEncoder folder are applied, or refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCORES: dict[str, Any] = {"head": "score", "logits": None, "text_column": "one,t
 def saved(
     tiny_teacher: TinyTeacher, folder: Path, labels: tuple[str, ...] = ("s",), **settings: Any
 ) -> Path:
-    """A folder that CrossEncoder of the installed release writes: its activation is in SETTINGS."""
+    """Save a folder with the installed CrossEncoder, which stores its activation in SETTINGS."""
     from sentence_transformers import CrossEncoder
 
     base = tiny_teacher("bert", "classification", labels)
@@ -58,8 +58,8 @@ def scores(folder: Path, tmp_path: Path) -> Any:
 
 
 def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
-    """The settings of the folder have an activation, lower-casing, and a longest text of 12 tokens;
-    the tokenizer allows 128."""
+    """Scores follow the activation, the lower-casing and the maximum length (12 tokens, although
+    the tokenizer allows 128) of the folder."""
     folder = saved(tiny_teacher, tmp_path / "m", activation_fn=torch.nn.Identity())
     changed(folder, LENGTHS, max_seq_length=12)
     before = predicted(folder)
@@ -136,7 +136,7 @@ def test_settings_that_are_refused(
 
 
 def test_an_activation_in_a_store_is_checked() -> None:
-    """A store of another may name a function that CrossEncoder of a student would call."""
+    """An untrusted store cannot name an arbitrary function as the activation of a CrossEncoder."""
     for good in (IDENTITY, "torch.nn.Sigmoid", None):
         config = SimpleNamespace(sentence_transformers={"activation_fn": good})
         assert declared_activation("s.zarr", config) == good

@@ -1,4 +1,4 @@
-"""sts by the modules of a folder is what sentence-transformers says; what is missing is a line."""
+"""sts scores with the modules of a folder equal the library's; missing parts give one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Teacher = Callable[..., Path]
 
 
 def static(make_tokenizer: Callable[[str], object], folder: Path) -> Path:
-    """Word vectors and their mean, without a transformer."""
+    """Save word vectors with their mean, without a transformer."""
     tokenizer = make_tokenizer("wordpiece").backend_tokenizer  # type: ignore[attr-defined]
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     model.save(str(folder), create_model_card=False)
@@ -58,7 +58,7 @@ def test_a_folder_is_scored_by_its_own_modules(
 
 
 def in_subfolder(folder: Path, name: str) -> Path:
-    """Move the transformer of a folder into a subfolder; returns the folder."""
+    """Move the transformer of a folder into a subfolder; return the folder."""
     files = [path for path in folder.iterdir() if path.is_file()]
     (folder / name).mkdir()
     for path in files:
@@ -80,7 +80,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / MODULES).write_text(json.dumps(json.loads((f / MODULES).read_text())[:1])),
         "no pooling in it (modules.json), so it gives no vector of a text; save it with",
     ),
-    # What the library passes over.
+    # The library ignores these.
     "positions": (lambda f: changed(f, CONFIG, **RELATIVE), "is 'relative_key' in config.json"),
     "positions, in the layout of older releases": (
         lambda f: changed(in_subfolder(f, "0_Model"), f"0_Model/{CONFIG}", **RELATIVE),
@@ -104,7 +104,7 @@ def test_what_cannot_be_scored_is_refused_in_a_line(
 
 
 def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path) -> None:
-    """Model2Vec saves float16, whose smallest number is above the 1e-12 that guards a division."""
+    """In float16, whose smallest number is above the guard 1e-12, an empty text has a vector."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     static = StaticEmbedding(tokenizer, embedding_dim=8)
@@ -128,7 +128,7 @@ def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path
         SimpleNamespace(pre_tokenize=lambda text: text.split(split))
     )
     static.tokenizer.enable_truncation(20)
-    # Tokenized once, by the model: a text of so few bytes cannot be cut.
+    # The model tokenizes it once: a text of so few bytes cannot be truncated.
     cuts = TruncationCount()
     cuts.add(SimpleNamespace(max_seq_length=None, tokenizer=static.tokenizer), ["cat", "cat " * 9])
     assert read == ["cat " * 9]

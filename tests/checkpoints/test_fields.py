@@ -1,4 +1,4 @@
-"""Fields of a checkpoint's files: each is honoured, refused or harmless; others are named."""
+"""Fields of a checkpoint's files are honoured, refused or harmless; others are listed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HOLDERS = ("config", "given", "settings", "self.config", "network.config")
 
 
 def fields_read(path: Path) -> set[str]:
-    """Return the literal names that a module reads from a holder of fields."""
+    """Return the literal names that a module reads from a mapping of fields."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         match node:
@@ -86,7 +86,7 @@ def test_what_the_code_reads_is_listed() -> None:
 
 @pytest.mark.parametrize("kind", ("bert", "xlmr", "deberta", "distilbert", "modernbert", "gpt2"))
 def test_what_our_libraries_write_is_listed(tiny_teacher: TinyTeacher, kind: str) -> None:
-    """By its own class or by the list; so that the line on other fields is rare."""
+    """Every field that our libraries write is known, so the line on other fields is rare."""
     folder = tiny_teacher(kind)
     for file in (CONFIG, "tokenizer_config.json"):
         fields = json.loads((folder / file).read_text("utf-8"))
@@ -233,7 +233,7 @@ def test_an_adapter_is_no_model(tiny_teacher: TinyTeacher, tmp_path: Path, confi
 
 
 def test_layers_that_are_not_seen_are_not_averaged(make_tokenizer: Any, tmp_path: Path) -> None:
-    """OPT's LM model calls its decoder past its base model, which gave means of fewer layers."""
+    """A mean is refused if a layer does not run: OPT's LM model bypasses its base model."""
     from transformers import OPTConfig, OPTForCausalLM
 
     tokenizer = make_tokenizer("bpe-plain")

@@ -1,4 +1,4 @@
-"""Damaged and foreign checkpoints: one line each, whoever loads them."""
+"""Damaged and unsupported checkpoints give one line each, whichever command loads them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
-    """A copy of a teacher, to be spoiled."""
+    """Copy a teacher, to be damaged."""
     return Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "teacher"))
 
 
@@ -145,7 +145,7 @@ def test_a_sound_checkpoint_is_the_one_of_transformers(folder: Path) -> None:
 
 
 def test_a_sharded_pytorch_model_is_loaded(folder: Path) -> None:
-    """Older releases of transformers save large models as shards of pytorch_model.bin."""
+    """Shards of pytorch_model.bin load, as older releases of transformers save large models."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     places = {key: f"pytorch_model-0000{1 + n % 2}-of-00002.bin" for n, key in enumerate(weights)}
@@ -179,7 +179,7 @@ def test_encoder_weights_of_another_size_are_refused_beside_a_new_head(folder: P
 
 
 def cached(repository: Path, commit: str, folder: Path) -> None:
-    """The folder as the hub's cache has it, `main` at that commit."""
+    """Copy a folder into the hub's cache layout, with `main` at this commit."""
     shutil.copytree(folder, repository / "snapshots" / commit)
     (repository / "refs").mkdir(exist_ok=True)
     (repository / "refs" / "main").write_text(commit)
@@ -195,7 +195,7 @@ def test_a_store_names_the_commit_that_its_teacher_was_loaded_from(
     text.write_text("\n".join(SENTENCES[:9]))
 
     def say(line: str) -> None:
-        if line.startswith("features"):  # the teacher is loaded, the store is not yet begun
+        if line.startswith("features"):  # the teacher is loaded, the store not yet created
             cached(repository, new, folder)
 
     dump(DumpOptions("acme/mini", out, (str(text),), device="cpu"), say)
@@ -214,7 +214,7 @@ def test_what_is_loaded_is_the_commit_that_was_resolved(
     with torch.no_grad():
         model.get_input_embeddings().weight.zero_()
     model.save_pretrained(folder)
-    cached(repository, new, folder)  # somebody pushes, and the client fetches it meanwhile
+    cached(repository, new, folder)  # somebody pushes, and the client fetches it in the meantime
     assert resolved.revision == old and resolve_model("acme/mini").revision == new
     assert load(AutoModel, resolved).get_input_embeddings().weight.any()
     assert not load(AutoModel, resolve_model("acme/mini")).get_input_embeddings().weight.any()
@@ -269,7 +269,7 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
     assert line.endswith("give --trust-remote-code to teacher-dump or feature-store verify")
     ok(feature_store, *verify)
     assert not ran.exists()
-    # transformers lacks this family: without its code there is no output to compare.
+    # transformers lacks this family: without its code there is no output for comparison.
     said = ok(feature_store, *verify, "--model", folder, "--trust-remote-code")
     assert "every error is within" in said and "may have run" not in said
 
@@ -297,7 +297,7 @@ def test_the_class_decides_which_heads_a_checkpoint_may_have(
 def test_a_head_of_other_labels_is_not_taken_over(
     tiny_teacher: Callable[..., Path], labels: tuple[str, ...], kept: bool
 ) -> None:
-    """A checkpoint with as many outputs for other labels: their head would name them wrongly."""
+    """A head for other labels is not reused, even if the number of outputs is equal."""
     folder = tiny_teacher("bert", "classification", ("neg", "pos"))
     own = load_file(folder / "model.safetensors")["classifier.weight"]
     head = {"num_labels": 2, "id2label": dict(enumerate(labels))}

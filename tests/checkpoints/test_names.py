@@ -21,7 +21,7 @@ from teachonce.support.errors import UserError
 
 @pytest.fixture
 def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty hub cache, whatever this machine has downloaded."""
+    """Use an empty hub cache, whatever this machine has downloaded."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -126,7 +126,7 @@ except UserError as error:
 
 
 def resolved_without_hub(name: str, cache: Path) -> list[str]:
-    """Lines printed, errors and all, where nobody listens at the hub's address."""
+    """Return the lines printed, errors included, when no server listens at the hub's address."""
     environment = {
         **{key: value for key, value in os.environ.items() if "OFFLINE" not in key},
         "HF_ENDPOINT": "http://127.0.0.1:9",

@@ -1,4 +1,4 @@
-"""A tokenizer of another language is recognised; scripts without spaces say nothing."""
+"""A tokenizer for another language is recognised; scripts without spaces give no warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where positions begin, against what the models of transformers look up."""
+"""The first position equals the one that the models of transformers look up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of word vectors as teachers: their vectors are those of sentence-transformers."""
+"""Tables of word vectors as teachers give the vectors of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VECTORS: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"
 
 
 def saved(make_tokenizer: MakeTokenizer, kind: str, folder: Path, **settings: Any) -> Path:
-    """A folder of a StaticEmbedding, a Dense and a Normalize, 12 numbers a vector."""
+    """Save a folder of a StaticEmbedding, a Dense and a Normalize with vectors of 12 numbers."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
@@ -44,7 +44,7 @@ def saved(make_tokenizer: MakeTokenizer, kind: str, folder: Path, **settings: An
 
 
 def like_model2vec(folder: Path) -> Path:
-    """Change a folder to the names and files that Model2Vec writes: a row for several pieces,
+    """Convert a folder to the names and files that Model2Vec writes: a row for several pieces,
     weights of pieces, half precision, a path of `.` and a config.json of its own."""
     weights = load_file(folder / "model.safetensors")["embedding.weight"]
     mapping = torch.arange(len(weights)) // 2

@@ -1,4 +1,4 @@
-"""Vectors of texts are those of sentence-transformers, whatever modules a folder has."""
+"""Vectors of texts equal those of sentence-transformers, whatever modules a folder has."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def test_long_texts_have_the_vectors_of_the_library(
     )
     _changed(folder, "tokenizer_config.json", truncation_side=side)
     texts = [*LONG[4:]] if side == "left" else [*LONG]
-    if side == "left" and kind != "roberta":  # alone, a piece inside of a word is another one
+    # alone, a piece from inside a word becomes another piece
+    if side == "left" and kind != "roberta":
         texts = ["the " * 60, "short"]
     corpus = texts_of(tmp_path / "a.txt", tuple(texts))
     asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
@@ -160,7 +161,7 @@ def test_a_prompt_and_texts_cut_at_their_beginning(
 
 
 def test_vectors_are_cut_as_the_folder_says(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
-    """The library cuts behind all modules: cut vectors have another length than 1."""
+    """Vectors are truncated after all modules, as in the library, so their length is not 1."""
     behind = [pooling("mean"), normalize()]
     folder = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m", truncate_dim=8)
     corpus = texts_of(tmp_path / "a.txt")
@@ -175,9 +176,9 @@ def test_vectors_are_cut_as_the_folder_says(tiny_teacher: TinyTeacher, tmp_path:
 def test_decoders_pool_their_last_token(
     tiny_teacher: TinyTeacher, tmp_path: Path, side: str
 ) -> None:
-    """Behind an instruction, whichever side the library fills up.
+    """The last token is pooled after an instruction, whichever side the library pads.
 
-    It reads one text at a time: positions of GPT-2 count what is filled up on the left.
+    The reference encodes one text at a time: GPT-2's positions count left padding.
     """
     base = decoder(tiny_teacher, tmp_path / "base", side)
     behind = [pooling("lasttoken"), normalize()]

@@ -1,4 +1,4 @@
-"""A damaged file of a checkpoint is named, whatever the library says that reads it."""
+"""A damaged file of a checkpoint is named, whatever message the parsing library gives."""
 
 from __future__ import annotations
 

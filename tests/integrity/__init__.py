@@ -1,1 +1,1 @@
-"""Stores that are damaged or forged, and texts that are odd: is anything missed?"""
+"""Damaged or forged stores and unusual texts: no error is missed."""

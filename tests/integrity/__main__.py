@@ -1,6 +1,6 @@
-"""The checks at any length, for `benchmarks.integrity`: rows and findings as a line of JSON.
+"""The checks at any length, for `benchmarks.integrity`: print rows and findings as a line of JSON.
 
-python -m tests.integrity NAME '{"seed": 0, ...}', NAME of RUNS
+python -m tests.integrity NAME '{"seed": 0, ...}', where NAME is a key of RUNS
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 
 from tests.making.environment import set_environment
 
-RUNS = {  # module and function: only one of them is imported, as some bring torch along
+RUNS = {  # module and function: only one of them is imported, because some import torch
     "checks": ("trials", "checked"),
     "forged": ("forgery", "trial"),
     "captures": ("capture_trials", "trial"),

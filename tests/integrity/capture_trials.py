@@ -1,9 +1,11 @@
-"""Forged captures: each is imported as an independent reading has it, or refused in one line.
+"""Forged captures: each is imported with the values of an independent reader, or refused in one
+line.
 
     python -m tests.integrity.capture_trials FOLDER FORMAT SEED FIRST LAST   (one of the processes)
 
-Processes with little memory and a short time for each capture forge and import them one after the
-other. What a store holds is compared with what other libraries read of the same files.
+Processes with little memory and a time limit for each capture forge and import captures one after
+another. The content of each store is compared with values that other libraries read from the same
+files.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ ENGINES = ("vllm", "sglang")
 
 @dataclass(frozen=True)
 class Read:
-    """What an independent reading has of a sample: its ids and states by layer, or for each token
-    log-probabilities by id, and of an engine that of the next token; or its text and vector."""
+    """A sample as an independent reader returns it: ids and states by layer, or log-probabilities
+    by id for each token (of an engine also of the next token), or text and vector."""
 
     ids: list[int]
     states: list[Array] | None = None
@@ -73,7 +75,7 @@ class Read:
 
 
 def teacher(folder: Path) -> Path:
-    """A causal teacher."""
+    """Make a causal teacher."""
     place = folder / "teacher"
     if not place.exists():
         tokenizer = trained_tokenizer(TOKENIZER_OF["gpt2"])
@@ -83,7 +85,7 @@ def teacher(folder: Path) -> Path:
 
 
 def sound(kind: str, folder: Path) -> Path:
-    """A small capture of a format; of Megatron-LM with its tokens."""
+    """Make a small capture of a format; a capture of Megatron-LM includes its tokens."""
     place = folder / f"sound-{kind}"
     if place.exists():
         return place
@@ -247,7 +249,7 @@ READ: dict[str, Callable[[Path], Iterator[Read]]] = {
 
 
 def unlike(target: Path, samples: list[Read], left_out: int) -> str:
-    """Say what a store has that the samples have not, or lacks; "" if nothing."""
+    """Describe the difference between a store and the samples; return "" if there is none."""
     with closing(open_store(target)) as store:
         records = list(store)
         if samples and samples[0].text is not None:
@@ -281,7 +283,7 @@ def _holds(sample: Read, record: Any) -> bool:
 
 
 def _follows(observed: list[float] | None, first: int, view: Any) -> bool:
-    """Whether the last row of a sequence has no next token, and each other one what it had."""
+    """Return whether each row has its next token's log-probability, and the last row has none."""
     if observed is None:
         return view.logits.observed is None
     *found, last = view.logits.observed.tolist()
@@ -292,7 +294,7 @@ def _follows(observed: list[float] | None, first: int, view: Any) -> bool:
 def _alike(ids: Array, logs: Array, kept: dict[int, float]) -> bool:
     found = {i: v for i, v in zip(ids.tolist(), logs.tolist(), strict=True) if v > -np.inf}
     if not kept:
-        return True  # of a curve, which is not read here
+        return True  # from a curve, which the independent reader does not decode
     known = {i: v for i, v in kept.items() if v > -np.inf}
     return found.keys() == known.keys() and all(
         abs(found[i] - min(known[i], 0)) <= 1e-5 * max(1, abs(known[i])) for i in found
@@ -311,7 +313,7 @@ def _other_vectors(records: list[Any], samples: list[Read]) -> str:
 
 
 def outcome(kind: str, source: Path, target: Path, tokenizer: Path) -> tuple[str, str]:
-    """Import a forged capture: one of HOW, or `wrong` and why."""
+    """Import a forged capture; return one of HOW, or `wrong` and the reason."""
     layers = LAYERS if kind in ("speculators", "specforge") else ()
     tokens = source / "tokens.npy" if kind == "megatron" else None
     options = ImportOptions(
@@ -338,7 +340,7 @@ def outcome(kind: str, source: Path, target: Path, tokenizer: Path) -> tuple[str
 
 
 def attempt(kind: str, folder: Path, seed: int, number: int, bounded: bool) -> tuple[str, str]:
-    """Forge a capture and import it: one of HOW, or `wrong` and how it was forged, and why."""
+    """Forge a capture and import it; return one of HOW, or `wrong`, with change and reason."""
     inside = folder / f"inside-{kind}"
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
@@ -353,7 +355,7 @@ def attempt(kind: str, folder: Path, seed: int, number: int, bounded: bool) -> t
 
 
 def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str, Any]:
-    """Forge captures number first..last; how many were refused and imported, and what was wrong."""
+    """Forge captures first..last; return the numbers refused and imported, and the errors."""
     found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
     vars(importing)["open_teacher"] = cache(vars(importing)["open_teacher"])  # always the same
     (folder / f"sound-{kind}.h5").unlink(missing_ok=True)
@@ -371,7 +373,7 @@ def fuzz(folder: Path, kind: str, seed: int, first: int, last: int) -> dict[str,
 
 
 def trial(number: int, seed: int) -> tuple[list[list[object]], list[str]]:
-    """Forge captures of every format; return the rows of HEAD, and what was wrong."""
+    """Forge captures of every format; return the rows of HEAD, and the errors."""
 
     def row(kind: str) -> tuple[list[object], list[str]]:
         return forgery.row(f"{number:,} {kind}", kind, seed, number, __name__, HOW)

@@ -1,4 +1,4 @@
-"""Damaged stores and sound ones, which `feature-store verify` must tell apart."""
+"""Damaged and sound stores, which `feature-store verify` must distinguish."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Damage = Callable[[Path], object]
 
 
 def small_store(path: Path, parts: int = 2, sequences: int = 4, **changes: Any) -> Path:
-    """A sealed store with two views, hidden states, attention maps and logits."""
+    """Make a sealed store with two views, hidden states, attention maps and logits."""
     features = dataclasses.replace(features_of("default", "topk"), **changes)
     make_store(path, features, parts=parts, sequences=sequences)
     return path
 
 
 def problems(path: Path) -> list[str]:
-    """Problems and unknown items that verify reports; also a store that it cannot open."""
+    """Return the problems and unknown items that verify reports; failure to open is a problem."""
     try:
         report = verify(path)
         return [*report.problems, *report.unknown]
@@ -39,12 +39,12 @@ def problems(path: Path) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a store, in a fixed order."""
+    """Return the files of a store, in a fixed order."""
     return [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
 
 
 def flip(file: Path, byte: int, bit: int) -> None:
-    """Flip one bit of a file in place; a second time it is as before."""
+    """Flip one bit of a file in place; a second call restores it."""
     with file.open("r+b") as opened:
         opened.seek(byte)
         value = opened.read(1)[0] ^ (1 << bit)
@@ -63,8 +63,8 @@ def flip_in(store: Path, array: str, byte: int = 9) -> None:
 
 
 def random_flips(path: Path, count: int, seed: int) -> Iterator[tuple[str, bool]]:
-    """Single flipped bits at random places: a file, a byte of it, a bit; and whether it was
-    reported, with part and array where it lies in the data of one."""
+    """Flip single bits at random places (a file, a byte, a bit); yield whether each flip was
+    reported, with part and array if it lies in the data of an array."""
     chance, files, chunks = random.Random(seed), files_of(path), chunks_of(path)
     for _ in range(count):
         file, bit = chance.choice(files), chance.randrange(8)
@@ -77,7 +77,7 @@ def random_flips(path: Path, count: int, seed: int) -> Iterator[tuple[str, bool]
 
 
 def chunks_of(path: Path) -> list[tuple[int, int, str]]:
-    """Where the chunks of each array lie in an HDF5 file: first byte, last, name."""
+    """Return the location of each array's chunks in an HDF5 file: first byte, last, name."""
     found: list[tuple[int, int, str]] = []
 
     def visit(name: str, item: Any) -> None:
@@ -92,7 +92,7 @@ def chunks_of(path: Path) -> list[tuple[int, int, str]]:
 
 
 def array_at(inside: Path, byte: int, chunks: list[tuple[int, int, str]]) -> str:
-    """How verify begins its line on the data of a part's array; empty for all other bytes."""
+    """Return the beginning of verify's line on an array's data in a part; "" for other bytes."""
     name = next((name for first, end, name in chunks if first <= byte < end), "")
     parts = (name or str(inside).partition("/c/")[0] * ("/c/" in str(inside))).split("/")
     return f"part {parts[1]}: array {'/'.join(parts[2:])} " if parts[0] == "parts" else ""
@@ -146,7 +146,7 @@ ZARR: dict[str, Damage] = {
 
 
 def _edit(change: Callable[[h5py.File], object], seal: bool = True) -> Damage:
-    """Change an HDF5 store with its library, and (`seal`) make the SHA-256 at its end fit again."""
+    """Change an HDF5 store with its library, and (`seal`) update the SHA-256 at its end."""
 
     def damage(path: Path) -> None:
         with h5py.File(path, "r+") as file:
@@ -201,7 +201,7 @@ DAMAGES = {"zarr": ZARR, "h5": HDF5}
 
 
 def damaged(source: Path, folder: Path, ext: str) -> Iterator[tuple[str, list[str]]]:
-    """Every way of damage done to a copy of a store, and what was reported."""
+    """Damage copies of a store in every way; yield each damage, and the report."""
     for name, damage in DAMAGES[ext].items():
         copy = folder / f"damaged.{ext}"
         damage(copied(source, copy))
@@ -210,7 +210,7 @@ def damaged(source: Path, folder: Path, ext: str) -> Iterator[tuple[str, list[st
 
 
 def good_stores(folder: Path, count: int) -> Iterator[tuple[str, list[str]]]:
-    """Sound stores of many kinds, and the problems reported of them, which should be none."""
+    """Make sound stores of many kinds; yield the reported problems (there should be none)."""
     widths, chance = (1, 2, 31, 32, 33, 64, 100, 384), random.Random(count)
     kinds = list(
         product(

@@ -1,4 +1,4 @@
-"""Anything of a store emptied, lost, truncated or doubled: typing what is advised mends it."""
+"""Any item of a store is emptied, lost, truncated or doubled: the advised commands repair it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Words = tuple[str, ...]
 
 
 class DeadEnd(Exception):
-    """Advice that is lacking, does not work, or leads in a circle."""
+    """Advice that is missing, does not work, or leads in a circle."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Scene:
         return self.path / "parts" if self.path.is_dir() else Path(f"{self.path}.parts")
 
     def copy_to(self, folder: Path) -> Scene:
-        """The same store, and what lies beside it, in another folder."""
+        """Copy the store and the files next to it to another folder."""
         for thing in (self.path, Path(f"{self.path}.parts")):
             if thing.exists():
                 copied(thing, folder / thing.name)
@@ -72,7 +72,7 @@ class Scene:
 
 
 def typed(words: Words) -> tuple[int, str]:
-    """Type a command; returns its exit code and its last line. An exception is no orderly end."""
+    """Run a command; return its exit code and its last line. An exception is an error."""
     program: click.Command = {"teacher-dump": teacher_dump, "feature-store": feature_store}[
         words[0]
     ]
@@ -85,7 +85,7 @@ def typed(words: Words) -> tuple[int, str]:
 
 
 def _small_parts(windows: Iterator[Window], _: int, limit: int | None) -> Iterator[list[Window]]:
-    """Cut a small corpus into several parts, as a large one is cut."""
+    """Divide a small corpus into several parts, like a large one."""
     return gathered(windows, PART_TOKENS, limit)
 
 
@@ -96,7 +96,7 @@ def must(words: Words) -> None:
 
 
 def scenes(folder: Path, ext: str) -> Iterator[Scene]:
-    """A store in each state, made by the commands themselves with a tiny teacher."""
+    """Make a store in each state, with the commands themselves and a tiny teacher."""
     save_teacher(folder / "teacher")
     dumps = []
     for number in (1, 2):
@@ -132,7 +132,7 @@ def _unfinished(command: Words) -> None:
 
 
 def advised(scene: Scene, line: str) -> Words:
-    """The command that a line tells to type; what it tells to remove first is removed."""
+    """Return the command that a line advises; remove whatever the line advises to remove first."""
     maker = "teacher-dump" if scene.command[0] == "teacher-dump" else " ".join(scene.command[:2])
     path = str(scene.path)
     if printed := re.search(r"or remove (it|what is there|\S+?)(?: and (\S+?))? (?:and|to) ", line):
@@ -153,7 +153,7 @@ def advised(scene: Scene, line: str) -> Words:
 
 
 def follow(scene: Scene, start: str) -> tuple[str, int]:
-    """Type what is advised until the store is sound; returns how it ended, and after how many
+    """Run the advised commands until the store is sound; return the ending, and the number of
     commands. Raises DeadEnd."""
     path, ending, line = str(scene.path), ENDINGS[0], ""
     words = ("feature-store", start, path) if start in ("verify", "repair") else scene.command
@@ -193,7 +193,7 @@ Damage = Callable[[Path], None]
 
 
 def damages(scene: Scene) -> dict[str, Damage]:
-    """Every damage of a kind that the store can have, by what it does."""
+    """Return every damage of a kind that the store can have, by its description."""
     found: dict[str, Damage] = {}
     if scene.path.is_dir():
         names = _kinds(sorted(str(p.relative_to(scene.path)) for p in scene.path.rglob("*")))
@@ -210,7 +210,7 @@ def damages(scene: Scene) -> dict[str, Damage]:
 
 
 def _kinds(names: list[str]) -> list[str]:
-    """The paths of one part, and of two of the teacher's weights: others are like them."""
+    """Return the paths of one part, and of two of the teacher's weights: the others are similar."""
     weights = sorted({name.split("/")[2] for name in names if name.startswith("teacher/weights/")})
     kept = {*weights[:1], *weights[-1:], "zarr.json"}
 
@@ -224,7 +224,7 @@ def _kinds(names: list[str]) -> list[str]:
 
 
 def _of_file(folder: Path, name: str) -> dict[str, Damage]:
-    """Damages to a file, or to a folder with all that lies in it."""
+    """Return damages to a file, or to a folder with all of its content."""
     target = folder / name
     ways: dict[str, Callable[[Path], object]] = {"lost": remove, "doubled": _double}
     if target.is_dir():
@@ -254,7 +254,7 @@ def _double(path: Path) -> None:
 
 
 def _of_objects(folder: Path, file: Path) -> dict[str, Damage]:
-    """Damages to the groups and arrays of an HDF5 file."""
+    """Return damages to the groups and arrays of an HDF5 file."""
     names: list[str] = []
     with h5py.File(file) as opened:
         opened.visit(names.append)
@@ -294,8 +294,8 @@ def _in_hdf5(file: str, name: str, way: str) -> Damage:
 def tried(
     folder: Path, ext: str, cases: int, seed: int, chosen: Collection[str] = ()
 ) -> Iterator[tuple[str, str, str, int]]:
-    """Do `cases` damages (at most all, or the `chosen` ones) to a store in each state; yields
-    state, damage, ending (or what was wrong) and how many commands it took."""
+    """Do `cases` damages (all at most, or the `chosen` ones) to a store in each state; yield the
+    state, the damage, the ending or error, and the number of commands."""
     chance = random.Random(seed)
     (folder / ext).mkdir()
     for scene in scenes(folder / ext, ext):

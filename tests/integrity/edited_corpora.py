@@ -1,5 +1,4 @@
-"""Corpora that somebody edits while they are dumped: a store that is finished holds the text whose
-hash it tells."""
+"""Corpora that are edited during a dump: a finished store contains the text of its hash."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from tests.integrity.support import save_teacher
 
 LINES = 600
-PART = 900  # tokens: some ten parts, which are written while the corpus is read
+PART = 900  # tokens: about ten parts, which are written while the corpus is read
 KINDS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet", "hf")
 WORDS = ("river", "story", "told", "long", "end", "why", "nobody", "knew", "the", "was")
 
 
 def write(path: Path, lines: list[str]) -> None:
-    """Write a corpus of a suffix, a document a line."""
+    """Write a corpus in the format of a suffix, one document a line."""
     if path.suffix == ".parquet":
         pq.write_table(pa.table({"text": lines}), path, row_group_size=100)
         return
@@ -39,7 +38,7 @@ def write(path: Path, lines: list[str]) -> None:
 
 
 def _over(path: Path, lines: list[str]) -> None:
-    """Write a corpus over the bytes of the old one, in the same file."""
+    """Overwrite the old corpus in the same file."""
     new = path.with_name(f"new{path.suffix}")
     write(new, lines)
     with path.open("r+b") as file:
@@ -94,8 +93,8 @@ class Edited:
 
 
 def edited(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """`count` dumps in the middle of which the corpus is edited; yields what was done, and what
-    came of it: `refused`, `sound`, or what is wrong."""
+    """Make `count` dumps with an edit of the corpus during each; yield the edit, and the result:
+    `refused`, `sound`, or the error."""
     teacher, chance = save_teacher(folder / "teacher"), random.Random(seed)
     for number in range(count):
         kind, edit = chance.choice(KINDS), chance.choice(list(EDITS))
@@ -136,7 +135,8 @@ def _dumped(
         return "refused" if not (work / "store.zarr").exists() or _unfinished(work) else "sealed"
     with closing(open_store(options.out)) as store:
         texts, identity = list(store.texts()), store.identity["corpus"]
-    lines = lines if identity == before else trial.now  # an edit before the first look is none
+    # an edit before the first reading has no effect
+    lines = lines if identity == before else trial.now
     if identity not in (before, Corpus.open([corpus]).identity() if path.exists() else before):
         return "tells a hash that no version has"
     return "sound" if texts == lines[: len(texts)] and texts else "holds other text than it tells"

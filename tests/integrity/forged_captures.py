@@ -1,4 +1,4 @@
-"""Changes small captures of other tools: values, types, shapes, bytes, members and files."""
+"""Change small captures of other tools: values, types, shapes, bytes, members and files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ODD: tuple[Any, ...] = (
 
 
 def forge(source: Path, chance: random.Random) -> str:
-    """Change a capture, its table of tokens included, in one to three ways; say how."""
+    """Change a capture, including its table of tokens, in one to three ways; describe them."""
     printed = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         files = sorted(path for path in source.rglob("*") if path.is_file())
@@ -46,14 +46,14 @@ def forge(source: Path, chance: random.Random) -> str:
         change, whole = chance.choices((_values, _bytes, _file), (5, 3, 2))[0], path.read_bytes()
         try:
             printed.append(f"{path.name}: {change(path, files, chance)}")
-        except Exception as error:  # the change has no form in that file
+        except Exception as error:  # the file has no place for this change
             path.write_bytes(whole)
             printed.append(f"{path.name}: {_bytes(path, files, chance)} ({type(error).__name__})")
     return "; ".join(printed)
 
 
 def _bytes(path: Path, files: list[Path], chance: random.Random) -> str:
-    """Alter some bytes, cut or double a piece."""
+    """Alter some bytes, or remove or repeat a piece."""
     data = bytearray(path.read_bytes())
     size = len(data)
     how = chance.choice(
@@ -79,7 +79,7 @@ def _bytes(path: Path, files: list[Path], chance: random.Random) -> str:
 
 
 def _file(path: Path, files: list[Path], chance: random.Random) -> str:
-    """Remove a file, or put something else in its place."""
+    """Remove a file, or replace it with something else."""
     how = chance.choice(("gone", "empty", "folder", "pipe", "zero", "null", "link", "swap", "copy"))
     other = chance.choice(files)
     if how == "copy":
@@ -160,7 +160,7 @@ def _tensors(tensors: dict[str, Any], chance: random.Random) -> str:
 
 
 def _tensor(tensor: Any, chance: random.Random) -> tuple[Any, str]:
-    """Another dtype, shape or value of a tensor."""
+    """Change dtype, shape or value of a tensor."""
     how = chance.choice(("dtype", "shape", "value", "value", "value", "rows", "factor", "form"))
     if how == "dtype":
         dtype = chance.choice(DTYPES)
@@ -198,7 +198,7 @@ def _generator(chance: random.Random) -> torch.Generator:
 
 
 def _archive(path: Path, chance: random.Random) -> str:
-    """A tar with a member more, less, renamed, changed; or cut between two."""
+    """Add, remove, rename or change a member of a tar, or truncate it between two members."""
     members = captures.archive_members(path)
     with tarfile.open(path) as archive:
         offsets = [m.offset for m in archive.getmembers()]
@@ -230,7 +230,7 @@ def _archive(path: Path, chance: random.Random) -> str:
 
 
 def _array(path: Path, chance: random.Random) -> str:
-    """The tokens of a run, in another type, shape or order."""
+    """Change type, shape or order of the tokens of a run."""
     array = np.load(path)
     changes: tuple[Callable[[Any], Any], ...] = (
         lambda a: a.astype(np.float32), lambda a: a.astype(np.uint8), lambda a: a.astype(np.int8),
@@ -245,12 +245,12 @@ def _array(path: Path, chance: random.Random) -> str:
 
 
 def _table(path: Path, chance: random.Random) -> str:
-    """A table with another cell, column or order."""
+    """Change a cell, a column or the order of a table."""
     arrow = path.suffix == ".arrow"
     if arrow:
         with pa.memory_map(str(path)) as file:
             table = pa.ipc.open_stream(file).read_all()
-        table.validate(full=True)  # else a table that was forged before crashes this process
+        table.validate(full=True)  # otherwise a table that was forged before crashes this process
     else:
         table = parquet.read_table(path)
     rows, name = table.to_pylist(), chance.choice(table.column_names)
@@ -278,7 +278,7 @@ def _table(path: Path, chance: random.Random) -> str:
         for each in rows:
             each[name] = _kind(each[name], chance.choice((float, str, bool)))
     made = pa.Table.from_pylist(rows, schema=kept or (table.schema if how in ("row",) else None))
-    # The metadata of an engine's table name the engine.
+    # The engine is named in the metadata of its table.
     made = made.replace_schema_metadata(table.schema.metadata)
     if arrow:
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, made.schema) as writer:
@@ -289,7 +289,7 @@ def _table(path: Path, chance: random.Random) -> str:
 
 
 def _engine_row(row: dict[str, Any], chance: random.Random) -> str:
-    """Change the columns of a row of an engine together, so that they may still fit one another."""
+    """Change the columns of a row of an engine together, so that they may remain consistent."""
     ids, best, logs, observed = (row[n] for n in ("input_ids", "token_ids", "logprobs", "observed"))
     place = chance.randrange(len(observed))
     how = chance.choice(("gone", "twice", "cut", "other id", "order", "less", "empty"))
@@ -317,7 +317,7 @@ def _engine_row(row: dict[str, Any], chance: random.Random) -> str:
 
 
 def _cell(value: Any, chance: random.Random) -> tuple[Any, str]:
-    """Another value of a cell, or of a list in it."""
+    """Change the value of a cell, or of a list in it."""
     if isinstance(value, list) and value and chance.random() < 0.85:
         place, how = (
             chance.randrange(len(value)),
@@ -341,7 +341,7 @@ def _kind(value: Any, kind: type) -> Any:
 
 
 def _settings(path: Path, chance: random.Random) -> str:
-    """A key of a file of settings with another value, or without it."""
+    """Change or remove the value of a key in a settings file."""
     is_json = path.suffix == ".json"
     found: Any = json.loads(path.read_text()) if is_json else yaml.safe_load(path.read_text())
     inner, name = found, chance.choice(sorted(found))

@@ -1,5 +1,4 @@
-"""HDF5 stores forged at random: by HDF5's own library, and block by block, with checksums that
-fit again."""
+"""HDF5 stores forged at random with valid checksums, by HDF5's own library and by block."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Way = Callable[[Path, random.Random, Path], str]
 
 
 class _Recorder(Blocks):
-    """Keeps where the blocks of metadata lie that were read, and where their checksums are."""
+    """Record the positions of the metadata blocks that were read, and of their checksums."""
 
     def __init__(self, path: Path) -> None:
         self.met: dict[int, tuple[int, int]] = {}
@@ -47,7 +46,7 @@ class _Recorder(Blocks):
 
 @cache
 def _anatomy(path: Path) -> tuple[dict[int, tuple[int, int]], list[Dataset]]:
-    """The blocks of a file, and its datasets."""
+    """Return the blocks of a file, and its datasets."""
     file = Hdf5File(str(path))
     file.blocks = recorder = _Recorder(path)
     datasets = []
@@ -66,7 +65,7 @@ def _write_again(path: Path, data: bytes) -> None:
 
 
 def _altered(old: bytes, chance: random.Random, known: list[int]) -> bytes:
-    """One number in some bytes replaced by another, such as the address of another block."""
+    """Replace one number in some bytes by another, such as the address of another block."""
     width = min(chance.choice([1, 1, 2, 4, 8, 8]), len(old))
     place = chance.randrange(len(old) - width + 1)
     value = int.from_bytes(old[place : place + width], "little")
@@ -93,7 +92,7 @@ def forge_block(path: Path, chance: random.Random, outside: Path) -> str:
 
 
 def forge_chunk(path: Path, chance: random.Random, outside: Path) -> str:
-    """Alter numbers in the bytes of a chunk, for one in its Blosc header."""
+    """Alter numbers in the bytes of a chunk, including its Blosc header."""
     dataset = chance.choice(_anatomy(path)[1])
     data = bytearray(path.read_bytes())
     address, size, _ = chance.choice(dataset.places.tolist())
@@ -111,7 +110,7 @@ def forge_chunk(path: Path, chance: random.Random, outside: Path) -> str:
 def _other_dataset(
     name: str, old: h5py.Dataset, chance: random.Random, outside: Path
 ) -> Callable[[h5py.File], object]:
-    """How another dataset is made in the place of one."""
+    """Create another dataset in place of an existing one."""
     shape, dtype, values = old.shape, old.dtype, old[...]
     whole, secret = tuple(max(1, size) for size in shape), outside / "secret.h5"
     settings: list[dict[str, Any]] = [
@@ -143,7 +142,7 @@ def _other_dataset(
 
 
 def forge_object(path: Path, chance: random.Random, outside: Path) -> str:
-    """Put another dataset, link, group or attribute in the place of one, or beside it."""
+    """Replace a dataset, link, group or attribute by another, or add one."""
     with h5py.File(path, "r+", libver=chance.choice(VERSIONS)) as file:
         names: list[str] = []
         file.visit(names.append)
@@ -152,7 +151,7 @@ def forge_object(path: Path, chance: random.Random, outside: Path) -> str:
         if kind < 2 and isinstance(there, h5py.Dataset):
             make = _other_dataset(name, there, chance, outside)
             del file[name]
-            with suppress(Exception):  # what HDF5 refuses, no forger has
+            with suppress(Exception):  # no forger can create items that HDF5 refuses
                 make(file)
             return f"{name} is another dataset"
         if kind == 2:
@@ -187,7 +186,7 @@ _ATTRIBUTES: list[tuple[str, Any]] = [
 
 
 def forge_attributes(path: Path, chance: random.Random, outside: Path) -> str:
-    """Alter attributes or the manifest, and with it the checksums over them."""
+    """Alter attributes or the manifest, and with them the checksums over them."""
     attributes = Hdf5Source(str(path)).attributes()
     with h5py.File(path, "r+") as file:
         names: list[str] = []
@@ -206,7 +205,7 @@ def forge_attributes(path: Path, chance: random.Random, outside: Path) -> str:
         elif kind == 2:
             altered = mutated({k: v for k, v in attributes.items() if k != "checksum"}, chance)
             for key in altered:
-                with suppress(Exception):  # what HDF5 cannot hold, no forger can write
+                with suppress(Exception):  # no forger can write values that HDF5 cannot store
                     write_attributes(file, {key: altered[key]})
             data = text(json.loads(data) | {"attributes": altered})
         else:
@@ -223,7 +222,7 @@ def forge_attributes(path: Path, chance: random.Random, outside: Path) -> str:
 
 
 def _long_text(file: h5py.File, manifest: dict[str, Any], size: int) -> bytes:
-    """Declare a text of any size everywhere, and store none of it."""
+    """Declare a text of any size everywhere, and store no bytes of it."""
     part = manifest["parts"][0]
     part["counts"]["text_bytes"] = size
     part["arrays"]["text/utf8"]["shape"] = [size]
@@ -233,7 +232,7 @@ def _long_text(file: h5py.File, manifest: dict[str, Any], size: int) -> bytes:
 
 
 def forge_start(path: Path, chance: random.Random, outside: Path) -> str:
-    """Put a user block before the file, cut it off, or double it."""
+    """Add a user block before the file, truncate the file, or repeat it."""
     data, kind = path.read_bytes(), chance.randrange(3)
     other = (bytes(512) + data, data[: chance.randrange(len(data))], data + data)[kind]
     path.write_bytes(other)
@@ -247,9 +246,9 @@ WAYS: tuple[Way, ...] = (
 
 
 def forge_hdf5(path: Path, chance: random.Random, outside: Path) -> str:
-    """Alter a store in one way; returns which."""
+    """Alter a store in one way; return the way."""
     way = chance.choice(WAYS)
     what = way(path, chance, outside)
-    if way in (forge_object, forge_attributes):  # HDF5 has cut off what lay behind its end
+    if way in (forge_object, forge_attributes):  # HDF5 has cut off the bytes after its end
         append_digest(path)
     return what

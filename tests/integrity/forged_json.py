@@ -19,7 +19,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of everything in a JSON value but itself."""
+    """Return the path of everything in a JSON value except the value itself."""
     found = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in found:
         yield (*path, key)
@@ -28,7 +28,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutated(value: Any, chance: random.Random) -> Any:
-    """A copy of a JSON value with one thing in it removed, doubled, renamed or replaced."""
+    """Copy a JSON value with one item in it removed, repeated, renamed or replaced."""
     value = copy.deepcopy(value)
     *path, key = chance.choice(list(places(value)))
     holder = value
@@ -49,5 +49,5 @@ def mutated(value: Any, chance: random.Random) -> Any:
 
 
 def text(value: Any) -> bytes:
-    """JSON as it is stored; in place of \"DEEP\" lists within lists, deeper than a parser goes."""
+    """Encode JSON as stored; replace "DEEP" by lists within lists, deeper than a parser allows."""
     return json.dumps(value).replace('"DEEP"', DEEP).encode("ascii")

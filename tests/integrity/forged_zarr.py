@@ -1,4 +1,4 @@
-"""Zarr stores forged at random: metadata, shards, and what lies in the place of files."""
+"""Zarr stores forged at random: metadata, shards, and items that replace files."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def _seal_zarr(path: Path, manifest: bytes, root: dict[str, Any]) -> None:
         path / "manifest", shape=len(manifest), dtype="uint8", compressors=None, overwrite=True
     )
     array[:] = np.frombuffer(manifest, np.uint8)
-    root["attributes"].pop("arrays", None)  # tells again what the manifest says
+    root["attributes"].pop("arrays", None)  # repeats the content of the manifest
     root["attributes"]["checksum"] = seal_checksum(manifest, root["attributes"]["created"])
     (path / "zarr.json").write_bytes(text(root))
 
 
 def _manifest(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The manifest and the root of a store."""
+    """Return the manifest and the root of a store."""
     manifest = json.loads(np.asarray(zarr.open_array(path / "manifest", mode="r")[:]).tobytes())
     return manifest, json.loads((path / "zarr.json").read_bytes())
 
 
 def _replace_node(path: Path, file: Path, altered: bytes) -> None:
-    """Give an array or a group another zarr.json, and the manifest its checksum."""
+    """Replace the zarr.json of an array or a group, and its checksum in the manifest."""
     manifest, root = _manifest(path)
     known = hashlib.sha256(file.read_bytes()).hexdigest()
     file.write_bytes(altered)
@@ -54,7 +54,7 @@ def forge_node(path: Path, chance: random.Random, outside: Path) -> str:
     if kind == 1:
         (path / "zarr.json").write_bytes(text(mutated(root, chance)))
         return "root"
-    if kind == 2:  # the attributes as they are in both places
+    if kind == 2:  # the attributes, equal in both places
         attributes = mutated({"attributes": manifest["attributes"]}, chance).get("attributes")
         root["attributes"] |= attributes if isinstance(attributes, dict) else {}
         _seal_zarr(path, text(manifest | {"attributes": attributes}), root)
@@ -65,7 +65,7 @@ def forge_node(path: Path, chance: random.Random, outside: Path) -> str:
 
 
 def _codecs(chance: random.Random, depth: int = 0) -> list[Any]:
-    """A chain of codecs, some of them nested, few of which a store may have."""
+    """Draw a chain of codecs, some of them nested; a store may use few of them."""
     blosc = {
         "cname": chance.choice(["lz4", "zstd", "zlib", "x"]), "clevel": chance.choice([1, 9, 99]),
         "shuffle": chance.choice(["noshuffle", "bitshuffle", "x"]),
@@ -87,7 +87,7 @@ def _codecs(chance: random.Random, depth: int = 0) -> list[Any]:
 
 
 def forge_codecs(path: Path, chance: random.Random, outside: Path) -> str:
-    """Give an array other chunks and a random chain of codecs."""
+    """Replace the chunks of an array, and its codecs by a random chain."""
     file = chance.choice(sorted(path.glob("*/**/c")))
     node = json.loads((file.parent / "zarr.json").read_bytes())
     grid = node["chunk_grid"]["configuration"]["chunk_shape"]
@@ -103,7 +103,7 @@ def forge_codecs(path: Path, chance: random.Random, outside: Path) -> str:
 
 
 def forge_shard(path: Path, chance: random.Random, outside: Path) -> str:
-    """Alter places in the index of a shard, or numbers in a chunk, with fitting checksums."""
+    """Alter entries in the index of a shard, or numbers in a chunk, with valid checksums."""
     folder = chance.choice(sorted(path.glob("*/**/c")))
     node = json.loads((folder.parent / "zarr.json").read_bytes())
     inner = node["codecs"][0]["configuration"]["chunk_shape"]
@@ -133,8 +133,8 @@ def _crc(data: bytes) -> bytes:
 
 
 def forge_tree(path: Path, chance: random.Random, outside: Path) -> str:
-    """Put a link, a pipe, a loop, a hole of a terabyte, a folder or a device in the place of a
-    file or folder, or beside it."""
+    """Add a link, a pipe, a loop, a hole of a terabyte, a folder or a device, in place of a file or
+    folder or next to it."""
     target = chance.choice([p for p in sorted(path.rglob("*")) if p.name != "manifest"])
     if chance.randrange(4) == 0:
         target = target.with_name(chance.choice(["..x", ".hidden", "0", "x" * 255, "\udcff", "c"]))
@@ -161,5 +161,5 @@ WAYS = (*(forge_node,) * 5, *(forge_codecs,) * 4, *(forge_shard,) * 5, *(forge_t
 
 
 def forge_zarr(path: Path, chance: random.Random, outside: Path) -> str:
-    """Alter a store in one way; returns which."""
+    """Alter a store in one way; return the way."""
     return chance.choice(WAYS)(path, chance, outside)

@@ -1,9 +1,10 @@
-"""Forged stores, with checksums that fit again: each is refused in one line, or read as it was.
+"""Forged stores with valid checksums: each is refused in one line, or read as before.
 
     python -m tests.integrity.forgery FOLDER h5|zarr SEED FIRST LAST      (one of the processes)
 
-Processes with little memory and a short time for each store forge them one after the other, read
-all of each, and run a command on it. A process that ends names the store, and another goes on.
+Processes with little memory and a time limit for each store forge stores one after another, read
+each completely, and run a command on it. If a process ends, the store is named, and another process
+continues.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from tests.integrity.forged_zarr import forge_zarr
 from tests.integrity.support import limit_memory, memory_folder, remove
 from tests.making.stores import copied
 
-MEMORY = 2**30  # bytes that the process may take beyond what it has when it begins
-SECONDS = 60  # of processor time for one store; many times what a sound one takes
+MEMORY = 2**30  # bytes that the process may use in addition to its memory at the start
+SECONDS = 60  # processor time for one store; many times the time for a sound store
 BATCH = 1000  # stores of one process
-EACH = 4  # one store in so many goes through a command, too
+EACH = 4  # a command is also run on every N-th store
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "socket.connect"}
 CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink"}
 LOOKS = {"open", "os.listdir", "os.scandir"}
-# What Python itself may read at any time.
+# Files that Python itself may read at any time.
 KNOWN = tuple(
     os.path.realpath(path)
     for path in (*sysconfig.get_paths().values(), *sys.path, "/proc", "/dev/null", "/usr")
@@ -62,7 +63,7 @@ HEAD = ("forged stores", "refused", "read unchanged", "reported by verify", "fai
 
 
 def everything(store: FeatureStore) -> dict[str, str]:
-    """Digests of all that a store gives: records and batches, each file, each weight."""
+    """Return digests of all values in a store: records and batches, each file, each weight."""
     digest = hashlib.sha256()
 
     def add(*values: Any) -> None:
@@ -86,7 +87,7 @@ def everything(store: FeatureStore) -> dict[str, str]:
 
 
 def outcome(path: Path) -> dict[str, str] | str:
-    """Read a store: digests of everything, `refused: ...`, or `WRONG: ...`."""
+    """Read a store; return digests of everything, `refused: ...`, or `WRONG: ...`."""
     try:
         return everything(open_store(path))
     except UserError as error:
@@ -97,7 +98,7 @@ def outcome(path: Path) -> dict[str, str] | str:
 
 
 def command(path: Path, chance: random.Random) -> str | None:
-    """Run a command on a store; what was wrong with how it ended, None if nothing."""
+    """Run a command on a store; return the error in its ending, or None."""
     target = path.with_name(f"copy{chance.choice(['.h5', '.zarr'])}")
     words: list[Any] = chance.choice(
         [
@@ -113,8 +114,8 @@ def command(path: Path, chance: random.Random) -> str | None:
 
 
 class Watch:
-    """Ends this process if it leaves a folder, starts another process, or runs what a store names;
-    or if it writes at all."""
+    """Ends this process if it leaves a folder, starts another process, runs code that a store
+    names, or writes at all."""
 
     def __init__(self, folder: Path) -> None:
         self.known = (os.path.realpath(folder), *KNOWN)
@@ -145,7 +146,7 @@ class Watch:
 
 
 def _outside(folder: Path) -> Path:
-    """A folder with what no reader may touch: a pipe that nobody writes, and a file of HDF5."""
+    """Make a folder that no reader may access: a pipe that nobody writes, and an HDF5 file."""
     outside = folder / "outside"
     outside.mkdir(exist_ok=True)
     if not (outside / "pipe").exists():
@@ -156,18 +157,19 @@ def _outside(folder: Path) -> Path:
 
 
 def bounded(seconds: int) -> None:
-    """End this process after that processor time, or if it waits 20 times as long; 0: no more."""
+    """End this process after this processor time, or after a wait 20 times as long; 0: no limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(20 * seconds)
 
 
 def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, Any]:
-    """Forge stores number first..last; how many were refused and read, and what was wrong."""
+    """Forge stores first..last; return the numbers refused and read, and the errors."""
     found: dict[str, Any] = {how: 0 for how in HOW} | {"wrong": []}
     inside, outside = folder / "inside", _outside(folder)
     shutil.rmtree(inside, ignore_errors=True)
     inside.mkdir()
-    os.environ["TEACHONCE_CACHE"] = str(inside / "cache")  # where copies are noted, too
+    # the list of copies is written there, too
+    os.environ["TEACHONCE_CACHE"] = str(inside / "cache")
     sound, forged = folder / f"sound.{ext}", inside / f"forged.{ext}"
     if not sound.exists():
         small_store(sound, parts=1, sequences=2, hidden=("mean",))
@@ -199,7 +201,7 @@ def fuzz(folder: Path, ext: str, seed: int, first: int, last: int) -> dict[str, 
 
 
 def _tried(forged: Path, expected: dict[str, str]) -> tuple[str, object]:
-    """What a forged store is: one of HOW or `wrong`, and what reading it gave."""
+    """Classify a forged store as one of HOW or `wrong`; return the class and the values read."""
     result = outcome(forged)
     if isinstance(result, str):
         return "refused" if result.startswith("refused") else "wrong", result
@@ -209,14 +211,14 @@ def _tried(forged: Path, expected: dict[str, str]) -> tuple[str, object]:
         return "wrong", f"verify: {type(error).__name__}: {error}"[:300]
     if result.items() <= expected.items():
         return "unchanged", result
-    return "verified" if printed else "wrong", result  # a list of fewer parts, say
+    return "verified" if printed else "wrong", result  # for example, a list with fewer parts
 
 
 def in_process(
     folder: Path, ext: str, seed: int, count: int, module: str = FORGERY, hows: Hows = HOW
 ) -> dict[str, Any]:
-    """`fuzz` of a module in processes of their own, which what is forged may crash: that is among
-    `wrong`, and the next process goes on behind it."""
+    """Run `fuzz` of a module in processes of its own. A forgery may crash a process: this is among
+    `wrong`, and the next process continues after it."""
     total: Counter[str] = Counter(dict.fromkeys(hows, 0))
     wrong: list[str] = []
     first = 0
@@ -224,8 +226,8 @@ def in_process(
         last = min(first + BATCH, count)
         words = map(str, (folder, ext, seed, first, last))
         process = [sys.executable, "-m", module, *words]
-        # The first tells where it crashed. Without the second each thread takes 64 MB of address
-        # space, which is what the limit is of.
+        # The first variable reports where it crashed. Without the second, each thread takes 64 MB
+        # of address space, which is limited here.
         where = {**os.environ, "PYTHONFAULTHANDLER": "1", "MALLOC_ARENA_MAX": "2"}
         done = subprocess.run(process, capture_output=True, text=True, errors="replace", env=where)
         found = json.loads((done.stdout.splitlines() or ["{}"])[-1])
@@ -243,7 +245,7 @@ def in_process(
 
 
 def trial(hdf5: int, zarr: int, seed: int) -> tuple[list[list[object]], list[str]]:
-    """Forge stores of both formats at once; return the rows of HEAD, and what was wrong."""
+    """Forge stores of both formats in parallel; return the rows of HEAD, and the errors."""
     with ThreadPoolExecutor() as threads:
         tried = [
             threads.submit(row, f"{count:,} {name}", ext, seed, count)
@@ -257,7 +259,7 @@ def trial(hdf5: int, zarr: int, seed: int) -> tuple[list[list[object]], list[str
 def row(
     name: str, ext: str, seed: int, count: int, module: str = FORGERY, hows: Hows = HOW
 ) -> tuple[list[object], list[str]]:
-    """The row of a table that a module's `fuzz` gives, and what was wrong."""
+    """Return the table row for the counts from a module's `fuzz`, and the errors."""
     started = time.perf_counter()
     with memory_folder() as folder:
         found = in_process(folder, ext, seed, count, module, hows)

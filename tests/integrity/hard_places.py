@@ -1,5 +1,6 @@
-"""Commands in hard places: no room, no inodes, another user's files, a narrow umask, kills. Each
-ends with exit code 0, or with one line; typed again in a good place it gives what it should."""
+"""Commands in difficult environments: a full disk, no inodes, another user's files, a narrow umask,
+kills. Each ends with exit code 0 or one line; repeated in a normal environment, its output is
+normal."""
 
 from __future__ import annotations
 
@@ -28,22 +29,23 @@ DUMP, STORE = "teachonce.teacher_dump.cli", "teachonce.feature_store.cli"
 TRAIN, SWEEP = "teachonce.student_train.cli", "teachonce.student_train.sweep.cli"
 DOWNSTREAM = "teachonce.downstream.cli"
 NOBODY = 65534
-PLACES = ("full disk", "no inodes", "another user", "random kill")  # not the name of an ending
-ENDINGS = ("worked", "one-line error", "killed")  # of the first time
+# different from the names of endings
+PLACES = ("full disk", "no inodes", "another user", "random kill")
+ENDINGS = ("worked", "one-line error", "killed")  # for the first run
 HEAD = ("command", *PLACES, *ENDINGS, "failures")
 Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed, with the folder of inputs and that of outputs; the output that it makes, and
-    words to add when it is typed again."""
+    """A command line, given the folders of inputs and outputs; its output, and the arguments to add
+    when it is repeated."""
 
     module: str
     words: Callable[[Path, Path], tuple[object, ...]]
     out: str
     again: Words = ()
-    bytes: int = 1 << 20  # of its output, about
+    bytes: int = 1 << 20  # for its output, approximately
     inodes: int = 200
     seconds: float = 6.0
 
@@ -106,7 +108,7 @@ COMMANDS = {
 
 
 def given_in(folder: Path) -> Path:
-    """Make what the commands read: a teacher, texts, two stores, a list of documents."""
+    """Make the inputs of the commands: a teacher, texts, two stores, a list of documents."""
     given = folder / "given"
     given.mkdir()
     save_teacher(given / "teacher")
@@ -122,7 +124,7 @@ def given_in(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Case:
-    """A command in a place; `amount` is what is free there, or the seconds until a kill."""
+    """A command in an environment; `amount` is the free space, or the seconds until a kill."""
 
     name: str
     place: str
@@ -133,7 +135,7 @@ class Case:
         return COMMANDS[self.name]
 
     def prepare(self, given: Path, made: Path) -> None:
-        """Copy what the command changes."""
+        """Copy the inputs that the command changes."""
         if self.name == "forget":
             shutil.copytree(given / "a.zarr", made / "a.zarr")
 
@@ -144,8 +146,7 @@ class Case:
 
 
 def typed(module: str, words: Words, log: Path, place: Callable[..., None], *how: object) -> str:
-    """Type a command in a process of its own; returns what it printed, and at the end its exit
-    code."""
+    """Run a command in its own process; return its output, which ends with the exit code."""
     code = finish(fork(place, *how, module, words, log=log))
     return f"{log.read_text('utf-8', 'replace')}\nexit code {code}"
 
@@ -155,8 +156,8 @@ def plainly(module: str, words: Words) -> None:
 
 
 def as_another_user(module: str, words: Words) -> None:
-    """Run a command as a user who owns neither inputs nor output folder: root without its
-    privileges, as another user may not read this Python."""
+    """Run a command as a user who owns neither inputs nor output folder: as root without
+    privileges, since another user may not read this Python."""
     os.umask(0o077)
     os.environ |= {"HOME": "/nonexistent", "TEACHONCE_CACHE": "", "XDG_CACHE_HOME": ""}
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
@@ -166,7 +167,7 @@ def as_another_user(module: str, words: Words) -> None:
 
 
 def given_away(folder: Path, mode: int) -> None:
-    """Let a folder belong to another user, with this mode."""
+    """Change the owner and the mode of a folder."""
     for path in (folder, *folder.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
     folder.chmod(mode)
@@ -175,8 +176,7 @@ def given_away(folder: Path, mode: int) -> None:
 def on_small_disk(
     disk: Path, place: str, free: int, given: Path, copy: Path, case: Case, log: Path
 ) -> None:
-    """Give this process a disk on which little is free, run the command; make room, and run it
-    again."""
+    """Run the command on a disk with little free space; then free space, and run it again."""
     on_own_disk(disk, 1 << 27, 4000)
     case.prepare(given, disk)
     (disk / "ballast").mkdir()
@@ -196,7 +196,7 @@ def on_small_disk(
 
 
 def problem_of(said: str, code: int) -> str:
-    """What is wrong with how a command ended; "" if it worked, or failed in one line."""
+    """Return the error in a command's ending; "" if it worked, or failed with one line."""
     if "Traceback (most recent" in said or "Exception ignored" in said:
         return "a traceback"
     errors = [line for line in said.splitlines() if line.startswith("Error: ")]
@@ -206,7 +206,7 @@ def problem_of(said: str, code: int) -> str:
 
 
 def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
-    """Try a case; returns how the first command ended, and what is wrong, or ""."""
+    """Try a case; return the ending of the first command, and the error or ""."""
     made, log = folder / "made", folder / "log"
     module = case.command.module
     made.mkdir()
@@ -253,7 +253,7 @@ def tried(folder: Path, given: Path, case: Case) -> tuple[str, str]:
 
 
 def wrong_with(case: Case, given: Path, made: Path) -> str:
-    """What is wrong with the output of a command that worked; "" if nothing."""
+    """Return the error in the output of a command that worked, or ""."""
     out = made / case.command.out
     if not out.exists():
         return "no output"
@@ -277,7 +277,7 @@ def weights_in(out: Path) -> list[bytes]:
 
 
 def reference(case: Case, given: Path) -> Path:
-    """The output of the command in a good place, made once."""
+    """Return the command's output in a normal environment, made once."""
     made = given.parent / "reference" / case.name
     if not (made / case.command.out).exists():
         made.mkdir(parents=True)
@@ -305,7 +305,7 @@ def _amount(chance: random.Random, name: str, place: str) -> float:
 
 
 def trial(times: int, seed: int = 0) -> tuple[list[list[str]], list[str]]:
-    """Try every command in every place; returns the rows of HEAD, and what is wrong."""
+    """Try every command in every environment; return the rows of HEAD, and the errors."""
     chance, wrong = random.Random(seed), list[str]()
     counts = {name: Counter[str]() for name in COMMANDS}
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""Commands and a hub that misbehaves: each kind of request meets each twist of `tests.twisted_hub`.
+"""Commands and a hub that misbehaves: each kind of request gets each twist of `tests.twisted_hub`.
 A command ends with exit code 0 or with one line of error, within SECONDS and its limits of memory
 and of files, and writes nothing outside of its folders."""
 
@@ -21,9 +21,9 @@ from tests.making.dumps import write_corpus
 from tests.twisted_hub import ANSWERS
 
 HEAD = ("command", "twisted requests", "worked", "one-line error", "failures")
-SECONDS = 300.0  # of a command, in which a hub may be slow several times
-MEMORY, FILE = 2**33, 2**30  # bytes: of addresses, which torch alone has 4 GB of; of a file
-PATIENCE = 4.0  # seconds, in place of a minute: an answer that comes in drops ends after it
+SECONDS = 300.0  # for a command, in which a hub may be slow several times
+MEMORY, FILE = 2**33, 2**30  # limits in bytes: address space, of which torch takes 4 GB; a file
+PATIENCE = 4.0  # seconds, instead of a minute: the limit for an answer that arrives in drops
 RUN = (
     "import sys; from importlib import import_module; from teachonce.support import hub_client;"
     f" hub_client.ANSWER_SECONDS = {PATIENCE}; import_module(sys.argv.pop(1)).main()"
@@ -58,8 +58,8 @@ def given_in(folder: Path) -> None:
 
 
 def ended(given: Path, name: str, begin: str, twist: str) -> tuple[str, str]:
-    """Run a command where the requests that begin so meet a twist; return how it ended ("" if it
-    sent no such request), and what was wrong ("" for nothing)."""
+    """Run a command while requests with this beginning get a twist; return the ending ("" without
+    such a request), and the error or ""."""
     with tempfile.TemporaryDirectory() as made, serving() as hub:
         home = Path(made, "a", "b", "c", "d", "e", "home")
         home.mkdir(parents=True)
@@ -88,7 +88,7 @@ def _limit() -> None:
 
 
 def _judged(said: str, code: int, outside: list[str]) -> tuple[str, str]:
-    errors = said.count("Error: ")  # a progress bar may be in front of it
+    errors = said.count("Error: ")  # a progress bar may precede it
     if outside:
         return "failures", f"wrote {outside[0]} outside"
     if "Traceback" in said or "File too large" in said or code not in (0, 1):
@@ -99,7 +99,7 @@ def _judged(said: str, code: int, outside: list[str]) -> tuple[str, str]:
 
 
 def hostile(given: Path, count: int, seed: int) -> Iterator[tuple[str, str, str, str]]:
-    """Try `count` cases, at most all; yield each with its end and what was wrong."""
+    """Try `count` cases, or all if fewer; yield each with its ending and the error."""
     cases = random.Random(seed).sample(CASES, min(count, len(CASES)))
     for name, begin, twist in cases:
         ending, problem = ended(given, name, begin, twist)
@@ -108,7 +108,7 @@ def hostile(given: Path, count: int, seed: int) -> Iterator[tuple[str, str, str,
 
 
 def trial(hubs: int, seed: int) -> tuple[list[list[object]], list[str]]:
-    """Return the rows of HEAD, and what is wrong."""
+    """Return the rows of HEAD, and the errors."""
     found, wrong = Counter[tuple[str, str]](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         given_in(Path(folder))

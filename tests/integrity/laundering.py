@@ -1,5 +1,5 @@
-"""Damage that the manifest alone can tell. Whatever copies such a store must refuse it: a copy has
-checksums of its own."""
+"""Damage that only the manifest can detect: every command that copies such a store must refuse it,
+since a copy has new checksums."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ IN_MEMORY = "memory://laundered/store.zarr"
 
 
 def alter(store: Path, name: str) -> None:
-    """Change the bytes of an array's first row, well-formed: every checksum of the container
-    fits."""
+    """Change the bytes of an array's first row to valid values with a valid container checksum."""
     if store.is_dir():
         array = zarr.open_array(store / name, mode="r+", zarr_format=3)
         array[:1] = _other(np.asarray(array[:1]))
@@ -39,7 +38,7 @@ def alter(store: Path, name: str) -> None:
 
 
 def _other(values: Array) -> Array:
-    """Flip the least bit of each number."""
+    """Flip the lowest bit of each number."""
     bits = values.view(f"u{values.dtype.itemsize}") if values.dtype != bool else values
     changed: Array = (bits ^ bits.dtype.type(1)).view(values.dtype)
     return changed
@@ -67,8 +66,8 @@ COPIES: dict[str, Callable[[Path, Path, Path], object]] = {
 
 
 def laundered(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """`count` altered arrays, each given to one way of copying; yields what was done, and the line
-    that refused it ("" if none did, or if a finished store came out of it)."""
+    """Alter `count` arrays and copy each in one way; yield the change, and the line of refusal (""
+    if there was none, or if a finished store was written)."""
     chance = random.Random(seed)
     sound = {ext: small_store(folder / f"sound.{ext}", codec="default") for ext in FORMATS}
     names = {}
@@ -97,8 +96,8 @@ def laundered(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _reads(way: str, name: str, ext: str) -> bool:
-    """Whether a way of copying reads an array. What lies outside the parts is the first store's
-    when stores are merged, and training reads the parts and the calibration."""
+    """Return whether a way of copying reads an array. Merged stores take arrays outside of parts
+    from the first store; training reads the parts and the calibration."""
     inside = name.startswith("parts/")
     if way == "upload":
         return ext == "zarr"

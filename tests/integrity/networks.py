@@ -1,5 +1,5 @@
-"""A store behind networks that lose, tear, alter and refuse answers: what is read is what lies
-there, or one line tells that it could not be fetched. Nothing is called damaged."""
+"""A store behind networks that lose, tear, alter and refuse answers is read correctly, or one line
+reports that it could not be fetched; no data are reported as damaged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOST = ("500", "503", "429", "reset", "torn", "truncated", "slow")  # up to thre
 ALTERED = ("flipped", "unmatched", "short", "404")  # up to three of a hundred
 REFUSED = ("403", "expired", "unknown key", "skewed", "redirect", "region")
 ACCUSATIONS = ("damaged", "dump", "repair", "restore")
-HURRY, LONG = 0.3, 120.0  # seconds of patience with what is dead, and with what is rough
+HURRY, LONG = 0.3, 120.0  # seconds until a dead network, or a rough network, is given up
 
 
 def _streamed(folder: Path, s3: S3) -> str:
@@ -63,7 +63,7 @@ WAYS: dict[str, Callable[[Path, S3], str]] = {
 
 
 def rough(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """`count` networks; yields what each did, and what was not as it must be ("" for nothing)."""
+    """Try `count` networks; yield the faults of each, and the error or ""."""
     chance = random.Random(seed)
     small: dict[str, Any] = {"views": 1, "hidden": ("mean",), "attention": (), "logits": None}
     sound = small_store(folder / "sound.zarr", **small)
@@ -78,13 +78,13 @@ def rough(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 def _rough(chance: random.Random, seed: int, way: str) -> Weather:
     faults = {chance.choice(LOST): chance.uniform(0.05, 0.3)}
-    if way != "upload":  # who answers an upload looks at its checksums
+    if way != "upload":  # the server checks the checksums of an upload
         faults[chance.choice(ALTERED)] = chance.uniform(0.005, 0.03)
     return Weather(faults, seed=seed)
 
 
 def _dying(chance: random.Random, seed: int) -> Weather:
-    """From some request on nothing but one fault."""
+    """Return weather in which every request fails from some request on."""
     left = iter(range(chance.randrange(60)))
     fault = chance.choice((*REFUSED, "500", "503", "429", "reset"))
     return Weather({fault: 1.0}, lambda method, path: next(left, None) is None, seed)
@@ -104,7 +104,7 @@ def _outcome(way: str, dies: bool, folder: Path, s3: S3, weather: Weather) -> st
             line = str(error)
             accused = any(word in line for word in ACCUSATIONS) or "\n" in line
             return "" if dies and not accused else line
-        except Exception as error:  # damage that is none, or a crash: both are findings
+        except Exception as error:  # false damage, or a crash: both are findings
             return f"{type(error).__name__}: {error}"[:300]
         finally:
             s3.weather = Weather()

@@ -1,4 +1,4 @@
-"""Odd texts of every kind on their way through corpus, windows, store and alignment."""
+"""Unusual texts of every kind, processed by corpus, windows, store and alignment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.making.texts import SENTENCES
 
 KINDS = ("wordpiece", "bpe", "unigram")
 MAX_LENGTH = 48
-SEQUENCES = 2000  # of a part
+SEQUENCES = 2000  # in a part
 HUGE = 1_000_000
 AT_ONCE = 64
 ODD = (
@@ -55,7 +55,7 @@ FORMS: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ("NFC", "NFD", "NFKC"
 
 
 def odd_text(chance: random.Random) -> str:
-    """A short text of one of several kinds; some are long enough for many windows."""
+    """Draw a short text of one of several kinds; some are long enough for many windows."""
     kind = chance.randrange(8)
     length = chance.choice([0, 1, 2, 5, 10, 20]) if chance.randrange(50) else 400
     if kind == 0:
@@ -75,7 +75,7 @@ def odd_text(chance: random.Random) -> str:
 
 
 def odd_texts(seed: int, count: int) -> Iterator[str]:
-    """Texts by seed. One in 20,000 is a word of a million characters."""
+    """Draw texts by seed. One in 20,000 is a word of a million characters."""
     chance = random.Random(seed)
     for number in range(count):
         if number % 20_000 == 10_000:
@@ -85,13 +85,13 @@ def odd_texts(seed: int, count: int) -> Iterator[str]:
 
 
 def characters(end: int = 0x110000) -> Iterator[str]:
-    """Every code point up to `end`, surrogates included, AT_ONCE in a text."""
+    """Return every code point up to `end`, surrogates included, AT_ONCE in a text."""
     for begin in range(0, end, AT_ONCE):
         yield "".join(map(chr, range(begin, min(begin + AT_ONCE, end))))
 
 
 def write_corpus(path: Path, texts: Sequence[str]) -> Path:
-    """A .jsonl file: escapes can hold what UTF-8 cannot."""
+    """Write a .jsonl file: its escapes can represent characters that UTF-8 cannot."""
     with path.open("w", encoding="utf-8") as file:
         for text in texts:
             escaped = re.search("[\ud800-\udfff]", text) is not None
@@ -102,15 +102,16 @@ def write_corpus(path: Path, texts: Sequence[str]) -> Path:
 def run(
     texts: Sequence[str], folder: Path, tokenizers: dict[str, Any], teachers: Sequence[str] = KINDS
 ) -> Counter[str]:
-    """All texts through everything, for each of `teachers` as the teacher's tokenizer.
+    """Process all texts in full, with each of `teachers` as the teacher's tokenizer.
 
-    Raises AssertionError for a law that is broken; returns counts of what was checked.
+    Raises AssertionError if a law is violated; returns counts of the checks.
     """
-    for tokenizer in tokenizers.values():  # whatever somebody has asked of them before
+    for tokenizer in tokenizers.values():  # whatever earlier callers have set
         tokenizer.backend_tokenizer.no_truncation()
     counts = Counter[str]({"texts": len(texts)})
     path = write_corpus(folder / "odd.jsonl", texts)
-    joined = [json.loads(json.dumps(text)) for text in texts]  # two halves side by side are one
+    # two halves that become adjacent are one
+    joined = [json.loads(json.dumps(text)) for text in texts]
     kept = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in joined if text.strip()]
     for kind in teachers:
         tokenizer = tokenizers[kind]
@@ -129,7 +130,7 @@ def run(
 
 
 def check_documents(documents: list[str], windows: list[Window], tokenizer: Any) -> None:
-    """Check that windows make up their documents and that what they leave out has no token."""
+    """Check that windows cover their documents and that omitted text has no token."""
     of_document = defaultdict(list)
     for each in windows:
         of_document[each.document].append(each)
@@ -189,7 +190,7 @@ def _tokens(store: FeatureStore) -> tuple[list[str], Tokens]:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """The byte that each character of a byte-level piece stands for (GPT-2)."""
+    """Map each character of a byte-level piece to its byte (GPT-2)."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {
@@ -202,7 +203,7 @@ def _spelt(piece: str, special: bool) -> bytes:
 
 
 def check_slices(kind: str, texts: list[str], tokens: Tokens, tokenizer: Any) -> None:
-    """Check that the slice of a token, normalised, is what the token spells."""
+    """Check that the slice of a token, normalised, equals the text of the token."""
     backend, known = tokenizer.backend_tokenizer, set[tuple[str, str]]()
     added = set(tokenizer.all_special_tokens)
     pieces = tokenizer.convert_ids_to_tokens(tokens.ids.tolist())
@@ -220,7 +221,7 @@ def check_slices(kind: str, texts: list[str], tokens: Tokens, tokenizer: Any) ->
 
 
 def _cluster(kind: str, text: str, begin: int, end: int) -> tuple[int, int]:
-    """For NFKC, the slice with the letters and marks that may have been composed into it."""
+    """Return the slice extended by letters and marks that may be composed into it (NFKC)."""
     if kind == "unigram":
         while begin and _composes(text[begin]):
             begin -= 1
@@ -255,7 +256,7 @@ def _vocabulary_map(teacher: str, student: str) -> VocabularyMap:
 def check_alignments(
     kind: str, texts: list[str], teacher: Tokens, tokenizers: dict[str, Any]
 ) -> None:
-    """Check the laws of every alignment with every tokenizer, its own included."""
+    """Check the laws of every alignment with every tokenizer, including its own."""
     text = FlatText.of(texts)
     same = align_span(text, teacher, teacher)
     assert np.array_equal(same.teacher, same.student)
@@ -281,7 +282,7 @@ def check_alignments(
 
 
 def check_laws(text: FlatText, teacher: Tokens, student: Tokens, found: Alignment) -> None:
-    """Check that runs rise, do not overlap, hold no special token, and cover equal characters."""
+    """Check that runs ascend, do not overlap, hold no special token, and cover equal characters."""
     covered = []
     for runs, tokens in ((found.teacher, teacher), (found.student, student)):
         flat = runs.astype(np.int64).reshape(-1)

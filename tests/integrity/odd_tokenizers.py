@@ -1,5 +1,5 @@
-"""Untrusted tokenizers and settings in a store: `verify` and the beginning of a training end as
-they should, or in a line, within bounds of time and memory."""
+"""Untrusted tokenizers and settings in a store: `verify` and the start of a training end normally,
+or in one line, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Change = Callable[[Settings, random.Random], object]
 
 
 def _step(settings: Settings, part: str, step: Settings, inner: str) -> None:
-    """Put a step before those that a part of a tokenizer has."""
+    """Insert a step before the existing steps of a part of a tokenizer."""
     own = [settings[part]] if settings.get(part) else []
     settings[part] = {"type": "Sequence", inner: [step, *own]}
 
@@ -78,7 +78,7 @@ def _token(content: str, number: int | None = None, **flags: bool) -> Change:
 
 
 def _erasing(content: str, kind: str, **settings_of_step: bool) -> Change:
-    """An added token that a normalizer makes empty."""
+    """Add a token that a normalizer makes empty."""
 
     def change(settings: Settings, chance: random.Random) -> None:
         step = {"type": kind, **settings_of_step}
@@ -89,7 +89,7 @@ def _erasing(content: str, kind: str, **settings_of_step: bool) -> Change:
 
 
 def _bytes_of_bytes(settings: Settings, chance: random.Random) -> None:
-    """Each step makes two letters of one."""
+    """Add steps that each turn one letter into two."""
     step = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -101,7 +101,7 @@ def _bytes_of_bytes(settings: Settings, chance: random.Random) -> None:
 
 
 def _text_of_texts(settings: Settings, chance: random.Random) -> None:
-    """A template that gives the text many times, and that is used many times."""
+    """Add a template that repeats the text many times, and use it many times."""
     text = {"Sequence": {"id": "A", "type_id": 0}}
     pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
     step = {"type": "TemplateProcessing", "single": [text] * 60, "pair": pair, "special_tokens": {}}
@@ -113,7 +113,7 @@ def _in_the_model(**changes: Any) -> Change:
 
 
 def _anywhere(settings: Settings, chance: random.Random) -> None:
-    """Put another value at a random place, or remove what is there."""
+    """Replace or remove the value at a random place."""
     place: Any = settings
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
@@ -151,7 +151,7 @@ OTHERS = ("[]", "null", "3", "{", '"x"', DEEP, '{"a":' * 3000 + "1" + "}" * 3000
 
 
 def _altered(files: dict[str, bytes], chance: random.Random) -> tuple[str, dict[str, bytes]]:
-    """The files of a teacher with one of them altered, and what was done."""
+    """Return the files of a teacher with one of them altered, and a description of the change."""
     name = chance.choice(["tokenizer.json"] * 4 + ["config.json", "tokenizer_config.json"])
     if chance.random() < 0.15:
         other = chance.choice(OTHERS)
@@ -185,7 +185,7 @@ def rewritten(source: Path, target: Path, files: dict[str, bytes]) -> None:
 
 
 def _teachers(folder: Path) -> list[Path]:
-    """A store of a small teacher of each kind of tokenizer."""
+    """Make a store of a small teacher for each kind of tokenizer."""
     text = folder / "text.txt"
     text.write_text(f"{TEXT}\n" * 12)
     stores = []
@@ -202,8 +202,8 @@ def _teachers(folder: Path) -> list[Path]:
 
 
 def odd_tokenizers(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """`count` stores with altered files, verified and learnt from; yields what was done, and what
-    is wrong with the way that it ended ("" if nothing is)."""
+    """Alter the files of `count` stores, then verify and train on them; yield the change, and the
+    error in the ending ("" if there is none)."""
     chance, stores = random.Random(seed), _teachers(folder)
     for _ in range(count):
         source = chance.choice(stores)

@@ -1,5 +1,5 @@
-"""Tokenizers that count as plain: whatever else is altered in them, they load, and their work and
-output stay in proportion to a text."""
+"""Tokenizers that count as plain load whatever else is altered in them, and their work and output
+stay proportional to the text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from teachonce.store.read.stored_tokenizer import encoded, load_tokenizer
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, Change, _anywhere, _step
 from tests.making.models import TOKENIZER_KINDS, trained_tokenizer
 
-MEMORY, SECONDS = 2 << 30, 20  # of a process that imports little
+MEMORY, SECONDS = 2 << 30, 20  # for a process with few imports
 HEAD = ("what was altered", "tokenizers", "out of proportion or failed")
 TEXTS = [TEXT * 100, "constructor" * 300, "e\u0301\ufdfa\u202e \U0001f9ac" * 300, " " * 3000, ""]
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -78,7 +78,8 @@ def _altered(chance: random.Random) -> tuple[str, bytes]:
         what = chance.choice(list(KINDS))
         done.append(what)
         with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
-            KINDS[what](settings, chance)  # what one alteration removed the next may look for
+            # an alteration may look for a value that an earlier one removed
+            KINDS[what](settings, chance)
     return ", ".join(done), json.dumps(settings).encode()
 
 
@@ -94,7 +95,7 @@ def _use(data: bytes) -> None:
 
 
 def _ended(work: Callable[[bytes], None], data: bytes) -> str:
-    """What is wrong with the way in which a process with bounds has ended ("" if nothing is)."""
+    """Return the error in the ending of a limited process ("" if there is none)."""
     number = os.fork()
     if number == 0:
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -113,10 +114,9 @@ def _ended(work: Callable[[bytes], None], data: bytes) -> str:
 
 
 def plain_tokenizers(count: int, seed: int) -> Iterator[tuple[str, str, bytes]]:
-    """Use `count` altered tokenizers that are plain; yields what was altered, what is wrong ("" if
-    nothing is), and the tokenizer."""
+    """Use `count` altered plain tokenizers; yield the change, the error or "", the tokenizer."""
     chance = random.Random(seed)
-    os.environ["RAYON_NUM_THREADS"] = "1"  # the threads of a library do not live through a fork
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the threads of a library do not survive a fork
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     while count:
         what, data = _altered(chance)
@@ -126,7 +126,7 @@ def plain_tokenizers(count: int, seed: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def trial(count: int, seed: int) -> tuple[list[list[object]], list[str]]:
-    """Use `count` altered tokenizers; return the rows of HEAD, and what is wrong."""
+    """Use `count` altered tokenizers; return the rows of HEAD, and the errors."""
     found, bad, wrong = Counter[str](), Counter[str](), list[str]()
     for what, problem, data in plain_tokenizers(count, seed):
         for kind in dict.fromkeys(what.split(", ")[1:]):

@@ -1,5 +1,5 @@
-"""Kills of one process among several: readers that share a cache on a disk, members of a sweep.
-The others go on and notice nothing; the same command trains the killed member."""
+"""One of several processes is killed: readers that share a disk cache, members of a sweep. The
+others continue without errors; the same command trains the killed member."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from tests.rough_network import BUCKET, KEYS, running_s3
 HEAD = ("what", "kills", "as required", "failures", "seconds")
 URL = f"s3://{BUCKET}/store.zarr"
 READERS, BOUND = 3, 60_000  # bytes of the cache, fewer than the store has
-SECONDS = 300.0  # of a process that must end
+SECONDS = 300.0  # seconds for a process that must end
 
 
 def digest_of(path: str | Path, cache: str | None = None) -> str:
-    """Stream a store, through a cache if there is one; return the SHA-256 of its texts
-    and stored arrays."""
+    """Stream a store, with a cache if given; return the SHA-256 of its texts and stored arrays."""
     found = hashlib.sha256()
     with closing(open_store(path, cache=cache)) as store:
         for batch in store.stream(seed=1):
@@ -50,15 +49,15 @@ def read_often(environment: dict[str, str], cache: str, times: int) -> None:
 
 
 def taken(folder: Path) -> int:
-    """Bytes of the entries in a cache's folder, while no process writes one."""
+    """Return the bytes of the entries in a cache's folder, while no process writes one."""
     with (folder / "lock").open("rb") as lock:
         files.lock(lock.fileno(), wait=True)
         return sum(each.stat().st_size for each in folder.iterdir() if each.name != "lock")
 
 
 def killed_readers(folder: Path, kills: int, seed: int) -> Iterator[str]:
-    """Kill one of READERS readers `kills` times; yield what was wrong each time ("" for nothing),
-    and at the end what was wrong with those that remained."""
+    """Kill one of READERS readers `kills` times; yield each error or "", and at the end the errors
+    of the remaining readers."""
     chance, place = random.Random(seed), folder / "cache"
     sound = small_store(folder / "sound.zarr", parts=6, attention=())
     with running_s3() as s3:
@@ -98,10 +97,11 @@ def killed_readers(folder: Path, kills: int, seed: int) -> Iterator[str]:
 
 
 def killed_members(folder: Path, kills: int, seed: int) -> Iterator[str]:
-    """Kill a student's process of a sweep of two, `kills` times; yield what was wrong each time.
+    """Kill a student's process of a sweep of two, `kills` times; yield each error or "".
 
     The sweep must finish the other student and report the killed one, as when memory runs out; the
-    same command must then finish both."""
+    same command must then finish both.
+    """
     chance, given = random.Random(seed), given_in(folder)
     for number in range(kills):
         made, log = folder / str(number), folder / f"{number}.log"
@@ -110,7 +110,7 @@ def killed_members(folder: Path, kills: int, seed: int) -> Iterator[str]:
 
 
 def _struck(given: Path, made: Path, log: Path, pause: float) -> str:
-    """Kill a process of a sweep `pause` s after its students begin; return what was wrong."""
+    """Kill a process of a sweep `pause` s after its students start; return the error or ""."""
     sweep = COMMANDS["student-sweep"]
     words, out = tuple(map(str, sweep.words(given, made))), made / sweep.out
     driver = fork(plainly, sweep.module, words, log=log)
@@ -161,7 +161,7 @@ WAYS = {
 
 
 def trial(kills: int, seed: int) -> tuple[list[list[object]], list[str]]:
-    """Return the rows of HEAD, and what is wrong."""
+    """Return the rows of HEAD, and the errors."""
     rows, wrong = list[list[object]](), list[str]()
     for name, (check, share) in WAYS.items():
         count, started = max(1, kills // share), time.perf_counter()

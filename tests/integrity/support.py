@@ -1,4 +1,4 @@
-"""What several trials need: a teacher, a folder in memory, the content of a store."""
+"""Shared parts of several trials: a teacher, a folder in memory, the content of a store."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def remove(*paths: Path) -> None:
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A folder in memory: stores here are small and many, and no disk has to be waited for."""
+    """Make a folder in memory: stores here are small and many, and a disk would be slow."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
 
 
 def limit_memory(more: int) -> None:
-    """Let this process take at most so many bytes more than it has."""
+    """Let this process use at most N bytes in addition to its present memory."""
     held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + more, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""What is advised for damaged stores is typed and works, for some of all damages."""
+"""The advised commands repair damaged stores, for a sample of all damages."""
 
 from __future__ import annotations
 

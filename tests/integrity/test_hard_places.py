@@ -1,4 +1,5 @@
-"""A few commands in hard places; `python -m benchmarks.integrity hard-places` tries them all."""
+"""A few commands in difficult environments; `python -m benchmarks.integrity hard-places` has
+all."""
 
 from __future__ import annotations
 

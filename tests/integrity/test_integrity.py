@@ -1,4 +1,4 @@
-"""The long checks of integrity, made short."""
+"""The long checks of integrity, shortened."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_tokenizer_that_ends_its_process_is_counted(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_forged_captures(kind: str, tmp_path: Path) -> None:
-    """In this process, so without bounds: a few of each format."""
+    """A few forged captures of each format are refused or imported, without memory limits."""
     whole, tokenizer = capture_trials.sound(kind, tmp_path), capture_trials.teacher(tmp_path)
     assert capture_trials.outcome(kind, whole, tmp_path / "a.zarr", tokenizer) == ("imported", "")
     for number in range(4):

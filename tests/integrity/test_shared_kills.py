@@ -1,4 +1,4 @@
-"""A kill of each kind; `python -m benchmarks.integrity kills` makes many."""
+"""One kill of each kind; `python -m benchmarks.integrity kills` makes many."""
 
 from __future__ import annotations
 

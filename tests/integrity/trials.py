@@ -1,4 +1,4 @@
-"""The checks of integrity at any length, and what each finds that is not as it must be."""
+"""The checks of integrity at any length, and the errors that each finds."""
 
 from __future__ import annotations
 
@@ -22,71 +22,70 @@ from tests.integrity import (
 from tests.integrity.support import memory_folder
 from tests.making.models import trained_tokenizer
 
-BATCH = 2000  # texts that go through the house at once
+BATCH = 2000  # texts that are processed together
 HEAD = ("what", "cases", "as required", "failures", "seconds")
 Found = tuple[int, list[str]]
 
 
 def flips(folder: Path, ext: str, count: int, seed: int) -> Found:
-    """Every flipped bit must be reported, with part and array where it lies in the data of one;
-    and nothing once it is flipped back."""
+    """Check that every flipped bit is reported, with its part and array if it is in their data, and
+    that no problem remains after it is restored."""
     store = damage.small_store(folder / f"flips.{ext}")
     missed = [place for place, printed in damage.random_flips(store, count, seed) if not printed]
     return count + 1, missed + damage.problems(store)
 
 
 def damages(folder: Path, ext: str, count: int, seed: int) -> Found:
-    """Truncated, missing, swapped, duplicated and extra files."""
+    """Check that truncated, missing, swapped, duplicated and extra files are reported."""
     store = damage.small_store(folder / f"damages.{ext}")
     missed = [name for name, found in damage.damaged(store, folder, ext) if not found]
     return len(damage.DAMAGES[ext]), missed
 
 
 def good(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Sound stores of many kinds: none may be reported."""
+    """Check that none of many kinds of sound stores is reported."""
     alarms = [f"{name}: {found[0]}" for name, found in damage.good_stores(folder, count) if found]
     return count, alarms
 
 
 def forgeries(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Stores forged with fitting checksums: refused in one line, read as before, or told by
-    verify."""
+    """Check that forged stores with valid checksums are refused, read as before, or reported."""
     found = [forgery.in_process(folder, ext, seed, count // 2) for ext in damage.FORMATS]
     return count // 2 * 2, [line for each in found for line in each["wrong"]]
 
 
 def launderings(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Arrays altered so that only the manifest can tell: whatever copies the store must refuse."""
+    """Check that every copying command refuses an array whose change only the manifest detects."""
     cases = list(laundering.laundered(folder, count, seed))
     return len(cases), [what for what, line in cases if not line]
 
 
 def rough_networks(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Object stores behind rough networks: the same bytes, or one line that accuses no store."""
+    """Check that object stores behind rough networks give the same bytes or one line."""
     cases = list(networks.rough(folder, count, seed))
     return len(cases), [f"{what}: {wrong}" for what, wrong in cases if wrong]
 
 
 def edits(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Corpora edited while they are dumped: refused, or a store of the text that it tells."""
+    """Check that corpora edited during a dump are refused, or give a store of the hashed text."""
     cases = list(edited_corpora.edited(folder, count, seed))
     return count, [f"{what}: {end}" for what, end in cases if end not in ("refused", "sound")]
 
 
 def tokenizers(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Untrusted tokenizers and settings: verify and a training end as they should, or in a
+    """Check that untrusted tokenizers and settings end verify and a training normally or in a
     line."""
     cases = list(odd_tokenizers.odd_tokenizers(folder, count, seed))
     return len(cases), [f"{what}: {wrong}" for what, wrong in cases if wrong]
 
 
 def texts(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Odd texts through corpus, windows, store and alignment, with three tokenizers."""
+    """Check unusual texts in corpus, windows, store and alignment, with three tokenizers."""
     return count, _broken(folder, odd_texts.odd_texts(seed, count))
 
 
 def characters(folder: Path, _: str, count: int, seed: int) -> Found:
-    """Every code point up to `count` through corpus, windows, store and alignment."""
+    """Check every code point up to `count` in corpus, windows, store and alignment."""
     return count, _broken(folder, odd_texts.characters(count))
 
 
@@ -97,7 +96,7 @@ def _broken(folder: Path, odd: Iterator[str]) -> list[str]:
         with tempfile.TemporaryDirectory(dir=folder) as inner:
             try:
                 odd_texts.run(batch, Path(inner), tokenizers)
-            except Exception as error:  # a law that is broken, or a crash: both are findings
+            except Exception as error:  # a violated law, or a crash: both are findings
                 broken.append(f"{type(error).__name__}: {error}"[:200])
     return broken
 
@@ -146,7 +145,7 @@ CHECKS: tuple[tuple[str, Check, str, str], ...] = (
 
 
 def checked(seed: int, **counts: int) -> tuple[list[list[object]], list[str]]:
-    """Run each check with a count; return the rows of HEAD, and what was not as it must be."""
+    """Run each check with a count; return the rows of HEAD, and the errors."""
     rows, wrong = list[list[object]](), Counter[str]()
     for name, check, ext, option in CHECKS:
         if not counts.get(option):

@@ -1,4 +1,4 @@
-"""Writes small captures as other tools do, by what their code and documents say of the formats:
+"""Write small captures in the formats of other tools, according to their code and documentation:
 
 - DistillKit, github.com/arcee-ai/DistillKit at a61c2e7: sample_common.py, compression/
 - Megatron-LM, github.com/NVIDIA/Megatron-LM at d98e8a6: training/distillation/logits_saver.py
@@ -33,8 +33,8 @@ from tests.examples.loading import example
 
 @dataclass(frozen=True, eq=False)
 class Taught:
-    """What a causal teacher gave of a text: ids [T], log-probabilities [T,V], states of all layers,
-    embeddings first, and the last one before the final norm."""
+    """The output of a causal teacher for a text: ids [T], log-probabilities [T,V], states of all
+    layers (embeddings first), and the last state before the final norm."""
 
     text: str
     ids: Array
@@ -66,7 +66,7 @@ def taught_by(folder: Path, texts: Sequence[str]) -> list[Taught]:
 
 
 def packed(ids: Array, bits: int) -> list[list[int]]:
-    """Each row of ids as one string of bits, highest first, filled up to whole bytes."""
+    """Pack each row of ids into one bit string, highest bit first, padded to whole bytes."""
     rows = []
     for row in ids.tolist():
         line = "".join(f"{number:0{bits}b}" for number in row)
@@ -78,8 +78,9 @@ def packed(ids: Array, bits: int) -> list[list[int]]:
 def distillkit(
     folder: Path, samples: Sequence[Taught], exact: int, kept: int, packed_rows: bool = False
 ) -> Path:
-    """A capture: `exact` values in bfloat16, the rest to `kept` on a curve of 1, t and the square
-    root of t. Without packing, the last id is of padding and has no row, as vLLM gives none."""
+    """Write a DistillKit capture: `exact` values in bfloat16, and the values up to `kept` on a
+    curve of 1, t and the square root of t. Without packing, the last id is padding without a row
+    (as in vLLM)."""
     folder.mkdir(parents=True)
     vocabulary = samples[0].logprobs.shape[1]
     settings: dict[str, Any] = {
@@ -131,8 +132,8 @@ def megatron(
     cp: int = 1,
     nucleus: float | None = None,
 ) -> Path:
-    """Archives of a run: `batches[iteration][microbatch]` are log-probabilities [S,B,V] of all data
-    ranks in turn; an archive holds two iterations."""
+    """Write the archives of a run, two iterations each: `batches[iteration][microbatch]` are the
+    log-probabilities [S,B,V] of all data ranks in turn."""
     folder.mkdir(parents=True)
     meta = {"hash": "0" * 32, "identifiers": {}, "saver": {"k": kept, "p": nucleus, "min_k": 1}}
     for data in range(dp):
@@ -150,7 +151,7 @@ def megatron(
 
 
 def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Write a tar of these names and contents."""
+    """Write a tar with these names and contents."""
     with tarfile.open(path, "w") as archive:
         for name, data in members:
             info = tarfile.TarInfo(name)
@@ -159,13 +160,13 @@ def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def archive_members(path: Path) -> list[tuple[str, bytes]]:
-    """Names and contents of the members of a tar."""
+    """Return the names and contents of the members of a tar."""
     with tarfile.open(path) as archive:
         return [(m.name, (archive.extractfile(m) or io.BytesIO()).read()) for m in archive]
 
 
 def saved(value: object) -> bytes:
-    """What torch.save writes of a value."""
+    """Return the bytes that torch.save writes for a value."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
@@ -195,7 +196,7 @@ def _payload(batches: list[tuple[torch.Tensor, ...]]) -> bytes:
 
 
 def speculators(folder: Path, samples: Sequence[Taught], layers: Sequence[int]) -> Path:
-    """Files hs_<i>.safetensors: `layers` and the last one before the norm, in bfloat16."""
+    """Write files hs_<i>.safetensors: `layers` and the last state before the norm, in bfloat16."""
     (folder / "hidden_states").mkdir(parents=True)
     for number, sample in enumerate(samples):
         states = torch.stack([*(sample.states[n] for n in layers), sample.unnormed], 1)
@@ -211,7 +212,7 @@ def specforge(
     padded: int = 0,
     gz: bool = False,
 ) -> Path:
-    """Files rows_0-2000/data_<i>.ckpt of EAGLE3, with the padding of a batch behind each."""
+    """Write files rows_0-2000/data_<i>.ckpt of EAGLE3, each padded to the length of its batch."""
     (folder / "rows_0-2000").mkdir(parents=True)
     for number, sample in enumerate(samples):
         aux = torch.cat([sample.states[n] for n in layers], 1)
@@ -228,7 +229,7 @@ def specforge(
 
 
 def stacked(samples: Sequence[Taught], length: int) -> tuple[Array, torch.Tensor]:
-    """The first `length` tokens of each sample [n,S], and their log-probabilities [S,n,V]."""
+    """Return the first `length` tokens of each sample [n,S], and log-probabilities [S,n,V]."""
     ids = np.stack([sample.ids[:length] for sample in samples])
     logprobs = np.stack([sample.logprobs[:length] for sample in samples], 1)
     return ids, torch.from_numpy(logprobs)
@@ -265,7 +266,7 @@ class Engine:
         return [self._vllm(each["prompt_token_ids"]) for each in prompts]
 
     def _vllm(self, ids: list[int]) -> Any:
-        """Flat lists: of each token but the first its own entry, then the best ones."""
+        """Return flat lists: for each token except the first, its own entry, then the best ones."""
         flat = SimpleNamespace(start_indices=[0], end_indices=[0], token_ids=[], logprobs=[])
         for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
             values, best = row.topk(self.kept)
@@ -287,7 +288,7 @@ class Engine:
 
 
 def engine_rows(engine: str, folder: Path, out: Path, texts: Iterable[str], kept: int) -> Path:
-    """A capture as the example of an engine writes it, of the GPT-2 in `folder`."""
+    """Return a capture of the GPT-2 in `folder`, as the example script of an engine writes it."""
     script, made = example(f"capture_{engine}"), Engine(folder, kept)
     script.K, script.TOKENS = kept, 100
     about = "settings" if engine == "vllm" else made.tokenizer

@@ -19,7 +19,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def random_llama(pieces: int, width: int = 32, layers: int = 2, heads: int = 4) -> Any:
-    """Return a random Llama with a feed-forward size of twice its width."""
+    """Return a random Llama with a feed-forward size of twice its hidden size."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -30,8 +30,7 @@ def random_llama(pieces: int, width: int = 32, layers: int = 2, heads: int = 4) 
 
 
 def save_decoder(folder: Path, family: str, bos: str | None = None, **changes: Any) -> Path:
-    """Save a random decoder of 2 layers, 32 wide, and its tokenizer, with a token `bos` that is its
-    eos, too."""
+    """Save a random decoder (2 layers, hidden size 32) and its tokenizer; `bos` is also its eos."""
     import torch
     import transformers
 

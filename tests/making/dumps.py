@@ -17,7 +17,7 @@ LATIN_AND_CYRILLIC = ENGLISH + RUSSIAN + SLOVAK + GERMAN + FRENCH
 def write_corpus(
     path: Path, documents: int = 60, sentences: Sequence[str] = LATIN_AND_CYRILLIC
 ) -> Path:
-    """Documents of one to three of the sentences, one a line."""
+    """Write documents of one to three of the sentences, one document a line."""
     chance = random.Random(documents)
     lines = (" ".join(chance.sample(sentences, chance.randint(1, 3))) for _ in range(documents))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -36,6 +36,6 @@ def dump_options(model: Path, corpus: Path, out: Path | str, **changes: Any) -> 
 
 
 def dumped(model: Path, corpus: Path, out: Path, **changes: Any) -> Path:
-    """A sealed store of several parts."""
+    """Dump a sealed store of several parts."""
     dump(dump_options(model, corpus, out, **changes))
     return out

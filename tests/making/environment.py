@@ -1,4 +1,4 @@
-"""The environment of the tests, and of processes that run their checks at any length."""
+"""The environment of the tests, and of the processes that run their checks at any length."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from pathlib import Path
 def set_environment() -> None:
     """Keep this process and its children off the network and out of the user's caches.
 
-    Libraries read these variables where they are imported: call it before.
+    Call it before the imports: libraries read these variables when they are imported.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TEACHONCE_CACHE"] = tempfile.mkdtemp(prefix="teachonce-cache-")
     os.environ["HF_DATASETS_CACHE"] = os.environ["TEACHONCE_CACHE"] + "/datasets"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands have it
-    # No bfloat16 by `--precision auto`: expected numbers must not depend on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands set it
+    # No bfloat16 with `--precision auto`: expected numbers must not depend on the machine.
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"
-    if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: more threads would only wait
+    # one process for each core: more threads would only wait
+    if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def borrowing_python(root: Path, *packages: str) -> Path:
-    """Install packages into a new environment, which borrows all others, such as torch, from this
-    one. Return its Python."""
+    """Install packages into a new environment that shares all other packages, such as torch, with
+    this one. Return its Python."""
     subprocess.run([sys.executable, "-m", "venv", root], check=True)
     python = root / "bin" / "python"
     inside = next(root.glob("lib/python*/site-packages"))

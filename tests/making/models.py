@@ -1,4 +1,4 @@
-"""Real tokenizers that are trained here and small random models: what the fixtures give to tests.
+"""Real tokenizers that are trained here, and small random models, for the fixtures of the tests.
 
 Nothing is downloaded. Heavy imports are inside the functions, so that the tests of `store` and
 `align` start fast.
@@ -36,7 +36,7 @@ VOCABULARY = 600
 
 
 def _backend(kind: str, specials: dict[str, str]) -> Any:
-    """A trained `tokenizers.Tokenizer` that adds its cls and sep to every text."""
+    """Return a trained `tokenizers.Tokenizer` that adds its cls and sep to every text."""
     from tokenizers import (
         Tokenizer,
         decoders,
@@ -82,8 +82,8 @@ def _backend(kind: str, specials: dict[str, str]) -> Any:
 
 
 def _counted(backend: Any, specials: list[str]) -> list[tuple[str, float]]:
-    """The pieces with the logarithms of their counts: the trainer's sums differ between processes,
-    and the ids with them."""
+    """Return the pieces with the logarithms of their counts. The trainer's own scores differ
+    between processes, and so would the ids."""
     marked = "".join(
         piece
         for text in SENTENCES
@@ -97,7 +97,7 @@ def _counted(backend: Any, specials: list[str]) -> list[tuple[str, float]]:
 
 
 def _wordpiece(lower: bool) -> Any:
-    """Not by the library's own trainer, which gives other pieces in every process."""
+    """Train a WordPiece. The library's own trainer gives different pieces in every process."""
     from tokenizers import normalizers
 
     from teachonce.student_train.model.student_tokenizer import train_wordpiece
@@ -109,7 +109,7 @@ def _wordpiece(lower: bool) -> Any:
 
 
 def trained_tokenizer(kind: str) -> Any:
-    """A copy for each caller: a call with `truncation=True` leaves it set in the tokenizer."""
+    """Return a copy for each caller: a call with `truncation=True` changes the tokenizer."""
     return copy.deepcopy(_trained_tokenizer(kind))
 
 
@@ -119,7 +119,8 @@ def _trained_tokenizer(kind: str) -> Any:
 
     if kind.startswith("wordpiece"):
         return _wordpiece(kind == "wordpiece-lower")
-    if kind == "bpe-plain":  # what causal models read: no token around a text, none for padding
+    # as for causal models: no special token around a text, no padding token
+    if kind == "bpe-plain":
         return PreTrainedTokenizerFast(
             tokenizer_object=_backend("bpe", {"unk_token": "<|endoftext|>"}),
             unk_token="<|endoftext|>",
@@ -134,7 +135,7 @@ def _trained_tokenizer(kind: str) -> Any:
 
 
 def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str, ...] = ()) -> Any:
-    """A random model of 4 layers, 32 wide, 4 heads, with a head."""
+    """Return a random model with a head: 4 layers, hidden size 32, 4 attention heads."""
     import torch
     import transformers
 
@@ -145,7 +146,7 @@ def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str
         "eos_token_id": tokenizer.sep_token_id,
         "cls_token_id": tokenizer.cls_token_id,
         "sep_token_id": tokenizer.sep_token_id,
-        "initializer_range": 0.2,  # wide enough that logits and maps are far from uniform
+        "initializer_range": 0.2,  # large enough that logits and maps are far from uniform
     }
     if labels:
         common["id2label"] = dict(enumerate(labels))

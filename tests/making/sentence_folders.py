@@ -12,7 +12,7 @@ PROMPTS = {"query": "find: ", "document": ""}
 
 
 def modules(*made: Any, base: Path, folder: Path, **settings: Any) -> Path:
-    """Save a transformer and the modules behind it as a folder; returns it."""
+    """Save a transformer and the modules after it as a folder; return the folder."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Transformer
 
@@ -28,7 +28,7 @@ def pooling(mode: Any, width: int = 32, **settings: Any) -> Any:
 
 
 def layer_norm(width: int) -> Any:
-    """A LayerNorm whose weights are not those it begins with."""
+    """Return a LayerNorm whose weights differ from their initial values."""
     import torch
     from sentence_transformers.sentence_transformer.modules import LayerNorm
 
@@ -45,7 +45,7 @@ def dropout() -> Any:
 
 
 def changed(folder: Path, file: str, drop: tuple[str, ...] = (), **changes: Any) -> Path:
-    """Change fields of a JSON file of a folder, which may be new; returns the folder."""
+    """Change fields of a JSON file of a folder, or create the file; return the folder."""
     path = folder / file
     fields = (json.loads(path.read_text("utf-8")) if path.exists() else {}) | changes
     path.write_text(json.dumps({k: v for k, v in fields.items() if k not in drop}), "utf-8")
@@ -68,7 +68,7 @@ def normalize(of: str = "sentence_embedding") -> Any:
 
 
 def decoder(tiny_teacher: TinyTeacher, folder: Path, side: str) -> Path:
-    """A causal model whose tokenizer fills up on one side, and ends every text by one token."""
+    """Save a causal model whose tokenizer pads on one side and ends every text with one token."""
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer, GPT2Model
 

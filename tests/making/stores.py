@@ -1,4 +1,4 @@
-"""Stores of random but realistic data, and the values that went into them."""
+"""Stores of random but realistic data, and the values that were written into them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SOFTWARE = {"teachonce": "0.1"}
 def features_of(
     codec: str = "default", tier: str | None = "topk", views: int = 2, size: int | None = None
 ) -> Features:
-    """`tier` may also be a task: the store of a teacher that was fine-tuned; `pairs`, of texts that
-    it classified; `embedding`, of texts with a prompt and a vector each; or `next-topk` and
-    `next-sample`, of a causal teacher; `ranked-topk`, with ranked ids; `chat`,
-    with tokens that are not to be learnt, and messages."""
+    """Return the features of a tier or of a task: a task name (store of a fine-tuned teacher),
+    `pairs` (a teacher that classified pairs of texts), `embedding` (texts with a prompt and a
+    vector each), `next-topk` and `next-sample` (a causal teacher), `ranked-topk` (ranked ids), or
+    `chat` (messages, and tokens that are excluded from training)."""
     sizes = {"topk": 5, "sample": 12, "head": 20}
     task = TaskSpec(tier, LABELS) if tier in TASKS else None
     if tier == "pairs":
@@ -60,7 +60,7 @@ SMALL = replace(features_of(), hidden=("mean",), attention=(), views=1)
 
 @dataclass
 class Part:
-    """Everything that is put into one part."""
+    """Everything that is written into one part."""
 
     texts: list[str]
     token_counts: Array
@@ -83,7 +83,7 @@ class Part:
 
 
 def _pieces() -> dict[str, int]:
-    """WordPieces that cut each word behind its fourth letter: id 10 and up; 2 and 3 are special."""
+    """Split each word after its fourth letter into WordPieces: ids from 10; 2 and 3 are special."""
     words = dict.fromkeys(word[:4] for word in WORDS)
     ends = dict.fromkeys(f"##{word[4:]}" for word in WORDS if word[4:])
     return {"[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {
@@ -110,7 +110,7 @@ TOKENIZER = json.dumps(
 
 
 def _tokens(text: str, place: int = 0) -> tuple[list[int], list[tuple[int, int]]]:
-    """The tokens of a text, or of a pair of texts, which begins at a character."""
+    """Return ids and spans of a text or a pair of texts; spans count characters from `place`."""
     first, pair, second = text.partition(SEPARATOR)
     if pair:
         one, two = _tokens(first), _tokens(second, len(first) + 1)
@@ -127,13 +127,14 @@ def _tokens(text: str, place: int = 0) -> tuple[list[int], list[tuple[int, int]]
 
 
 def make_part(features: Features, seed: int, sequences: int = 12) -> Part:
-    """Return a copy for each caller, who may change it."""
+    """Return a copy for each caller, because the caller may change it."""
     return copy.deepcopy(_made_part(replace(features, codec="default", form=0), seed, sequences))
 
 
 @lru_cache(64)
 def _made_part(features: Features, seed: int, sequences: int) -> Part:
-    """Codecs and containers share it: it takes a third of the time of a small store."""
+    """Make a part. The result is cached: it takes a third of the time of a small store, and codecs
+    and containers share it."""
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(WORDS, rng.integers(1, 20))) for _ in range(sequences)]
     if features.separator is not None:
@@ -158,7 +159,8 @@ def _made_part(features: Features, seed: int, sequences: int) -> Part:
     if features.learn:
         part.learn = rng.random(total) < 0.7
     if features.messages:
-        # Not from `rng`: parts without messages have the values that golden stores have.
+        # Not from `rng`: without messages, the values of a part must equal those in the golden
+        # stores.
         own = np.random.default_rng(seed)
         part.messages = [_mask(text, own) for text in texts]
         for rows in part.messages:
@@ -203,7 +205,7 @@ def _logits(
     assert features.logits
     tokens = len(token_ids)
     raw = rng.normal(size=(tokens, features.vocabulary)) * 3
-    if features.logits.observed:  # often among the best, as a teacher's would be
+    if features.logits.observed:  # often among the best, as with a real teacher
         raw[np.arange(tokens), np.roll(token_ids, -1)] += 6
     partition = np.log(np.exp(raw).sum(axis=1)).astype(np.float32)
     found = _of_tier(features, raw, partition, rng)
@@ -255,7 +257,7 @@ def begin(path: Path | str, features: Features, **changes: Any) -> StoreWriter:
 
 
 def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> None:
-    """Put the rows in a random order, in a few pieces, as batches sorted by length do."""
+    """Add the rows in random order, in a few pieces, as batches sorted by length do."""
     features, rng = writer.features, np.random.default_rng(seed)
     w = writer.part(number, part.token_counts)
     zeros = np.zeros(len(part.texts), np.int64)
@@ -293,7 +295,7 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
 def make_store(
     path: Path | str, features: Features, parts: int = 3, sequences: int = 12, **changes: Any
 ) -> list[Part]:
-    """A sealed store, of parts that may be there in part; returns what went in."""
+    """Make a sealed store, in which some parts may exist already; return the values written."""
     writer = begin(path, features, **changes)
     made = [make_part(features, seed, sequences) for seed in range(parts)]
     for number, part in enumerate(made):
@@ -304,7 +306,7 @@ def make_store(
 
 
 def unfinished(path: Path | str, features: Features, parts: int = 1) -> None:
-    """A store that a writer left after its first parts."""
+    """Make a store whose writer stopped after the first parts."""
     writer = begin(path, features)
     for number in range(parts):
         put_part(writer, number, make_part(features, number))
@@ -317,8 +319,7 @@ def copied(source: Path, target: Path) -> Path:
 
 
 def stores_in(folder: Path, **sizes: int) -> Callable[..., tuple[Path, list[Part]]]:
-    """Return a function of container, codec and tier that makes each store once, as `make_store`
-    does."""
+    """Return a function of container, codec and tier that makes each store once."""
 
     @cache
     def made(ext: str, codec: str, tier: str) -> tuple[Path, list[Part]]:
@@ -326,6 +327,7 @@ def stores_in(folder: Path, **sizes: int) -> Callable[..., tuple[Path, list[Part
         return path, make_store(path, features_of(codec, tier), **sizes)
 
     def make(ext: str, codec: str = "default", tier: str = "topk") -> tuple[Path, list[Part]]:
-        return made(ext, codec, tier)  # `cache` would know defaults from words that are given
+        # `cache` would treat a default and the same value given explicitly as different calls
+        return made(ext, codec, tier)
 
     return make

@@ -1,8 +1,8 @@
 """A small multilingual text that the tests train tokenizers on and run models over.
 
-Written for these tests. It holds what trips tokenizers up: capitals, accents, composed and
-decomposed letters, several scripts, emoji with joiners, numbers, rare punctuation and a blank in
-odd places.
+It was written for these tests. It contains text that is difficult for tokenizers: capitals,
+accents, composed and decomposed letters, several scripts, emoji with joiners, numbers, rare
+punctuation, and blanks in unusual places.
 """
 
 ENGLISH = (

@@ -1,4 +1,4 @@
-"""Stores that several tests read; nobody may change them."""
+"""Stores that several tests read and no test may change."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Made = tuple[Path, list[Part]]
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
-    """made(ext, codec, tier) -> path of a sealed store, and what went in."""
+    """Return made(ext, codec, tier) -> the path of a sealed store, and the values written."""
     return stores_in(tmp_path_factory.mktemp("stores"))
 
 
 @pytest.fixture
 def copy(tmp_path: Path, made: Callable[..., Made]) -> Callable[..., Path]:
-    """copy(ext, ...) -> a copy of such a store that the test may damage."""
+    """Return copy(ext, ...) -> a copy of such a store that the test may damage."""
 
     def make(ext: str, codec: str = "default", tier: str = "topk") -> Path:
         return copied(made(ext, codec, tier)[0], tmp_path / f"copy.{ext}")
@@ -31,7 +31,7 @@ def copy(tmp_path: Path, made: Callable[..., Made]) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def small_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """small_store(ext) -> a small sealed store of three parts."""
+    """Return small_store(ext) -> a small sealed store of three parts."""
 
     @cache
     def make(ext: str) -> Path:
@@ -46,5 +46,5 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def store(
     tmp_path: Path, request: pytest.FixtureRequest, small_store: Callable[[str], Path]
 ) -> Path:
-    """A copy of such a store in the format of the parameter, to be damaged."""
+    """Copy a small store in the format of the parameter, to be damaged."""
     return copied(small_store(request.param), tmp_path / f"a.{request.param}")

@@ -15,11 +15,11 @@ rename = files.rename
 
 
 class Killed(BaseException):
-    """Nothing handles it, as nothing handles SIGKILL."""
+    """No handler catches this exception, as none catches SIGKILL."""
 
 
 def dies_at(number: int, *, done: bool) -> Callable[[Path, Path], None]:
-    """`files.rename` that raises Killed at its `number`-th call, after the deed or before it."""
+    """Return a `files.rename` that raises Killed at call `number`, before or after the rename."""
     calls = 0
 
     def stop(source: Path, target: Path) -> None:
@@ -35,7 +35,7 @@ def dies_at(number: int, *, done: bool) -> Callable[[Path, Path], None]:
 
 @contextmanager
 def unsealed() -> Iterator[None]:
-    """Writes within end before the seal: the store has all of its parts, and is not finished."""
+    """Stop before the seal: the store has all of its parts, but is not finished."""
 
     def seal(writer: StoreWriter) -> None:
         raise UserError("killed before the seal")

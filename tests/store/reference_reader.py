@@ -1,9 +1,9 @@
-"""Reads a feature store whole without this software: Zarr with NumPy, and numcodecs for Blosc; HDF5
+"""Read a whole feature store without this software: Zarr with NumPy, and numcodecs for Blosc; HDF5
 with h5py and hdf5plugin.
 
-Written from store/FORMAT.md alone, whose sections the comments name: the tests hold what this
-software reads against it. `examples/read_store.py` is a short one. A part is in memory at a time,
-and all that is read is compared with its checksum.
+It was written from store/FORMAT.md alone; the comments name its sections. The tests compare this
+software with it. `examples/read_store.py` is a short reader. One part is in memory at a time, and
+all data read are compared with their checksums.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ OBJECTS = ("identity", "features", "software", "arrays")
 
 
 def read_zarr(folder: Path) -> Array:
-    """An array of a Zarr folder: one shard, whose end tells where its chunks are (section 3)."""
+    """Read an array of a Zarr folder: one shard, which ends with its chunk index (section 3)."""
     about = json.loads((folder / "zarr.json").read_bytes())
     shape, dtype = about["shape"], np.dtype(about["data_type"]).newbyteorder("<")
     if 0 in shape:
@@ -46,7 +46,7 @@ def read_zarr(folder: Path) -> Array:
 
 
 def open_tree(path: Path) -> tuple[Any, Json]:
-    """What reads an array by its path, and the root attributes (sections 3 and 4)."""
+    """Return a function that reads an array by path, and the root attributes (sections 3, 4)."""
     if path.suffix != ".h5":
         attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]
         return lambda name: read_zarr(path / name), attributes
@@ -60,13 +60,13 @@ def open_tree(path: Path) -> tuple[Any, Json]:
 
 
 def spans_of(part: Json, group: str, number: str, s: int) -> Array:
-    """Spans of sequence s, int32 [M, 3]: begin, end, and a number."""
+    """Return the spans of sequence s, int32 [M, 3]: begin, end, and a number."""
     at = slice(*part[f"{group}/start"][s : s + 2])
     return np.stack([part[f"{group}/{key}"][at] for key in ("begin", "end", number)], 1)
 
 
 def decode_logs(codes: Array, encoding: Json) -> Array:
-    """Log-probabilities, float32 (section 7)."""
+    """Decode log-probabilities, float32 (section 7)."""
     values = codes.astype(np.float32)
     if encoding["encoding"] == "fixed":
         return np.where(codes == 65535, -np.inf, -values / 1024)
@@ -76,14 +76,15 @@ def decode_logs(codes: Array, encoding: Json) -> Array:
 
 
 def decode_scaled(part: Json, path: str, rows: slice, encoding: Json, width: int) -> Array:
-    """Rows of states, vectors or inputs of the head, float32, still normalised (section 7)."""
+    """Decode rows of states, vectors or head inputs, float32, still normalised (section 7)."""
     values = part[f"{path}/values"][rows]
     if encoding["encoding"] in ("float32", "float16"):
         return np.asarray(values, np.float32)
     scale = part[f"{path}/scale"][rows].astype(np.float32)
     if encoding["encoding"] == "int8":
         return np.asarray(values * scale[:, None])
-    # int4: two's complement; the even channel is the low half, and an odd width has a half over
+    # int4: two's complement. The even channel is the low half of a byte; an odd width leaves one
+    # half unused.
     halves = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)[:, :width]
     codes = (halves.astype(np.float32) + 8) % 16 - 8
     return np.asarray(codes * np.repeat(scale, encoding["group"], axis=1)[:, :width])
@@ -110,18 +111,18 @@ class Store:
                             for n in names}  # fmt: skip
 
     def read(self, name: str, sha256: str) -> Array:
-        """A whole array. Raises ValueError if it is not what the manifest says."""
+        """Read a whole array. Raises ValueError if it does not match the manifest."""
         array: Array = self.array(name)
         if hashlib.sha256(array.tobytes()).hexdigest() != sha256:
             raise ValueError(f"{name} is not what the manifest says")
         return array
 
     def outside(self, name: str) -> Array:
-        """An array outside the parts."""
+        """Return an array outside of the parts."""
         return self.read(name, self.manifest["arrays"][name]["sha256"])
 
     def parts(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Number of each part, and the SHA-256 of its arrays (section 8)."""
+        """Return the number of each part, and the SHA-256 of its arrays (section 8)."""
         listed = self.manifest["parts"]
         if isinstance(listed, list):  # version 1
             for part in listed:
@@ -140,12 +141,13 @@ class Store:
         for number, sums in self.parts():
             part = {name: self.read(f"parts/{number}/{name}", sums[name]) for name in sums}
             edges = part["sequence/token_start"]
-            squares = np.append(0, np.cumsum(np.diff(edges) ** 2))  # entries of attention maps
+            # number of attention map entries
+            squares = np.append(0, np.cumsum(np.diff(edges) ** 2))
             for s, (a, b) in enumerate(zip(edges, edges[1:], strict=False)):
                 yield self.sequence(part, s, slice(a, b), slice(*squares[s : s + 2]))
 
     def sequence(self, part: Json, s: int, rows: slice, square: slice) -> Json:
-        """Sequence s of a part, which has these rows of tokens (section 6)."""
+        """Return sequence s of a part; it has these rows of tokens (section 6)."""
         one = ("document", "document_begin", "hard_cut", "label", "context")
         each = ("id", "begin", "end", "special", "tag", "learn")
         found = {key: part[f"sequence/{key}"][s] for key in one if f"sequence/{key}" in part}
@@ -162,7 +164,7 @@ class Store:
         return found
 
     def view(self, part: Json, here: str, found: Json, s: int, rows: slice, square: slice) -> Json:
-        """What the teacher gave for a sequence in one view."""
+        """Return the teacher's output for a sequence in one view."""
         spans = np.empty((0, 3), np.int32)
         if here != "view0":  # characters begin, end and the action of masked words
             spans = spans_of(part, f"{here}/mask", "action", s)
@@ -185,7 +187,7 @@ class Store:
         return view
 
     def hidden(self, part: Json, here: str, name: str, rows: slice) -> Array:
-        """Hidden states float32 [T, D]."""
+        """Return hidden states, float32 [T, D]."""
         encoding, width = self.encodings["hidden"], self.features["width"]
         values = decode_scaled(part, f"{here}/hidden/{name}", rows, encoding, width)
         if encoding["encoding"] == "float32":
@@ -194,7 +196,8 @@ class Store:
         return np.asarray(values * deviation + mean)
 
     def logits(self, part: Json, here: str, rows: slice) -> Json:
-        """The arrays of the store's tier. Logits of tier `head` are values @ weight.T + bias."""
+        """Return the arrays of the store's tier. Logits of tier `head`: values @ weight.T +
+        bias."""
         tier, size = self.features["logits"]["tier"], self.features["logits"]["size"]
         found = {"log_partition": part[f"{here}/log_partition"][rows]}
         if self.features["logits"].get("observed"):
@@ -206,7 +209,7 @@ class Store:
                 found["ids"] = part[f"{here}/ids"][rows]
             for key in ("logprobs", "rest"):
                 found[key] = decode_logs(part[f"{here}/{key}"][rows], self.encodings[key])
-        elif tier == "sample":  # token t has start[t]..start[t + 1] of the ids and counts
+        elif tier == "sample":  # the ids and counts of token t are start[t]..start[t + 1]
             start = part[f"{here}/start"][rows.start : rows.stop + 1]
             for key in ("ids", "counts"):
                 found[key] = part[f"{here}/{key}"][start[0] : start[-1]]

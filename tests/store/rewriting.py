@@ -1,5 +1,5 @@
-"""Sound stores in other clothes: each array written again by plain zarr-python or h5py, in other
-chunks and with other settings of Blosc, as FORMAT.md allows; nothing of `store` is used.
+"""Rewrite sound stores: plain zarr-python or h5py writes each array again, with other chunks and
+other Blosc settings, as FORMAT.md allows; nothing of `store` is used.
 
 `python -m tests.store.rewriting STORE SEED` does it with the zarr of that Python.
 """
@@ -24,7 +24,7 @@ from teachonce.support.arrays import Array
 
 
 def zarr_array(path: Path) -> Array:
-    """A whole array, by plain zarr-python."""
+    """Read a whole array with plain zarr-python."""
     return np.asarray(zarr.open_array(path, mode="r")[...])
 
 
@@ -39,7 +39,7 @@ def _blosc(draw: random.Random) -> dict[str, Any] | None:
 
 
 def _chunks(draw: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Rows and, now and then, columns."""
+    """Draw chunks of rows and, sometimes, of columns."""
     row = [draw.randint(1, n) if draw.random() < 0.3 else n for n in shape[1:]]
     return draw.choice([1, 3, 7, shape[0] // 2, shape[0], 2 * shape[0]]) or 1, *row
 
@@ -47,7 +47,7 @@ def _chunks(draw: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _write_zarr(folder: Path, name: str, values: Array, draw: random.Random) -> None:
     shutil.rmtree(folder / name)
     chunks = _chunks(draw, tuple(max(1, size) for size in values.shape))
-    if values.size > 10**5:  # of one row, some would be a hundred thousand
+    if values.size > 10**5:  # chunks of one row would be a hundred thousand
         chunks = (values.shape[0] // 3, *chunks[1:])
     blosc = _blosc(draw)
     sizes = zip(values.shape, chunks, strict=True)
@@ -68,7 +68,7 @@ def _write_zarr(folder: Path, name: str, values: Array, draw: random.Random) -> 
 
 
 def rewrite_zarr(folder: Path, seed: int = 0) -> None:
-    """Every array of a Zarr store again, and its manifest without `zarr_json`."""
+    """Write every array of a Zarr store again, and its manifest without `zarr_json`."""
     draw = random.Random(seed)
     root = json.loads((folder / "zarr.json").read_text())
     manifest = json.loads(zarr_array(folder / "manifest").tobytes())
@@ -87,7 +87,7 @@ def rewrite_zarr(folder: Path, seed: int = 0) -> None:
 def seal_again(
     folder: Path, attributes: dict[str, Any], manifest: dict[str, Any], draw: random.Random
 ) -> None:
-    """Give a Zarr store this manifest and these root attributes, with their checksum."""
+    """Write this manifest and these root attributes to a Zarr store, with their checksum."""
     data = json.dumps(manifest, sort_keys=True).encode()
     _write_zarr(folder, "manifest", np.frombuffer(data, np.uint8), draw)
     checksum = hashlib.sha256(data + attributes["created"].encode()).hexdigest()
@@ -97,7 +97,7 @@ def seal_again(
 
 
 def rewrite_h5(path: Path, seed: int = 0) -> None:
-    """Every dataset of an HDF5 store again, and the SHA-256 at its end."""
+    """Write every dataset of an HDF5 store again, and the SHA-256 at its end."""
     draw, new = random.Random(seed), path.with_suffix(".new")
 
     def copy(name: str, thing: Any) -> None:

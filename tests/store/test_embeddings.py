@@ -1,4 +1,4 @@
-"""One vector of each text: written, read, recoded and merged; how far each codec turns it."""
+"""One vector for each text: written, read, recoded and merged, within the angle of each codec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COSINES = {"exact": 1 - 1e-6, "default": 1 - 3e-4, "small": 0.98}
 
 
 def alone(codec: str = "default") -> Features:
-    """Vectors and nothing else."""
+    """Return the features of vectors without anything else."""
     return replace(features_of(codec, "embedding"), views=1, hidden=(), attention=())
 
 
@@ -62,7 +62,7 @@ def test_vectors_come_back(made: Made, ext: str, codec: str) -> None:
 
 @given(st.integers(1, 200), st.floats(-6, 4), st.integers(0, 2**32 - 1))
 def test_the_cosine_is_bound_by_the_codec(width: int, power: float, seed: int) -> None:
-    """The angle between a vector and what is kept has a sine of at most |error| / |vector|."""
+    """The angle between a vector and its stored form has a sine of at most |error| / |vector|."""
     values = np.random.default_rng(seed).normal(size=(3, width)) * 10**power
     vectors = values.astype(np.float32)
     for forms in LEVELS.values():
@@ -76,7 +76,7 @@ def test_the_cosine_is_bound_by_the_codec(width: int, power: float, seed: int) -
 
 
 def test_a_store_of_vectors_alone_is_small(tmp_path: Path) -> None:
-    """384 channels of int8 with their scale; texts and tokens come on top."""
+    """A store of vectors takes 384 int8 channels and a scale for each text, plus the text."""
     features = replace(alone(), embedding=EmbeddingSpec(384, "mean"), max_length=256)
     make_store(tmp_path / "a.h5", features, parts=1, sequences=2048)
     fs = open_store(tmp_path / "a.h5")

@@ -1,6 +1,5 @@
-"""Readers that know nothing of this software: `reference_reader.py` and the short one of
-`examples/read_store.py`, both written from FORMAT.md alone; tensorstore and zarrs
-open every array."""
+"""Independent readers, `reference_reader.py` and the short one of `examples/read_store.py`, were
+written from FORMAT.md alone and read every store; tensorstore and zarrs open every array."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def test_the_readers_import_nothing_of_ours(reader: Path) -> None:
 
 
 def assert_equal(found: dict[str, Any], record: Record) -> None:
-    """Exact but for the rounding of float32: NumPy may multiply in another order."""
+    """Compare exactly, except for float32 rounding: NumPy may multiply in another order."""
     for name in ("text", "document", "document_begin", "hard_cut"):
         assert found[name] == getattr(record, name)
     assert np.array_equal(found["id"], record.token_ids)
@@ -88,7 +87,7 @@ def test_a_reader_written_from_the_format_alone(
     tmp_path: Path, ext: str, codec: str, kind: str
 ) -> None:
     path, features = tmp_path / f"a.{ext}", features_of(codec, kind)
-    if kind != KINDS[0]:  # of each kind, states and maps would be the same arrays
+    if kind != KINDS[0]:  # for each kind, the states and maps would be the same arrays
         features = replace(features, hidden=(), attention=())
     make_store(path, features, parts=2, sequences=4)
     reader, fs = Store(path), open_store(path)
@@ -96,7 +95,7 @@ def test_a_reader_written_from_the_format_alone(
     assert len(records) == 8
     for found, record in records:
         assert_equal(found, record)
-    # Every array of the part but that of tag and label was of one kind or the other.
+    # Each kind of logits has an array of its own.
     logits = {"topk": "rest", "sample": "start", "head": "values"}
     logits |= {"next-topk": "observed", "next-sample": "observed", "ranked-topk": "ids"}
     assert kind not in logits or logits[kind] in records[0][0]["views"][1]["logits"]
@@ -140,7 +139,7 @@ def test_it_refuses_what_is_not_finished_or_altered(
 def test_the_short_reader_of_the_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, kind: str, most: int
 ) -> None:
-    """Stores of more than `most` parts have an index: format version 2."""
+    """The short reader also reads format version 2, with an index for more than `most` parts."""
     monkeypatch.setattr("teachonce.store.write.tree.FEW_PARTS", most)
     path = tmp_path / "a.zarr"
     make_store(path, features_of(codec, kind), parts=2, sequences=4)
@@ -152,7 +151,7 @@ def test_the_short_reader_of_the_examples(
 
 
 def assert_same_arrays(found: dict[str, Any], record: Record) -> None:
-    """The short reader's arrays are all that the record has, but for rounding of float32."""
+    """Check that the short reader returns every array of the record, up to float32 rounding."""
     spans = np.stack([found["token/begin"], found["token/end"]], 1)
     expected: dict[str, Any] = {"token/id": record.token_ids, "token/special": record.special}
     if record.features.embedding:

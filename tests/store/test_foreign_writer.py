@@ -1,5 +1,5 @@
-"""A writer from FORMAT.md alone: what it writes with plain zarr-python or h5py, `store` reads and
-finds sound."""
+"""An independent writer, from FORMAT.md alone with plain zarr-python or h5py, makes stores that
+`store` reads and finds sound."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FEATURES = {
 ROOT = {
     "format": "teachonce",
     "version": 1,
-    "identity": {"teacher": "another", "corpus": "x" * 100_000},  # over 64 KiB in HDF5
+    "identity": {"teacher": "another", "corpus": "x" * 100_000},  # more than 64 KiB in HDF5
     "features": FEATURES,
     "software": {"another": "1"},
 }
@@ -49,10 +49,10 @@ CREATED = "2026-01-31T12:00:00Z"
 
 
 def logits_and_states() -> dict[str, Array]:
-    """Arrays of a view, whatever a teacher may have said."""
+    """Return arrays of a view with any values that a teacher may give."""
     rng = np.random.default_rng(0)
     maps = np.concatenate([rng.dirichlet(np.ones(n), n).reshape(-1) for n in (4, 3)])
-    logprobs = np.sort(rng.integers(2000, 9000, (7, 3)), axis=1)  # of at most 0.14 each
+    logprobs = np.sort(rng.integers(2000, 9000, (7, 3)), axis=1)  # at most 0.14 each
     logprobs[2, 2] = 65535
     rest = -1024 * np.log1p(-np.exp(logprobs / -1024).sum(axis=1))
     return {

@@ -1,8 +1,8 @@
-"""Stores that were written by early releases of format version 1 must read the same for ever.
+"""Stores from early releases of format version 1 must read the same for ever.
 
 They were made once, with `python -m tests.store.golden.make FOLDER`, and committed with the values
-that were read from them. If this test fails, the reader is wrong: never make them anew to let it
-pass. A later format version gets stores of its own beside these.
+read from them. If this test fails, the reader is wrong: never regenerate the stores to make it
+pass. A later format version gets additional stores.
 """
 
 from __future__ import annotations

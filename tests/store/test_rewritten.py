@@ -1,5 +1,5 @@
-"""A store is sound as long as it is what FORMAT.md says: chunks, shards and compressors may be
-those of any writer, of other software and of other releases of zarr."""
+"""Any store that conforms to FORMAT.md is sound: chunks, shards and compressors may come from any
+writer, other software and other releases of zarr included."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_other_chunks_and_compressors_are_no_damage(
 
 @pytest.mark.slow
 def test_a_store_of_before_dimension_names(tmp_path: Path) -> None:
-    """The golden store of Zarr, written again: its placeholder of a tokenizer stays its problem."""
+    """A rewritten golden store has the same problems as before: its tokenizer is a placeholder."""
     path = tmp_path / "a.zarr"
     shutil.copytree(GOLDEN / "default.zarr", path)
     expected = verify(path).problems
@@ -82,7 +82,7 @@ def test_a_store_of_before_dimension_names(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Zarr store without a fingerprint of any zarr.json."""
+    """Make a small Zarr store without a checksum of any zarr.json."""
     path: Path = tmp_path_factory.mktemp("rewritten") / "a.zarr"
     make_store(path, small(), parts=1)
     rewrite_zarr(path)
@@ -147,7 +147,7 @@ def run(python: str, *arguments: str) -> str:
 
 @pytest.mark.skipif(OTHER is None, reason="TEACHONCE_OTHER_ZARR names no Python")
 def test_another_release_of_zarr(tmp_path: Path) -> None:
-    """What one release writes (by `store`, and by itself) is sound for the other, both ways."""
+    """A store that one release of zarr writes is sound for the other, with or without `store`."""
     import zarr
 
     assert OTHER

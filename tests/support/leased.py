@@ -1,8 +1,9 @@
-"""A writer in its own process that does what it is told.
+"""A writer in its own process that executes commands.
 
-It receives words: a number publishes that part, `seal` seals. It answers `done` or the error. At
-its start, `--elsewhere` has it believe that it is on another machine, `--lockless` that the file
-system has no locks, `--beat S` sets the seconds between heartbeats.
+It receives words: a number publishes the part of that number, `seal` seals the store. It answers
+`done` or the error. At its start, `--elsewhere` makes it appear to run on another machine,
+`--lockless` makes the file system appear to have no locks, and `--beat S` sets the seconds between
+heartbeats.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def hold(connection: Connection, path: Path) -> None:
 
 
 class ForkedProcess:
-    """A process that calls a function of a module with a connection; killed at the end."""
+    """A process that calls a function of a module with a connection; it is killed at the end."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         self.connection, other = Pipe()
@@ -96,7 +97,7 @@ class Writer(ForkedProcess):
 
 @contextmanager
 def held(path: Path) -> Iterator[ForkServerProcess]:
-    """A process that has the lease of a path."""
+    """Start a process that holds the lease of a path."""
     with ForkedProcess(hold, path) as printed:
         assert printed.answer() == "held"
         yield printed.process

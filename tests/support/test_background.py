@@ -1,4 +1,4 @@
-"""Threads beside their caller: ahead of it and behind it."""
+"""Threads that work before and after their caller: prefetching and writing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_more_calls_wait_than_may() -> None:
         made.append(number)
 
     with BackgroundCalls(2) as behind:
-        for number in range(3):  # one is under way, two wait
+        for number in range(3):  # one is running, two wait
             behind.call(work, number)
         waits = threading.Thread(target=behind.call, args=(work, 3), daemon=True)
         waits.start()
@@ -91,7 +91,7 @@ def test_an_error_is_raised_and_what_follows_is_left_out() -> None:
             raise UserError("a full disk")
         made.append(number)
 
-    for calls in (2, 20):  # told at the end, or as soon as there is another call
+    for calls in (2, 20):  # raised at the end, or at the next call if that is earlier
         made.clear()
         with pytest.raises(UserError, match="a full disk"), BackgroundCalls(2) as behind:
             for number in range(calls):
@@ -125,7 +125,7 @@ def test_an_error_that_meets_a_stop_is_reported() -> None:
     ):
         behind.call(full)
         behind.finish()
-    assert len(printed) == 1  # raised, and so told by whoever catches it
+    assert len(printed) == 1  # raised already, so whoever catches it reports it
 
 
 def test_a_stop_is_not_kept_waiting_by_an_item_that_does_not_come(

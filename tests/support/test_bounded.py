@@ -1,4 +1,4 @@
-"""Functions in a process with bounds: their results, their errors, and what goes beyond."""
+"""Functions in a process with limits: results, errors, and what happens beyond a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from teachonce.support.bounded import LimitExceeded, run_bounded
 from teachonce.support.errors import UserError
 
-MEMORY = 3 << 30  # more than any function here takes, but for `fill`
+MEMORY = 3 << 30  # more than any function here takes, except `fill`
 
 
 def add(one: int, other: int) -> dict[str, int]:
@@ -47,7 +47,7 @@ def exit_early() -> None:
 
 
 def answer_a_list() -> None:
-    for number in range(3, 9):  # one is the pipe of the answer
+    for number in range(3, 9):  # one is the pipe for the result
         with suppress(OSError):
             os.write(number, b"[]")
     os._exit(0)
@@ -80,7 +80,7 @@ def test_memory_has_a_bound_and_a_crash_is_a_line(function: object) -> None:
 def test_a_system_without_a_bound_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On macOS, setrlimit refuses to limit the address space; the function runs without it."""
+    """If setrlimit refuses to limit memory, as on macOS, the function runs without a limit."""
     (tmp_path / "resource.py").write_text(
         "RLIMIT_CORE, RLIMIT_CPU, RLIMIT_AS = range(3)\n"
         "def setrlimit(which, bounds):\n    if which == RLIMIT_AS:\n        raise ValueError\n"

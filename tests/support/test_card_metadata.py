@@ -1,4 +1,4 @@
-"""Licence and languages are entries of a card's metadata, which the hub's own class reads."""
+"""Licence and languages are entries of a card's metadata, which the hub's own class parses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_entries_are_added_or_replaced(card: str) -> None:
 def test_what_the_hub_does_not_know_is_refused() -> None:
     with pytest.raises(UserError, match="--license Apache 2.0: expected the hub's name of a lic"):
         with_metadata("", "Apache 2.0", ())
-    for language in ("english", "en-US"):  # the hub takes no BCP 47
+    for language in ("english", "en-US"):  # the hub does not accept BCP 47
         with pytest.raises(UserError, match=f"--language {language}: expected an ISO 639 code"):
             with_metadata("", None, [language])
     assert "openrail++" in with_metadata("", "openrail++", ())

@@ -1,4 +1,4 @@
-"""Differences of settings are shown by what differs."""
+"""Differences between settings are shown by the values that differ."""
 
 from __future__ import annotations
 

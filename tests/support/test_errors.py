@@ -1,4 +1,4 @@
-"""What is told of another library's error is a whole sentence."""
+"""The report of another library's error is a whole sentence."""
 
 from __future__ import annotations
 

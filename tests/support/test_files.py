@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def test_two_files_of_a_folder_are_written_at_once(
     real = files.rename
 
     def rename(source: Path, target: Path) -> None:
-        if target.name == "a":  # the other writer comes when this one is about to give the name
+        # the second writer arrives when the first is about to rename its file
+        if target.name == "a":
             files.write(tmp_path / "b", b"other")
         real(source, target)
 
@@ -51,7 +52,7 @@ def test_weights_get_the_mode_of_a_new_file(tmp_path: Path, umask: int, mode: in
 
 
 def test_temporary_names_lead_nowhere(tmp_path: Path) -> None:
-    """In a folder of somebody else a link has the name that a temporary file could have."""
+    """A temporary file is never written through a link that has its name in a shared folder."""
     victim, folder = tmp_path / "victim", tmp_path / "folder"
     victim.write_text("precious")
     victim.chmod(0o600)
@@ -83,7 +84,7 @@ def test_what_a_killed_write_leaves_is_removed_by_the_next(
 
 
 def test_a_write_leaves_a_longer_name_alone(tmp_path: Path) -> None:
-    """A write to `rows` removes leftovers of `rows`, and not the open folder of `rows-f16`."""
+    """A write to `rows` removes leftovers of `rows`, but not the open folder of `rows-f16`."""
     left = tmp_path / f"{files.UNFINISHED}rows-{'0f' * 8}"
     left.mkdir()
     with files.atomic_path(tmp_path / "rows-f16") as other:
@@ -97,7 +98,7 @@ def test_a_write_leaves_a_longer_name_alone(tmp_path: Path) -> None:
 
 
 def test_links_and_pipes_of_a_shared_folder(tmp_path: Path) -> None:
-    """A log, a lock, a list: none is written through a link, none waits for a pipe."""
+    """Files of a shared folder are not opened through links, and pipes are not awaited."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "link").symlink_to(victim)

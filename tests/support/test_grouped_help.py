@@ -1,4 +1,4 @@
-"""--help of every command: grouped options, the ten that matter first, two examples at the end."""
+"""--help of every command has grouped options, the ten most important first, and two examples."""
 
 from __future__ import annotations
 

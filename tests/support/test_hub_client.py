@@ -1,5 +1,5 @@
-"""A hub that misbehaves ends a command in one line, in bounds of time and memory, and writes
-nothing outside of the cache. The whole commands are tried by `tests.integrity.hostile_hubs`."""
+"""If a hub misbehaves, a command ends with one line, within limits of time and memory, and writes
+nothing outside of the cache. `tests.integrity.hostile_hubs` tests the whole commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OUTSIDE = ("outside", "commit_outside", "none_outside")
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub with a model and a data set, and patience of a second."""
+    """Serve a hub with a model and a data set; the client waits at most a second."""
     made = tmp_path / "made"
     made.mkdir()
     (made / "config.json").write_text("{}")
@@ -47,14 +47,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         HfFileSystem.clear_instance_cache()
         close_session()
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**26, before[1]))  # if a bound fails
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**26, before[1]))  # if a limit fails
         yield hub
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         close_session()
 
 
 def refused(hub: Hub, begin: str, twist: str) -> str:
-    """Resolve a model where the requests that begin so meet a twist; return the line."""
+    """Resolve a model while requests with this beginning get a twist; return the error line."""
     hub.twists = {begin: ANSWERS[twist]}
     first = time.monotonic()
     with pytest.raises(UserError) as found:
@@ -72,7 +72,7 @@ def test_a_hub_that_behaves_is_read(hub: Hub) -> None:
 @pytest.mark.parametrize("twist", BOUNDED)
 @pytest.mark.parametrize("begin", ["GET /user/m/resolve/main/config", "GET /content"])
 def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> None:
-    """Of the file itself, and of one at another address, where the hub stores large files."""
+    """A file has limits of size and redirects, also if the hub stores it at another address."""
     line = refused(hub, begin, twist)
     assert "\n" not in line and ("redirects endlessly" in line) == (twist == "circle")
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**25
@@ -81,7 +81,7 @@ def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> 
 def test_a_slow_file_is_reported_with_its_seconds(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not with the limit of the first bytes, which grows with the size."""
+    """The message reports the seconds that passed, not the limit of the first bytes."""
     clock = itertools.count(0, 100)
     monkeypatch.setattr(hub_client, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with pytest.raises(UserError, match=r"sends too slowly: [0-9]+ bytes in 100 s"):
@@ -109,7 +109,7 @@ def test_a_list_has_bounds(hub: Hub, twist: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hub_client, "MAX_PAGES", 20)
     hub.twists = {"GET /api/datasets/user/m/tree": ANSWERS[twist]}
     repository = Repository("user/m", "dataset")
-    if twist in ("names", "sizes"):  # compared with what was sent, and used for nothing else
+    if twist in ("names", "sizes"):  # compared with the bytes sent, and not used otherwise
         assert set(repository.files()) == {{"names": "../../outside", "sizes": "[]"}[twist]}
         return
     with pytest.raises(UserError, match=r"^[^\n]+$"):
@@ -119,8 +119,8 @@ def test_a_list_has_bounds(hub: Hub, twist: str, monkeypatch: pytest.MonkeyPatch
 def test_a_list_that_was_read_in_part_can_be_read_again(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later than the time that a list may take; one without an end still has its bounds, and so has
-    one whose next page comes later than that."""
+    """A partly read list can be read again after its time limit. A list without an end still has
+    its limits, and so does a list whose next page arrives after the time limit."""
     now = [0.0]
     monkeypatch.setattr(hub_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(hub_client, "MAX_PAGES", 5)
@@ -145,7 +145,7 @@ def test_a_store_and_a_corpus_end_in_a_line(hub: Hub, twist: str) -> None:
 
 
 def test_no_more_bytes_come_than_a_range_has(hub: Hub) -> None:
-    """Data of a store are read by ranges; a hub that sends the whole object is refused."""
+    """If a hub sends the whole object instead of the requested range of bytes, it is refused."""
     hub.twists = {"GET /datasets": ANSWERS["long"]}
     with pytest.raises(UserError, match="expected at most 2;"):
         HfFileSystem().cat_file("datasets/user/m/config.json", 0, 1)

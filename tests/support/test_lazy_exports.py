@@ -1,4 +1,4 @@
-"""A package's public names: the stub lists them, each is imported when it is first used."""
+"""The stub of a package lists its public names; each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ warn_of_spinning(2)  # says nothing
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    if "OMP_WAIT_POLICY" in run.stderr:  # another OpenMP than GNU's need not tell
+    if "OMP_WAIT_POLICY" in run.stderr:  # an OpenMP other than GNU's may not report it
         assert "OMP_WAIT_POLICY = 'PASSIVE'" in run.stderr
 
 
@@ -69,7 +69,7 @@ def test_who_imported_torch_first_is_warned(monkeypatch: pytest.MonkeyPatch) -> 
     def train(count: int) -> None:
         environment.warn_of_spinning(count)
 
-    train(2)  # the tests' own environment tells threads to sleep
+    train(2)  # the environment of the tests sets a passive wait policy for threads
     monkeypatch.delenv("OMP_WAIT_POLICY")
     train(1)
     with pytest.warns(

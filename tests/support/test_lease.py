@@ -67,12 +67,12 @@ def test_a_process_number_that_is_used_again_is_not_the_writer(tmp_path: Path) -
 
 
 def test_a_writer_on_another_machine(tmp_path: Path) -> None:
-    """It lives as long as it is heard of, whatever its process number is here."""
+    """A writer on another machine counts as alive while its heartbeats arrive, whatever its pid."""
     store = tmp_path / "a.zarr"
     beat = ("--beat", "0.3")
     with Writer(store, "--elsewhere", "--lockless", *beat) as first:
         assert first.answer() == "done"
-        time.sleep(2)  # more than the missed heartbeats that would make it dead
+        time.sleep(2)  # longer than the missed heartbeats after which it counts as dead
         with Writer(store, "--lockless", *beat) as second:
             assert "on far since" in second.answer()
         first.process.kill()
@@ -126,7 +126,7 @@ def test_a_lease_that_somebody_removed(tmp_path: Path) -> None:
 
 
 def test_a_lease_that_cannot_be_read(tmp_path: Path) -> None:
-    """Somebody may be writing it just now; an old one is nobody's."""
+    """An unreadable lease counts as held while it is recent, and as free when it is old."""
     lease_path(tmp_path / "a.zarr").write_text("{")
     with pytest.raises(UserError, match="another process is writing it"):
         begin(tmp_path / "a.zarr", SMALL)
@@ -135,7 +135,7 @@ def test_a_lease_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_lease_from_the_future(tmp_path: Path) -> None:
-    """A clock was set back: nobody knows how long the writer is silent, so it is counted anew."""
+    """If a lease has a future timestamp, its silence is counted from now: a clock was set back."""
     store = tmp_path / "a.zarr"
     path = lease_path(store)
     path.write_text(json.dumps({"token": "t", "pid": 1, "host": "far", "boot": "far"}))
@@ -153,7 +153,7 @@ def test_a_lease_from_the_future(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe"])
 def test_a_lease_that_is_no_file(tmp_path: Path, kind: str) -> None:
-    """What a link leads to would be overwritten, and a pipe would never open."""
+    """A lease that is a link, folder or pipe is refused: it is neither overwritten nor awaited."""
     lease, precious = lease_path(tmp_path / "a.zarr"), tmp_path / "precious"
     precious.write_text("precious")
     os.utime(precious, (0, 0))
@@ -175,7 +175,7 @@ def test_a_lease_that_is_no_file(tmp_path: Path, kind: str) -> None:
 def test_a_lease_has_its_name_only_when_it_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    """One killed as it begins keeps nobody waiting."""
+    """A writer that is killed while it creates its lease does not block other writers."""
     store, real = tmp_path / "a.zarr", os.link
 
     def killed(*_: object, **__: object) -> None:
@@ -208,7 +208,8 @@ def test_a_lease_has_its_name_only_when_it_is_whole(
 def test_a_lock_that_is_kept_for_another_machine(
     tmp_path: Path, boot: str, silent: int, taken: bool
 ) -> None:
-    """A file server may keep the lock of a machine that is gone; silence tells."""
+    """If a file server still holds the lock of a dead machine, missing heartbeats free the
+    lease."""
     with Writer(tmp_path / "a.zarr") as holder:
         assert holder.answer() == "done"
         path = lease_path(tmp_path / "a.zarr")
@@ -225,7 +226,7 @@ def test_a_lock_that_is_kept_for_another_machine(
 
 @pytest.mark.parametrize("ext", EXT)
 def test_a_refused_dump_leaves_the_lease_of_a_repair(tmp_path: Path, ext: str) -> None:
-    """And the parts that a repair of HDF5 has just copied."""
+    """A refused dump leaves the lease and the parts that a repair of HDF5 has just copied."""
     store = tmp_path / f"a.{ext}"
     make_store(store, SMALL, parts=1)
     parts = tmp_path / "a.h5.parts"

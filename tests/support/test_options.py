@@ -1,4 +1,4 @@
-"""Options as data: the command line, TOML and Python take and refuse the same."""
+"""Options as data: the command line, TOML and Python accept and refuse the same values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Settings:
         factory=lambda: {"mlm": 1.0}, help="What.", repeated=True, read=_pairs
     )
     words: tuple[str, ...] = option((), "Which ones.", read=lambda text: tuple(text.split(",")))
-    inner: tuple[str, ...] = field(default=())  # no option
+    inner: tuple[str, ...] = field(default=())  # not an option
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -199,9 +199,9 @@ class Listed:
     ("given", "expected"),
     [
         ({"files": "a,b"}, ("a", "b")),
-        ({"files": Path("a,b")}, ("a,b",)),  # a path, and no comma list
+        ({"files": Path("a,b")}, ("a,b",)),  # a path, not a comma-separated list
         ({"files": ["a", Path("b,c")]}, ("a", "b,c")),
-        ({"files": ("a,b",)}, ("a,b",)),  # as a copy of the options has it
+        ({"files": ("a,b",)}, ("a,b",)),  # as in a copy of the options
         ({"paths": "a"}, (Path("a"),)),
         ({"paths": ["a", Path("b")]}, (Path("a"), Path("b"))),
         ({"sizes": 3}, (3,)),

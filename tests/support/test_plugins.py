@@ -1,4 +1,4 @@
-"""Objects of other packages: each thing that can be wrong with one is a line."""
+"""Objects of other packages: each possible mistake in one is reported in a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that are printed or published hold no password, no signature and no path."""
+"""Printed or published text contains no password, no signature and no path."""
 
 from __future__ import annotations
 

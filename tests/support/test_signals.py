@@ -1,4 +1,4 @@
-"""Signals that meet Python or a library at a bad moment still stop the command."""
+"""Signals that reach Python or a library at a bad moment still stop the command."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_tokens_that_share_a_character_with_a_span() -> None:
 
 @st.composite
 def texts(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Tokens, which may overlap, and ascending disjoint spans of one text."""
+    """Draw tokens, which may overlap, and ascending disjoint spans of one text."""
     ends = st.tuples(st.integers(0, 30), st.integers(0, 30))
     tokens = [(min(pair), max(pair)) for pair in draw(st.lists(ends, max_size=8))]
     edges = sorted(draw(st.sets(st.integers(0, 30), max_size=8)))

@@ -1,4 +1,4 @@
-"""Words that a command cannot parse: one line, exit code 2, the nearest name, where to look."""
+"""Arguments that a command cannot parse: one line, exit code 2, the nearest name, where to look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole numbers of untrusted text, and the parts that are named by them."""
+"""Whole numbers in untrusted text, and the parts that they name."""
 
 from __future__ import annotations
 

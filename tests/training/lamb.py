@@ -1,4 +1,4 @@
-"""LAMB as the paper has it, in numpy (You et al. 2020, algorithm 2, with Adam's bias left in)."""
+"""LAMB as in its paper, in numpy (You et al. 2020, algorithm 2, without Adam's bias correction)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lamb(
     betas: tuple[float, float],
     decay: float,
 ) -> Array:
-    """The weights after a step with each gradient. A vector neither decays nor is scaled."""
+    """Return the weights after a step with each gradient. Vectors have no decay and no scaling."""
     first, second = np.zeros_like(weights), np.zeros_like(weights)
     for gradient, rate in zip(gradients, rates, strict=True):
         first = betas[0] * first + (1 - betas[0]) * gradient
@@ -39,7 +39,7 @@ def check_steps(
     betas: tuple[float, float],
     decay: float,
 ) -> None:
-    """Take three steps with gradients drawn at random; each parameter must go where `lamb` says."""
+    """Take three steps with random gradients; check each parameter against `lamb`."""
     draw, rates = np.random.default_rng(5), [1e-2, 2e-2, 5e-3]
     starts = {n: p.detach().double().numpy().copy() for n, p in model.named_parameters()}
     gradients = {n: [draw.normal(size=p.shape) for _ in rates] for n, p in starts.items()}

@@ -1,4 +1,4 @@
-"""Torn checkpoints are passed over for the one before; what is whole is loaded without pickle."""
+"""A torn checkpoint is skipped for the previous one; a whole one is loaded without pickle."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def empty(path: Path) -> None:
 
 
 def half_written(path: Path) -> None:
-    """The length is there, the last blocks are not: what a power cut leaves."""
+    """Blank the second half of a file at equal length, as a power cut does."""
     size = path.stat().st_size
     os.truncate(path, size // 2)
     os.truncate(path, size)
 
 
 def flipped(path: Path) -> None:
-    """One bit of the weights, which no format check would see."""
+    """Flip one bit of the weights, which no format check would detect."""
     data = bytearray(path.read_bytes())
     data[data.index(torch.full((64,), 3.0).numpy().tobytes()) + 5] ^= 1
     path.write_bytes(data)
@@ -79,7 +79,7 @@ def test_no_code_is_run_by_loading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"PK no archive", b"x" * 500])
 def test_what_is_no_checkpoint_is_a_line(tmp_path: Path, data: bytes) -> None:
-    """The checksum holds: somebody else has written it."""
+    """A file with a valid checksum that is not a checkpoint is refused in one line."""
     save_checkpoint(tmp_path, 1, state(1))
     (path,) = tmp_path.iterdir()
     path.write_bytes(data + hashlib.sha256(data).digest())
@@ -89,7 +89,7 @@ def test_what_is_no_checkpoint_is_a_line(tmp_path: Path, data: bytes) -> None:
 
 @contextmanager
 def killed() -> Iterator[None]:
-    """Dead before a file has its name."""
+    """Stop a save before its file is renamed."""
 
     def die(*_: object) -> None:
         raise SystemExit

@@ -1,4 +1,4 @@
-"""The one training loop, with a small training of its own."""
+"""The shared training loop, with a small training of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 8
 
 
 class Line(Training):
-    """Fits a line to points, through dropout; keeps its checkpoints in a list."""
+    """Fit a line to points, with dropout; store the checkpoints in a list."""
 
     def __init__(self, seed: int = 0, batches: int = 1, clip: float = 1.0, every: int = 3) -> None:
         torch.manual_seed(11)
@@ -75,7 +75,7 @@ def test_a_training_goes_on_from_any_checkpoint_along_the_same_curve() -> None:
     assert whole.step == STEPS and whole.seen[-1]["loss"] < whole.seen[0]["loss"]
     for state in whole.saved:
         resumed = Line()
-        torch.manual_seed(state["step"])  # what was drawn before is nothing to it
+        torch.manual_seed(state["step"])  # random numbers drawn earlier have no effect on it
         resumed.restore(state)
         resumed.fit()
         assert resumed.seen == whole.seen[state["step"] :]
@@ -115,7 +115,7 @@ def test_losses_are_means_over_the_batches_of_a_step() -> None:
 
 
 def test_a_step_follows_the_gradient_of_the_mean_loss_clipped() -> None:
-    """A step of SGD at rate 1 is the gradient itself."""
+    """An update with SGD at learning rate 1 equals the clipped gradient of the mean loss."""
     for clip in (1e9, 0.5):
         training = Line(batches=3, clip=clip)
         training.model.eval()  # without dropout

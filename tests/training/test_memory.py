@@ -1,4 +1,4 @@
-"""A training bounds what it holds beside model and batch, and leaves no trace of how."""
+"""A training limits the memory used in addition to model and batch, and restores settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.training.test_loop import STEPS, Line
 
 
 class Watched(Line):
-    """Notes at each step how many primitives oneDNN may keep."""
+    """Record at each step how many primitives oneDNN may cache."""
 
     def after(self, losses: Losses, progress: Any) -> None:
         super().after(losses, progress)
@@ -39,7 +39,7 @@ def test_a_training_keeps_few_primitives_and_gives_freed_blocks_back(
         training.run(stop, "train")
     assert training.printed == PRIMITIVES and CAPACITY not in os.environ
     assert given == list(range(EVERY, STEPS + 1, EVERY)) != []
-    release_memory()  # wherever it is, it does no harm
+    release_memory()  # harmless, wherever it is set
 
 
 def test_a_number_that_somebody_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

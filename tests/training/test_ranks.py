@@ -1,4 +1,4 @@
-"""Variables of torchrun that are no numbers are refused, each in one line."""
+"""Variables of torchrun that are not numbers are refused, each in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rates, worked out by hand: down a line, down half a wave of a cosine, to an end."""
+"""Learning rates, calculated by hand: linear decay, cosine decay, and a decay at the end."""
 
 from __future__ import annotations
 

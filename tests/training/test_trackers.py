@@ -1,4 +1,4 @@
-"""Trackers get the figures, go on with their run after a resume, and never end a training."""
+"""Trackers receive the figures, continue their run after a resume, and never end a training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = {"lr": 0.1, "loss": {"mlm": 1.0}, "freeze": [], "word_vectors": None}
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What the packages of the trackers are told."""
+    """Yield the file of the calls that the packages of the trackers receive."""
     yield install(tmp_path, monkeypatch)
     for name in NAMES:
         sys.modules.pop(name, None)

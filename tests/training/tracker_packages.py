@@ -1,5 +1,5 @@
-"""Stand-ins for the packages of trackers, which are too large to install for tests: each has what
-is called of the real one, takes no other argument, and records its calls."""
+"""Stand-ins for the packages of trackers, which are too large to install for tests. Each has only
+the functions and arguments in use, and records its calls."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ PACKAGES = {"wandb": WANDB, "trackio": TRACKIO, "mlflow": MLFLOW}
 
 
 def install(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Let the stand-ins be imported until the test ends; return the file of the recorded calls."""
+    """Make the stand-ins importable until the test ends; return the file of the recorded calls."""
     packages = folder / "packages"
     packages.mkdir()
     for name, code in PACKAGES.items():
@@ -86,5 +86,5 @@ def install(folder: Path, patch: pytest.MonkeyPatch) -> Path:
 
 
 def recorded(file: Path) -> list[dict[str, Any]]:
-    """Return the recorded calls of the stand-ins, in their order."""
+    """Return the recorded calls of the stand-ins, in order."""
     return [json.loads(line) for line in file.read_text().splitlines()]

@@ -1,6 +1,6 @@
-"""Write the golden files anew: `python -m tests.align.golden.make`. Never run by a test.
+"""Write the golden files again: `python -m tests.align.golden.make`. No test runs this module.
 
-Run it only after a deliberate change of what an alignment is, and read the difference.
+Run it only after a deliberate change of the alignment, and review the diff.
 """
 
 from __future__ import annotations

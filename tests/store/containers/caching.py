@@ -16,7 +16,7 @@ STORE, LARGEST = "store", 50 * UNIT
 
 
 def piece_of(name: int) -> FetchedBytes:
-    """The piece that belongs to a name: nobody else's bytes are like it."""
+    """Return the piece of a name; the bytes of each name are unique."""
     chance = np.random.default_rng(name)
     size = int(chance.integers(1, LARGEST))
     return FetchedBytes(chance.integers(0, 256, size, np.uint8), size + name, set())

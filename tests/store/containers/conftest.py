@@ -1,4 +1,4 @@
-"""A server of objects, and a small store for it; nobody may change the store."""
+"""A server of objects, and a small store for it, which no test may change."""
 
 from __future__ import annotations
 

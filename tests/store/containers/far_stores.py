@@ -1,4 +1,4 @@
-"""Stores at an address: the features of a small one, and what a stream of it gives."""
+"""Stores at an address: the features of a small store, and the output of a stream from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single arrays as Zarr shards, and what is needed to alter them with their checksums."""
+"""Single arrays as Zarr shards, and functions that alter them with their checksums."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blosc(
 
 
 def write(folder: Path, values: Array, rows: int, packing: list[Any]) -> Path:
-    """An array `a` in a group, as one shard of chunks of `rows` rows."""
+    """Write an array `a` in a group, as one shard of chunks of `rows` rows."""
     shutil.rmtree(folder, ignore_errors=True)
     root = zarr.create_group(folder)
     shard = -(-max(1, len(values)) // rows) * rows
@@ -51,7 +51,7 @@ def write(folder: Path, values: Array, rows: int, packing: list[Any]) -> Path:
 
 
 def both(folder: Path) -> tuple[Any, Any]:
-    """The array by our reader and by zarr-python."""
+    """Read the array with our reader and with zarr-python."""
     ours = ZarrSource(str(folder)).array("a")
     with by_zarr_python():
         return ours, ZarrSource(str(folder)).array("a")
@@ -59,14 +59,14 @@ def both(folder: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def by_zarr_python() -> Iterator[None]:
-    """Arrays that are opened within are read by zarr-python."""
+    """Read arrays that are opened in this context with zarr-python."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "shard_layout", lambda node: None)
         yield
 
 
 def random_values(dtype: str, shape: tuple[int, ...], seed: int, levels: int) -> Array:
-    """The fewer the levels, the better it packs; with 256 Blosc gives up and copies."""
+    """Fewer levels compress better; with 256 levels Blosc stores the bytes uncompressed."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     data = np.random.default_rng(seed).integers(0, levels, size, np.uint8)
     return (

@@ -1,4 +1,4 @@
-"""Stores are written into a bucket, part by part, and are what they would be on a disk."""
+"""Stores that are written into a bucket, part by part, equal stores on a disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEASE = "dumps/.a.zarr.lease"
 
 @pytest.fixture
 def s3(server: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
-    """The server in fair weather, without objects, and writers in a hurry."""
+    """Serve S3 without faults and without objects, for writers with short waits."""
     server.weather = Weather()
     server.clear()
     monkeypatch.setattr(network, "FIRST_PAUSE", 0.01)
@@ -49,7 +49,7 @@ def keys_of(store: Path) -> set[str]:
 
 
 def assert_same(s3: S3, local: Path, tmp_path: Path) -> None:
-    """The bucket holds the objects of the store and no other, and nothing is left here."""
+    """Check that the bucket holds exactly the store's objects, and that nothing is left here."""
     assert open_store(URL).manifest.content() == open_store(local).manifest.content()
     assert s3.held() == keys_of(local)
     assert not list(tmp_path.glob("teachonce-*"))
@@ -81,7 +81,7 @@ def test_a_torn_upload_is_nothing_and_is_removed(
     s3: S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     fatal: str,
 ) -> None:  # fmt: skip
-    """Killed before the first object of such a name, the writer leaves all that it had sent."""
+    """If a writer is killed before an object is complete, all of its uploads are removed."""
     real = Bucket._put
 
     async def put(self: Bucket, name: str, data: bytes, **conditions: Any) -> Any:
@@ -101,7 +101,7 @@ def test_a_torn_upload_is_nothing_and_is_removed(
         with pytest.raises(StoreError, match=f"is not finished \\({there} part"):
             open_store(URL)
         assert len(open_store(URL, allow_partial=True).manifest.parts) == there
-    stray = "dumps/a.zarr/parts/1/token/stray"  # of other arguments, or of another release
+    stray = "dumps/a.zarr/parts/1/token/stray"  # with other arguments, or from another release
     if fatal != "manifest":
         s3.write(stray, b"torn")
     make_store(URL, STATES_ALONE, parts=2)
@@ -149,7 +149,7 @@ def test_a_lease_is_renewed_after_an_outage_that_lost_an_answer(
 
 
 def raise_if_taken(s3: S3, boot: str) -> None:
-    """Look at a lease as a process on another machine does, or on this one."""
+    """Check a lease as a process on another machine does, or on this machine."""
     data = s3.read(LEASE)
     here = parse_lease(data[: -bucket_lease.NONCE])["boot"]
     s3.write(LEASE, data.replace(here.encode(), boot.encode().ljust(len(here), b"-")))
@@ -165,7 +165,7 @@ def test_the_dead_are_replaced(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket_lease._own.clear()
     pid, gone = (f'"pid": {number},'.encode() for number in (os.getpid(), child.pid))
     s3.write(LEASE, s3.read(LEASE).replace(pid, gone))
-    second = BucketLease(URL)  # at once: the process is not there
+    second = BucketLease(URL)  # immediately: the process does not exist
     second._ended.set()
     with pytest.raises(Taken):
         raise_if_taken(s3, "elsewhere")
@@ -230,7 +230,7 @@ def test_what_a_bucket_refuses_is_reported_before_the_work(s3: S3, fault: str) -
 
 @pytest.mark.apart
 def test_killed_writers_lose_nothing(s3: S3, small: Path, tmp_path: Path) -> None:
-    """Real kills, at random moments; each writer after them goes on at once."""
+    """Writers that are killed at random moments lose nothing; the next writer continues at once."""
     whole = tmp_path / "whole" / "a.zarr"
     whole.parent.mkdir()
     killed.main(whole)

@@ -1,4 +1,4 @@
-"""The cache on a disk: what was used last stays, the bound holds, kills and damage lose nothing."""
+"""The disk cache keeps recent entries and its limit; kills and damage lose no data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def sizes(folder: Path) -> list[int]:
-    """Bytes of the disk that each file of the cache takes."""
+    """Return the bytes on disk of each file of the cache."""
     return [
         taken_by((folder / name).stat().st_size)
         for name in os.listdir(folder)
@@ -66,13 +66,13 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     for name in "01234":
         cache.put("s", name, 0, 1, pieces[name])
     assert (kept := cache.get("s", "0", 0, 1)) and kept.whole == 9 and not kept.data.any()
-    other = DiskCache(tmp_path, 5 * UNIT)  # of another process
+    other = DiskCache(tmp_path, 5 * UNIT)  # from another process
     other.put("s", "5", 0, 1, pieces["5"])
     there = [name for name in "012345" if cache.get("s", name, 0, 1)]
-    assert there == ["0", "3", "4", "5"]  # room for a tenth more than was needed was made
+    assert there == ["0", "3", "4", "5"]  # a tenth more space than needed was freed
     assert cache.get("another store", "0", 0, 1) is None
     assert cache.get("s", "0", 0, 2) is None
-    DiskCache(tmp_path, 2 * UNIT)  # that have another bound keep to it
+    DiskCache(tmp_path, 2 * UNIT)  # an instance with a smaller limit enforces it
     assert sum(sizes(tmp_path)) == counted(tmp_path) == 2 * UNIT
     other.put(
         "s", "6", 0, 1, FetchedBytes(np.zeros(9 * UNIT, np.uint8), 1, set())
@@ -103,8 +103,7 @@ def test_damaged_entries_are_no_entries(tmp_path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep the files as they are: one that is put again in place of another that was seen before
-    would be added to it."""
+    """Hold the lock, so that no file is replaced during a sum: its size would be counted twice."""
     with open(folder / "lock", "rb") as lock:
         files.lock(lock.fileno(), wait=True)
         yield
@@ -135,7 +134,7 @@ def test_writers_together_keep_the_bound_though_they_are_killed(tmp_path: Path) 
                 while time.monotonic() < end:
                     with locked(tmp_path):
                         most = max(most, sum(sizes(tmp_path)))
-                    time.sleep(0.001)  # a lock has no queue: let the writers have it
+                    time.sleep(0.001)  # a lock has no queue: let the writers acquire it
                 process.send_signal(signal.SIGKILL)
                 assert process.wait() == -signal.SIGKILL
         cache = DiskCache(tmp_path, bound)
@@ -143,13 +142,13 @@ def test_writers_together_keep_the_bound_though_they_are_killed(tmp_path: Path) 
         assert sum(sizes(tmp_path)) == counted(tmp_path)
     assert bound / 2 < most <= bound
     found = {name: piece for name in range(40) if (piece := get(cache, name))}
-    assert len(found) == len(sizes(tmp_path)) > 3  # every file is one of them, and whole
+    assert len(found) == len(sizes(tmp_path)) > 3  # every file is one of them, and complete
     for name, piece in found.items():
         assert piece.whole == piece_of(name).whole and (piece.data == piece_of(name).data).all()
 
 
 def killing(real: Callable[..., Any], calls: int) -> Callable[..., Any]:
-    """A function that works for so many calls, and kills this process at the next."""
+    """Return a function that works for N calls, and kills this process at the next."""
     left = iter(range(calls))
 
     def work(*words: Any) -> Any:
@@ -166,7 +165,7 @@ def test_one_that_is_killed_as_it_writes_leaves_nothing(
     cache = DiskCache(tmp_path, 2**24)
     put(cache, 1)
     before = counted(tmp_path)
-    # Before its room is counted, with its room taken, with an empty file, and written whole.
+    # Before its space is counted, with its space reserved, with an empty file, and when complete.
     for step, calls in (("pwrite", 1), ("open", 2), ("fdopen", 1), ("rename", 1)):
         if not (child := os.fork()):
             monkeypatch.setattr(os, step, killing(getattr(os, step), calls - 1))
@@ -198,7 +197,7 @@ def test_a_full_disk_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_only_present_entries_are_announced_where_nothing_reads_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on macOS."""
+    """Without read-ahead (as on macOS), `announced` is true only for present entries."""
     cache = DiskCache(tmp_path, 2**20)
     put(cache, 1)
     monkeypatch.delattr(os, "posix_fadvise")
@@ -228,7 +227,7 @@ def test_the_word_of_a_cache(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two stores of other values and equal shapes."""
+    """Make two stores with different values and equal shapes."""
     folder, features = tmp_path_factory.mktemp("cached"), features_of("default", None, 1)
     for name, seed in (("a.zarr", 0), ("b.zarr", 7)):
         writer = begin(folder / name, features)
@@ -247,7 +246,7 @@ def s3(server: S3, stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -
 
 
 def asked_for(s3: S3, work: Callable[[], object]) -> set[str]:
-    """The names that some work asks the server for."""
+    """Return the names that some work requests from the server."""
     names: set[str] = set()
 
     def note(method: str, path: str) -> bool:
@@ -272,7 +271,8 @@ def test_a_store_is_fetched_once(s3: S3, stores: tuple[Path, Path], tmp_path: Pa
     s3.weather = Weather({"503": 0.1, "torn": 0.1, "flipped": 0.05})
     assert_same(read(), near)
     s3.weather = Weather()
-    assert_same(read(), near)  # whoever drops a flipped entry may drop what another thread fetched
+    # a reader that drops a flipped entry may drop an entry that another thread fetched
+    assert_same(read(), near)
     found = list[list[Array]]()
     again = asked_for(s3, lambda: found.append(read()))
     assert again == {"zarr.json", "manifest/zarr.json", "manifest/c/0"}
@@ -281,7 +281,7 @@ def test_a_store_is_fetched_once(s3: S3, stores: tuple[Path, Path], tmp_path: Pa
     entries = [each for each in (tmp_path / "cache").iterdir() if ENTRY.fullmatch(each.name)]
     for each in entries[::2]:  # torn by a failing disk
         each.write_bytes(each.read_bytes()[:-7])
-    for each in entries[1::2]:  # and such as only the store's own checksums tell
+    for each in entries[1::2]:  # and some that only the store's own checksums detect
         data = bytearray(each.read_bytes())
         data[(len(data) - END.size) // 2] ^= 1
         end = END.unpack(data[-END.size :])

@@ -1,4 +1,4 @@
-"""Untrusted stores, forged at random: refused in one line, or read as they were."""
+"""Untrusted stores, forged at random, are refused in one line or read as before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORGERIES = 12  # of each format
 @pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_forged_stores(tmp_path: Path, ext: str) -> None:
-    """In a process that may take 1 GB more than it has, look nowhere else and start nothing."""
+    """A process with 1 GB of extra memory reads forged stores; it opens and starts nothing else."""
     found = in_process(tmp_path, ext, seed=1, count=FORGERIES)
     assert found["wrong"] == []
     assert found["refused"] > FORGERIES // 3

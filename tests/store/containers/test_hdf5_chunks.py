@@ -1,4 +1,4 @@
-"""What we read of an HDF5 file, without HDF5, is what HDF5 reads of it, and so is damage."""
+"""Our reader of HDF5 files, without HDF5, returns the same data and reports the same damage."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_checksum_is_that_of_hdf5(
 def test_any_tree_is_that_of_hdf5(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Small groups keep links and attributes in their headers, others in heaps of any depth."""
+    """Any tree is read as HDF5 reads it: links and attributes in headers, or in deep heaps."""
     draw = data.draw
     path = tmp_path_factory.getbasetemp() / "tree.h5"
     names = [
@@ -141,7 +141,7 @@ def test_other_layouts(tmp_path: Path) -> None:
 
 
 def test_what_hdf5_finds_is_found(copy: Callable[..., Path]) -> None:
-    """The arrays with damaged chunks are those that HDF5 cannot read."""
+    """The arrays reported as damaged are the arrays that HDF5 cannot read."""
     path = copy("h5")
     names = ["parts/0/token/id", "parts/1/view0/hidden/mean/values", "parts/2/text/utf8"]
     for damaged in (0, 1, 3):

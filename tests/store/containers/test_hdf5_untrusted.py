@@ -1,5 +1,5 @@
-"""An untrusted HDF5 file: what would crash HDF5, never end, or lead out of it, is one line of every
-command."""
+"""An untrusted HDF5 file that would crash or block HDF5, or link outside of itself, gives one line
+in every command."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ IDS = "parts/0/token/id"
 
 @pytest.fixture
 def copy(tmp_path: Path, small_store: Callable[[str], Path]) -> Copy:
-    """Give copies of a smaller store than other tests have: every command reads it."""
+    """Return a function that copies a store smaller than in other tests: every command reads it."""
     return lambda ext: copied(small_store(ext), tmp_path / f"copy.{ext}")
 
 
 def alter(path: Path, name: str, old: bytes, new: bytes) -> None:
-    """Replace bytes in the header of an object, with a checksum and a SHA-256 that fit."""
+    """Replace bytes in the header of an object, and update the checksum and the SHA-256."""
     address, data = Hdf5File(str(path)).find(name).address, bytearray(path.read_bytes()[:-32])
     size, at = _anatomy(path)[0][address]
     block = bytes(data[address : address + size])
@@ -48,7 +48,7 @@ def alter(path: Path, name: str, old: bytes, new: bytes) -> None:
 
 
 def commands(path: Path) -> None:
-    """No command on a store ends with a traceback, or without a word."""
+    """Check that no command on a store ends with a traceback, or without a message."""
     for words in (("info",), ("show",), ("repair",), ("convert",)):
         more = {"show": ("0",), "convert": (str(path.with_name("copy.zarr")),)}.get(words[0], ())
         done = CliRunner().invoke(main, [*words, str(path), *more])
@@ -57,7 +57,7 @@ def commands(path: Path) -> None:
 
 
 def test_chunks_larger_than_their_array(tmp_path: Path) -> None:
-    """HDF5 divides by zero, or reads behind its buffers, when it is asked for these."""
+    """Chunks larger than their array are refused: HDF5 divides by zero or reads out of bounds."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver=("v110", "v110")) as file:
         file.create_dataset("a", data=np.ones((671, 4), "f4"), chunks=(671, 4), fletcher32=True)
@@ -93,7 +93,7 @@ def test_chunks_of_another_storage_size(copy: Copy, stored: int) -> None:
     ],
 )
 def test_links_are_followed_nowhere(tmp_path: Path, copy: Copy, kind: str, place: str) -> None:
-    """A pipe would never end, and another file is not the store's to tell of."""
+    """A link to a pipe or to another file is refused without a read."""
     path, outside = copy("h5"), tmp_path / "outside"
     outside.mkdir()
     os.mkfifo(outside / "pipe")
@@ -134,7 +134,7 @@ def test_objects_that_go_in_circles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_forged_block_is_refused_or_means_nothing(tmp_path: Path) -> None:
-    """Also with heaps: links of large groups and large attributes lie in blocks of their own."""
+    """A forged block is refused or has no effect, also in heaps of large groups and attributes."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver=("v110", "v110")) as file:
         for number in range(20):
@@ -174,10 +174,10 @@ def test_attributes_of_another_program_are_left_out(copy: Copy, value: Any) -> N
 def test_attributes_that_share_their_bytes_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few bytes of a file can be the content of any number of attributes in a heap."""
+    """The total size of attributes is limited, also if they share the same bytes of a heap."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver="latest") as written:
-        for number in range(20):  # more than 8 lie in a heap
+        for number in range(20):  # more than 8 are stored in a heap
             written.attrs[f"a{number}"] = np.bytes_(b"x" * 1000)
     append_digest(path)
     file = Hdf5File(str(path))

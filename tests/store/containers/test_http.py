@@ -1,4 +1,4 @@
-"""A store behind http://: an answer without an end takes no more memory than the range has."""
+"""If an http:// server sends an endless answer, a read takes no more memory than its range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SENT: list[int] = []
 
 
 class Endless(BaseHTTPRequestHandler):
-    """Sends blocks until the client closes the connection, or 64 MB have gone."""
+    """Send blocks until the client closes the connection, or 64 MB are sent."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -48,4 +48,4 @@ def test_an_endless_answer_is_read_to_its_bound(url: str, monkeypatch: pytest.Mo
     SENT.clear()
     with pytest.raises(StoreError, match=r"zarr\.json is larger than 65,536 bytes"):
         open_store(url)
-    assert 0 < max(SENT) < 2**25  # of one request: the bound, and the buffers of both sockets
+    assert 0 < max(SENT) < 2**25  # for one request: the limit, and the buffers of both sockets

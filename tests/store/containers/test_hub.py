@@ -1,4 +1,4 @@
-"""A store is read where it lies on a hub, which is a server on loopback."""
+"""A store on a hub is read without a download; the hub is a server on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ URL = "hf://datasets/user/what/a.zarr"
 
 @pytest.fixture(scope="module")
 def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Path]]:
-    """A hub that has a private store, and that store."""
+    """Serve a hub with a private store; return both."""
     folder = tmp_path_factory.mktemp("pushed")
     make_store(folder / "a.zarr", STATES_ALONE)
     with serving() as hub, pytest.MonkeyPatch.context() as patch:
@@ -35,7 +35,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Path
 def fresh(
     pushed: tuple[Hub, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[None]:
-    """A client that remembers nothing, and a server that answers."""
+    """Start with an empty client cache, and a server that answers."""
     HfFileSystem.clear_instance_cache()
     monkeypatch.setattr(network, "FIRST_PATIENCE", 0.3)
     yield

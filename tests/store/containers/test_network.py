@@ -1,4 +1,4 @@
-"""Networks that fail: what passes is waited for, what does not is named, and neither is damage."""
+"""Networks that fail: passing faults are retried, lasting faults are named, neither is damage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCUSATIONS = ("damaged", "dump again", "restore")
 
 @pytest.fixture(scope="module")
 def holder(server: S3, small: Path) -> S3:
-    """A server that holds the store; the options alone name it."""
+    """Serve the store; only the options name the server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AWS_ENDPOINT_URL")
         upload(small, URL, server.options)
@@ -37,7 +37,7 @@ def holder(server: S3, small: Path) -> S3:
 
 @pytest.fixture
 def s3(holder: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
-    """The server in fair weather, and readers in a hurry."""
+    """Serve S3 without faults, for readers with short waits."""
     holder.weather = Weather()
     for name, value in (("FIRST_PAUSE", 0.01), ("PATIENCE", 20.0), ("FIRST_PATIENCE", 20.0)):
         monkeypatch.setattr(network, name, value)
@@ -60,7 +60,7 @@ PASSING = (
 def test_what_passes_is_waited_for(
     s3: S3, small: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, float]
 ) -> None:
-    # Else chance strikes the same read each time.
+    # Otherwise chance hits the same read each time.
     monkeypatch.setattr("teachonce.store.read.pool.AT_ONCE", 1)
     s3.weather = Weather(
         faults, lambda method, path: "zarr.json" not in path or "404" not in faults
@@ -88,7 +88,7 @@ def test_options_alone_name_the_server(
 
 
 def test_a_stream_asks_for_no_metadata_of_parts(s3: S3, small: Path) -> None:
-    """The manifest has the checksum of what this software writes for them."""
+    """A stream requests no metadata of parts: the manifest has the standard metadata's checksum."""
     fs = open_store(URL)
     s3.weather = Weather({"403": 1.0}, lambda method, path: bool(PART_NODE.search(path)))
     batch = next(iter(fs.stream(0, 0, 64)))
@@ -114,7 +114,7 @@ FOREVER = {
 
 
 def unreachable(read: Callable[[], object], key: str) -> str:
-    """The line of a read that must fail, which names the object and accuses no store."""
+    """Return the line of a read that must fail; it names the object and does not report damage."""
     with pytest.raises(Unreachable) as caught:
         read()
     line = str(caught.value)
@@ -161,7 +161,7 @@ def test_every_command_says_it_in_one_line(s3: S3, tmp_path: Path) -> None:
     ):
         refusal(words, "HTTP 503 SlowDown (Please reduce your request rate)")
     s3.weather = Weather()
-    convert(URL, tmp_path / "b.zarr")  # goes on
+    convert(URL, tmp_path / "b.zarr")  # continues
     assert verify(tmp_path / "b.zarr").problems == []
 
 
@@ -199,7 +199,7 @@ def test_refusals_are_not_asked_again(s3: S3, small: Path, answer: str) -> None:
         with pytest.raises(Unreachable) as caught:
             read()
         assert all(word in str(caught.value) for word in REFUSALS[answer]), caught.value
-        # A stream asks for all arrays of its first parts together; each of them once.
+        # A stream requests all arrays of its first parts together, each array once.
         assert len(asked) <= 2 or (read is stream and len(asked) == len(set(asked)))
     refusal(["info", URL], *REFUSALS[answer])
 
@@ -258,7 +258,7 @@ def test_a_file_system_that_ignores_ranges_is_named(
 def test_credentials_that_expire_in_the_middle_of_an_epoch(
     s3: S3, small: Path, tmp_path: Path
 ) -> None:
-    """What came is kept, and the same typed again goes on from it."""
+    """After credentials expire, the data read stay cached, and the same command continues."""
     word = f"disk:{tmp_path / 'cache'},100MB"
     with open_store(URL, cache=word) as fs:
         s3.weather = Weather({"expired": 1.0}, later("parts/1/token"))
@@ -305,7 +305,7 @@ def test_what_vanishes_behind_an_open_array_is_no_zeros(s3: S3, small: Path) -> 
     fs.source.forget("parts/0/token/id")
     assert ids.read(0, 5).any()
     s3.remove(f"vanishing.zarr/{key}")
-    assert ids.read(0, 5).any()  # of what is in memory
+    assert ids.read(0, 5).any()  # of the data in memory
     fs.source.forget("parts/0/token/id")
     with pytest.raises(StoreError, match=f"{key} is missing"):
         fs.part(0).array("token/id").read(0, 5)

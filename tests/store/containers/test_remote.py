@@ -1,4 +1,4 @@
-"""Zarr stores are read where they lie; `test_network.py` reads them from a server of objects."""
+"""Zarr stores are read at their address; `test_network.py` reads them from an object server."""
 
 from __future__ import annotations
 

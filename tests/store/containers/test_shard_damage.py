@@ -1,4 +1,4 @@
-"""A damaged or forged shard is refused with one line; what is sound in it is still read."""
+"""A damaged or forged shard is refused with one line; its sound chunks are still read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.store.containers.shard_files import (
 
 @pytest.fixture
 def shard(tmp_path: Path) -> tuple[Path, Path, Array]:
-    """A store with one compressed array of 5 chunks of 8 blocks, its shard, its values."""
+    """Make a store with one array of 5 chunks of 8 blocks; return it, its shard, its values."""
     values = random_values("uint32", (5000, 4), 3, 5)
     folder = write(tmp_path / "a.zarr", values, 1000, [blosc("zstd", "noshuffle", 4, 2048)])
     file = folder / "a/c/0/0"
@@ -121,7 +121,7 @@ def test_truncated_files(shard: tuple[Path, Path, Array]) -> None:
 
 
 def test_frames_whose_blocks_are_in_another_order(shard: tuple[Path, Path, Array]) -> None:
-    """Blosc's threads write a block when it is done."""
+    """Blocks of a frame are read in any order: Blosc's threads write a block when it is ready."""
     folder, file, values = shard
 
     def turn(chunk: bytearray) -> None:

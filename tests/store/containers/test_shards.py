@@ -1,4 +1,4 @@
-"""Our reader of Zarr shards gives what zarr-python gives."""
+"""Our reader of Zarr shards returns the same values as zarr-python."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_maps_are_few_and_keep_no_file_open(tmp_path: Path, made: Made) -> None:
 
 
 def epoch(fs: FeatureStore, view: int) -> Iterator[tuple[str, str]]:
-    """A checksum of every feature of every batch."""
+    """Return a checksum of every feature of every batch."""
     blocks = fs.blocks(90)
     for number, batch in enumerate(fs.stream(5, 1, 300, view=view, blocks=blocks, pool_blocks=5)):
         features: dict[str, Any] = {
@@ -240,7 +240,7 @@ def test_an_epoch_is_the_same_with_and_without_our_reader(
 
 
 def test_every_array_of_a_store_is_read_by_us(made: Made) -> None:
-    """Otherwise the tests above would pass without our reader."""
+    """Every array of a store is read by our reader; the tests above would pass without it."""
     path = made("zarr", "default", "sample")[0]
     source = ZarrSource(str(path))
     names = [
@@ -265,7 +265,7 @@ class _SlowText(str):
 
 
 def test_threads_share_open_files(tmp_path: Path) -> None:
-    """An OrderedDict of paths crashed the process here: each operation must be atomic."""
+    """Threads share open files: each operation on them is atomic (an OrderedDict crashed here)."""
     files = OpenFiles[str](3)
 
     def opened(seed: int) -> None:

@@ -1,5 +1,4 @@
-"""A store from somebody else may hold anything: it is refused with one line, and reads no file
-outside itself."""
+"""An untrusted store is refused with one line, and reads no file outside of itself."""
 
 from __future__ import annotations
 
@@ -132,7 +131,8 @@ def test_forged_starts_are_refused(copy: Copy) -> None:
 
 
 def test_a_manifest_that_unpacks_to_far_more_than_is_stored(copy: Copy) -> None:
-    """JSON of empty lists takes 20 times its bytes in memory, and packs to a thousandth of them."""
+    """A compressed manifest is limited by its decoded size: empty lists in JSON take 20 times their
+    bytes in memory, and compress to a thousandth."""
     data = b'{"x": [' + b"[]," * 2**21 + b"[]]}"
     for ext in ("zarr", "h5"):
         path = copy(ext)
@@ -167,7 +167,7 @@ def test_metadata_of_any_size_is_not_read(copy: Copy, monkeypatch: pytest.Monkey
 
 
 def forge_array(path: Path, data: bytes, codecs: list[Any], chunk: int) -> None:
-    """Another file and other codecs for an array, the manifest altered with them."""
+    """Replace the file and the codecs of an array, and alter the manifest with them."""
     node = json.loads((path / "parts/0/token/id/zarr.json").read_text())
     known = hashlib.sha256((path / "parts/0/token/id/zarr.json").read_bytes()).hexdigest()
     node["codecs"] = codecs
@@ -199,7 +199,8 @@ SHARDED = {"chunk_shape": [8], "index_codecs": [LITTLE], "index_location": "end"
 def test_a_chunk_that_unpacks_to_more_than_it_holds(
     copy: Copy, codecs: list[Any], message: str
 ) -> None:
-    """Decoded by zarr-python, which believes what the chunk says."""
+    """A chunk that decodes to more bytes than its shape is refused, also in zarr-python's
+    decoder."""
     path = copy("zarr")
     bomb = Blosc("zstd", 1, 0).encode(np.zeros(2**22, np.uint32))
     forge_array(path, bomb, codecs, 2000)

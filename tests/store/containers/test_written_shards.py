@@ -64,7 +64,7 @@ def test_every_array(
 
 
 def test_blocks_of_one_chunk_are_in_order(tmp_path: Path) -> None:
-    """A chunk of many Blosc blocks, whose order depended on threads of Blosc."""
+    """The Blosc blocks of a large chunk are in order, independent of Blosc's threads."""
     values = np.random.default_rng(0).random((2 * TOKEN_ROWS + 1, 64)).astype(np.float32)
     spec = ArraySpec(values.dtype, values.shape, FAST, per_token=True)
     ZarrSink(tmp_path / "ours").array("array", values, spec)

@@ -1,4 +1,4 @@
-"""Counts of words in a store: kept, copied, and refused where they are none."""
+"""Word counts in a store are stored and copied; invalid counts are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTS = {"река": 2**40, "don't": 3, "🙂": 2}
 
 
 class Raw(dict[str, Array]):
-    """Arrays as they are given, right or wrong."""
+    """Arrays as given, valid or not."""
 
     def arrays(self) -> dict[str, Array]:
         return self

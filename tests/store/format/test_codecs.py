@@ -1,4 +1,4 @@
-"""The error of every codec is at most what FORMAT.md states."""
+"""The error of every codec is at most the bound in FORMAT.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logs = arrays(np.float32, st.integers(1, 50), elements=log)
 
 
 def _bound(peak: Array, levels: int) -> Array:
-    """Half a scale, which is 1.001 * peak / levels or, subnormal, at most 6e-8 too large."""
+    """Return half a scale; it is 1.001 * peak / levels, or, if subnormal, up to 6e-8 more."""
     return 1.001 * peak / (2 * levels) + 3e-8 + 2e-7 * peak
 
 

@@ -1,4 +1,4 @@
-"""Dimension names of Zarr arrays: xarray opens every group, and stores without them stay sound."""
+"""Dimension names of Zarr arrays: xarray opens every group, and stores without names stay sound."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_xarray_opens_every_group(made: Callable[..., Any], kind: str) -> None:
 
 @pytest.fixture
 def of_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Write as releases did that gave dimensions no names, until what this returns is called."""
+    """Write like releases without dimension names, until the returned function is called."""
 
     def nameless(*given: Any) -> dict[str, Any]:
         return {k: v for k, v in array_node(*given).items() if k != "dimension_names"}

@@ -1,4 +1,4 @@
-"""Of the encodings that a store describes only what decodes binds, not prose or unknown keys."""
+"""In the encodings that a store describes, only decoding fields bind, not notes or unknown keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BINDING = [
 
 
 def described(codec: str, form: int = 0) -> dict[str, Any]:
-    """The features of a store as another program would find them."""
+    """Describe the features of a store as another program would."""
     features = features_of(codec)
     value = json.loads(json.dumps(features.to_json()))
     value["encodings"] = json.loads(json.dumps(LEVELS[codec][form].encodings()))
@@ -51,7 +51,7 @@ def described(codec: str, form: int = 0) -> dict[str, Any]:
 
 
 def reworded(encodings: dict[str, Any]) -> dict[str, Any]:
-    """Every note in other words, one missing, and one that nobody knows."""
+    """Reword every note, remove one, and add an unknown one."""
     found = copy.deepcopy(encodings)
     for kind in found.values():
         kind.pop("error")
@@ -115,7 +115,7 @@ def test_encodings_of_another_shape(value: object) -> None:
 def written(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> pytest.MonkeyPatch:
-    """From now on stores are written by software whose encodings are described otherwise."""
+    """Make software describe its encodings differently in stores written from now on."""
     real = Level.encodings
     monkeypatch.setattr(Level, "encodings", lambda self, *kinds: change(real(self, *kinds)))
     return monkeypatch
@@ -135,7 +135,7 @@ def assert_reads_alike(one: FeatureStore, two: FeatureStore) -> None:
 def test_a_store_in_other_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ext: str, codec: str
 ) -> None:
-    """It reads as any other, is sound, is copied and merged."""
+    """A store with reworded encodings is read like any other, is sound, and can be copied."""
     features, path = features_of(codec), tmp_path / f"worded.{ext}"
     with monkeypatch.context() as patch:
         written(patch, reworded)
@@ -181,7 +181,7 @@ def test_a_store_with_other_constants_is_refused(
         patch.setattr(teachonce.store.format.features, "form_of", lambda *_: 0)
         written(patch, lambda encodings: other(encodings, kind, key, value))
         make_store(path, features_of(codec), parts=1)
-        open_store(path).close()  # sound but for this
+        open_store(path).close()  # sound except for this
     with pytest.raises(StoreError) as caught:
         open_store(path)
     message = str(caught.value)

@@ -1,5 +1,5 @@
-"""A codec that no room knows is written, read, streamed, recoded and compared: its object and its
-place in the registry are all there is to adding one."""
+"""A codec of another package is written, read, streamed, recoded and compared: a new codec needs
+only its object and its entry in the registry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXT = ("zarr", "h5")
 
 
 class Range(Codec):
-    """Codes 0..255 between the least and the greatest value of a token: three arrays."""
+    """Codes 0..255 between the smallest and the largest value of a token: three arrays."""
 
     name = "range"
     names = ("values", "low", "step")
@@ -87,7 +87,7 @@ class Tenth(Elementwise):
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Level:
-    """The registry's line."""
+    """Return the registry's entry."""
     level = Level(HiddenCodec(Range()), Tenth(), Tenth(), Range(), Tenth())
     monkeypatch.setitem(LEVELS, "tiny", (level,))
     return level
@@ -155,7 +155,7 @@ def test_stores_are_recoded_to_it_and_not_back(tmp_path: Path, tiny: Level, tier
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package on the path that adds a codec, and one that cannot be loaded."""
+    """Make importable a package that adds a codec, and one that cannot be loaded."""
     monkeypatch.setattr(levels, "LEVELS", dict(LEVELS))
     folder = tmp_path / "site"
     (folder / "mine-1.0.dist-info").mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_an_installed_package_adds_a_codec(tmp_path: Path) -> None:
     command = ["convert", str(tmp_path / "exact.zarr"), str(copy), "--codec"]
     found = CliRunner().invoke(main, [*command, "mine"])
     assert found.exit_code == 0, found.output
-    levels.LEVELS.pop("mine")  # as in a process that has not met it
+    levels.LEVELS.pop("mine")  # as in a process that has not loaded it
     for store in (path, copy):
         assert verify(store).problems == []
         assert open_store(store).features.codec == "mine"

@@ -1,5 +1,5 @@
-"""What a reader does not know: what may change the meaning of a store is refused, what only adds to
-it is ignored (FORMAT.md, section 6)."""
+"""Unknown items in a store are refused if they may change its meaning, and ignored if they only add
+to it (FORMAT.md, section 6)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Return a copy of the store."""
     return copied(sound, tmp_path / "a.zarr")
 
 
 def edited(path: Path, edit: Edit) -> None:
-    """The store after `edit` of its root attributes and manifest, with all that must be equal."""
+    """Apply `edit` to the root attributes and manifest, and update all values that must agree."""
     attributes = json.loads((path / "zarr.json").read_text())["attributes"]
     manifest = json.loads(zarr_array(path / "manifest").tobytes())
     edit(attributes, manifest)
@@ -50,7 +50,7 @@ def edited(path: Path, edit: Edit) -> None:
 
 
 def add_array(path: Path, name: str) -> dict[str, Any]:
-    """Write another array; returns its entry."""
+    """Write another array; return its entry."""
     values = np.arange(5, dtype=np.uint8)
     folder = path
     for segment in name.split("/")[:-1]:

@@ -15,20 +15,20 @@ STORES = {
     "default.zarr": ("default", "topk"),
     "default.h5": ("default", "topk"),
     "small.h5": ("small", "topk"),
-    "tags.h5": ("small", "tagging"),  # made later, when stores could first hold a task
+    "tags.h5": ("small", "tagging"),  # later, since stores can hold a task
     "groups64.h5": ("small", "topk"),  # `small` since its groups have 64 channels
     "named.zarr": ("default", "topk"),  # Zarr since dimensions have names
-    "pairs.h5": ("small", "pairs"),  # made later, when texts could first be pairs
-    "vectors.h5": ("small", "embedding"),  # made later, when texts could first have vectors
-    "chat.h5": ("small", "chat"),  # made later, when tokens could first be left out of a training
-    "causal.h5": ("default", "next-topk"),  # made later, with the log-probability of each token
-    "ranked.h5": ("default", "ranked-topk"),  # made later, with ids as places in a list
-    "messages.h5": ("small", "chat"),  # made later, with the messages of chats
+    "pairs.h5": ("small", "pairs"),  # later, since texts can be pairs
+    "vectors.h5": ("small", "embedding"),  # later, since texts can have vectors
+    "chat.h5": ("small", "chat"),  # later, since tokens can be excluded from training
+    "causal.h5": ("default", "next-topk"),  # later, with the log-probability of each token
+    "ranked.h5": ("default", "ranked-topk"),  # later, with ids as positions in a list
+    "messages.h5": ("small", "chat"),  # later, with the messages of chats
 }
 
 
 def values_of(fs: FeatureStore) -> dict[str, Any]:
-    """Everything in a store, decoded, as JSON."""
+    """Return everything in a store, decoded, as JSON."""
     records = []
     for record in fs:
         views = []

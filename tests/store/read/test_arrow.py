@@ -1,4 +1,4 @@
-"""A store as a table: Arrow batches, Parquet files and datasets hold what its records hold."""
+"""A store as a table: Arrow batches, Parquet files and datasets equal its records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wanted(record: Record, column: str) -> Any:
-    """What a record has of a column."""
+    """Return the expected value of a column for a record."""
     view = record.views[0]
     if column.startswith("view"):
         number, _, column = column.removeprefix("view").partition("_")
@@ -105,7 +105,7 @@ def test_the_table_holds_what_the_records_hold(made: Made, ext: str, codec: str,
     "blocks", ([[0, 2], [5, 7]], [[5, 7], [0, 2]], [[3, 4], [11, 12], [12, 15]])
 )
 def test_blocks_apart_in_one_batch(tmp_path: Path, blocks: list[list[int]]) -> None:
-    """Columns that are read from the parts follow the blocks, as the columns of the batch do."""
+    """In a batch of separate blocks, the columns read from parts are in the batch's order."""
     features = dataclasses.replace(features_of(tier=None, views=1), hidden=(), attention=())
     writer = begin(tmp_path / "a.zarr", features)
     for number in range(2):
@@ -140,7 +140,7 @@ def test_parquet_in_one_file_and_in_several(
 
     several = store.to_parquet(tmp_path / "folder", file_bytes=1, columns=["text", "hidden_mean"])
     assert [path.name for path in several] == [f"{n:05}.parquet" for n in range(len(seen))]
-    assert sorted(tmp_path.rglob("*.parquet")) == sorted([*one, *several])  # nothing else is left
+    assert sorted(tmp_path.rglob("*.parquet")) == sorted([*one, *several])  # nothing else remains
     rows = [row for path in several for row in pq.read_table(path).to_pylist()]
     assert list(rows[0]) == ["text", "hidden_mean"]
     assert_rows(rows, store)
@@ -149,7 +149,7 @@ def test_parquet_in_one_file_and_in_several(
 def test_the_bytes_of_a_batch_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row group of narrow columns has thousands of batches."""
+    """The bytes of a batch are counted once, not for each batch of a row group."""
 
     class Rows(list[Any]):  # one batch
         counted = 0
@@ -185,7 +185,7 @@ def test_float16(made: Made, tmp_path: Path) -> None:
 
 
 def by_library(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Read a folder of Parquet files with a library of tables; return its rows."""
+    """Read a folder of Parquet files with a library for tables; return its rows."""
     library = pytest.importorskip(name)
     if name == "pandas":
         return list(library.read_parquet(folder).to_dict("records"))

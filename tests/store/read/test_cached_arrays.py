@@ -1,4 +1,4 @@
-"""What is kept of an array is what it holds, is read once, and takes the room of its rows alone."""
+"""A cached array equals the stored one, is read once, and takes the memory of its rows alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teachonce.store.read.cached_arrays import CachedSlices
 from teachonce.support.arrays import Array
 from tests.store.containers.shard_files import both, random_values, write
 
-LENGTH = 101_001  # of rows of one byte, as maps have them
+LENGTH = 101_001  # with rows of one byte, as in maps
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_threads_get_the_rows_and_read_none_twice(
     monkeypatch.setattr(ShardSlices, "read_into", slow)
 
     def right(number: int) -> bool:
-        rng = np.random.default_rng(number % 20)  # several ask for the same
+        rng = np.random.default_rng(number % 20)  # several request the same rows
         begin = int(rng.integers(LENGTH // 2))
         end = begin + int(rng.integers(LENGTH // 4))
         view, out = kept.read(begin, end), np.empty(end - begin, np.uint8)

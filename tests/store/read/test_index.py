@@ -1,4 +1,4 @@
-"""Stores of many parts have an index in place of a list of parts, read page by page."""
+"""A store of many parts has an index instead of a list of parts, read page by page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARTS = 7
 
 
 def keep_few(patch: pytest.MonkeyPatch, parts: int = 2) -> None:
-    """More parts than so many have an index, of which a page has three."""
+    """Write an index for more than `parts` parts, with three parts a page."""
     patch.setattr(teachonce.store.write.tree, "FEW_PARTS", parts)
     patch.setattr(teachonce.store.format.index, "PAGE", 3)
 
@@ -47,7 +47,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]]:
-    """pair(ext) -> the same store with an index, and without."""
+    """Return pair(ext) -> the same store with an index, and without."""
 
     @cache
     def make(ext: str) -> list[Path]:
@@ -64,12 +64,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]
 
 @pytest.fixture
 def both(tmp_path: Path, many: None, ext: str, pair: Callable[[str], list[Path]]) -> list[Path]:
-    """Copies of such a pair."""
+    """Return copies of such a pair."""
     return [copied(path, tmp_path / path.name) for path in pair(ext)]
 
 
 def read(fs: FeatureStore) -> list[list[Any]]:
-    """All that a stream gives, and all single records."""
+    """Return everything that a stream yields, and all single records."""
     batches = [
         [b.index.tolist(), b.token_ids.tolist(), b.texts, b.hidden["mean"].states().tolist()]
         for b in fs.stream(3, 1, 200, blocks=fs.blocks(50), pool_blocks=3)
@@ -149,7 +149,7 @@ def test_parts_that_repair_moves_aside_are_made_again(both: list[Path]) -> None:
 
 
 class Reading:
-    """Arrays of an index in memory, and the names of those that were read."""
+    """Arrays of an index in memory, and the names of the arrays that were read."""
 
     def __init__(self, parts: list[Part], lengths: list[Array], features: Features) -> None:
         self.arrays: dict[str, Array] = {}
@@ -170,7 +170,7 @@ class Reading:
 def some_parts(
     features: Features, sequences: list[list[int]], step: int = 1
 ) -> tuple[list[Part], list[Array]]:
-    """Parts with sequences of so many tokens, each array with another checksum."""
+    """Return parts with sequences of these numbers of tokens; each array has its own checksum."""
     parts, shapes = [], PartShapes(features)
     for place, sizes in enumerate(sequences):
         tokens, squares = sum(sizes), sum(size**2 for size in sizes)
@@ -210,7 +210,7 @@ def test_what_goes_in_comes_out(sequences: list[list[int]], page: int, step: int
 
 
 def test_opening_reads_no_page_and_a_part_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And few pages stay, however many there are: memory does not grow with the parts."""
+    """Opening reads no page, a part reads one, and few pages are cached for any number of parts."""
     monkeypatch.setattr(teachonce.store.format.index, "PAGE", 2)
     reading = Reading(*some_parts(SMALL, [[3, 4]] * 100), SMALL)
     parts = reading.parts()
@@ -240,7 +240,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """At most 256 MB more than this process has: else a forgery could take all of the machine."""
+    """Limit the process to 256 MB of extra memory, which a forgery could otherwise exceed."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, before[1]))

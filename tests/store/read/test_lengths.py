@@ -1,4 +1,4 @@
-"""The lengths of sequences that the manifest tells: batches are planned by them, parts unopened."""
+"""Batches are planned from the sequence lengths in the manifest, without opening parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.store.containers.test_untrusted import edit_manifest
 from tests.store.tools.test_repair import EXT, contents
 
 Copy = Callable[..., Path]
-FORGED = ["altered file manifest/zarr.json"]  # by `edit_manifest`, whatever it edits
+FORGED = ["altered file manifest/zarr.json"]  # by `edit_manifest`, whatever the edit
 Made = Callable[..., Any]
 STARTS = "parts/1/sequence/token_start"
 
@@ -64,7 +64,7 @@ def test_the_smallest_type_that_holds_them(tmp_path: Path, longest: int, size: i
 
 
 def test_a_store_without_lengths_reads_the_same(copy: Copy, made: Made) -> None:
-    """As stores were sealed before; and as they are where the manifest would grow too large."""
+    """A store without lengths in its manifest (old, or too large) gives the same batches."""
     path, whole = copy("zarr"), open_store(made("zarr")[0])
     edit_manifest(path, lambda m: m.pop("lengths"))
     plain = open_store(path)
@@ -110,7 +110,7 @@ def test_lengths_of_another_form_are_refused(copy: Copy, value: Any, message: st
 
 @pytest.mark.parametrize("lie", ["swapped", "longest"])
 def test_lengths_that_a_part_does_not_have(copy: Copy, lie: str) -> None:
-    """A forger may say what he likes: where the part is used it is refused, and verify tells it."""
+    """Forged lengths are refused when the part is used, and `verify` reports them."""
     path = copy("zarr")
     before, lengths = contents(path), stored_lengths(path)
     other = 12 + int(np.flatnonzero(lengths[12:24] != lengths[12])[0])
@@ -135,10 +135,10 @@ def test_lengths_that_a_part_does_not_have(copy: Copy, lie: str) -> None:
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_sequence_without_a_token_is_refused(store: Path) -> None:
-    """Also if all other numbers of the store fit it."""
+    """A sequence without a token is refused, even if all other numbers of the store agree."""
     array: Any = zarr.open_array(store / "parts/0/sequence/token_start", mode="r+")
     starts = array[:]
-    shortest = 1 + int(np.argmin(starts[2:] - starts[:-2]))  # of all two in a row
+    shortest = 1 + int(np.argmin(starts[2:] - starts[:-2]))  # among all pairs of neighbours
     starts[shortest] = starts[shortest - 1]
     array[:] = starts
     squares = int((np.diff(starts) ** 2).sum())
@@ -151,7 +151,7 @@ def test_a_sequence_without_a_token_is_refused(store: Path) -> None:
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_damage_that_planning_no_longer_meets(store: Path) -> None:
-    """What a part holds is not opened to plan an epoch; to read it, it is."""
+    """Damage in a part does not stop the planning of an epoch, but stops its reading."""
     whole = open_store(store).batch_count(0, 0, 200)
     flip_in(store, STARTS, 5)
     fs = open_store(store)
@@ -163,7 +163,7 @@ def test_damage_that_planning_no_longer_meets(store: Path) -> None:
 
 @pytest.mark.parametrize("ext", EXT)
 def test_a_part_that_lost_its_lengths_is_not_sealed(tmp_path: Path, ext: str) -> None:
-    """It is named, and made anew."""
+    """A part with damaged lengths is not sealed: it is named, and written again."""
     features, path = features_of(tier=None), tmp_path / f"a.{ext}"
     make_store(tmp_path / f"sound.{ext}", features)
     writer = begin(path, features)
@@ -219,6 +219,6 @@ def test_no_path_leaves_the_folder(tmp_path: Path) -> None:
         inside_only.check(name)
     climbing = ("../b/y/file", "x/../../b/y/file", "in/../../b/file", "/etc/hostname")
     for name in ("out/y/file", "out/file", *climbing):
-        for _ in range(2):  # what was refused once is not believed later
+        for _ in range(2):  # a part that was refused once is not trusted later
             with pytest.raises(StoreError, match="link to a place outside the store"):
                 inside_only.check(name)

@@ -1,4 +1,4 @@
-"""An open store goes into other processes: forked ones, and spawned ones as its address."""
+"""An open store can be passed to other processes: forked, or spawned with its address."""
 
 from __future__ import annotations
 

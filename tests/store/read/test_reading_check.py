@@ -1,4 +1,4 @@
-"""A stream that checks what it reads: damage that only the manifest can tell ends it."""
+"""A stream that checks its data ends at damage that only the manifest can detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was put into a store comes out, by record and by stream, in both formats."""
+"""The values written to a store come back, by record and by stream, in both formats."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_records(made: Callable[..., Any], ext: str, codec: str, tier: str) -> N
 
 
 def check_task(record: Any, view: Any, part: Part, number: int, sequence: int, rows: slice) -> None:
-    """What one kind of task has is there as it was put, what the other has is not."""
+    """Check that the values of one task are as written, and that those of the other are missing."""
     tagging = record.features.task.kind == "tagging"
     here = rows if tagging else sequence
     assert part.gold is not None
@@ -187,7 +187,7 @@ def test_stream_gives_what_records_give(
                 assert batch.learnt is not None and record.learn is not None
                 learnt = record.learn & (np.arange(len(record.learn)) >= record.context)
                 assert (batch.learnt[rows] == learnt).all() and record.context < len(learnt)
-                assert batch.messages is None  # of a masked view
+                assert batch.messages is None  # for a masked view
             else:
                 assert batch.learnt is None and record.learn is None and record.context == 0
             if fs.features.logits:

@@ -1,4 +1,4 @@
-"""One of so many batches of a stream: the very batches, and little else is read for them."""
+"""A share of a stream has exactly every N-th batch, and reads little else."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.making.stores import Part
 
 Made = Callable[..., tuple[Path, list[Part]]]
 BATCH = 60
-LENGTH, WIDTH = 200, 1024  # a sequence's states are more than a gap that is read
+LENGTH, WIDTH = 200, 1024  # the states of a sequence are larger than a gap that is read through
 
 
 def printed(batch: Batch) -> dict[str, Any]:
-    """All that a batch tells, as copies."""
+    """Return copies of all values of a batch."""
     logits = batch.logits
     return {
         **{name: values.copy() for name, values in batch.stored.items()},

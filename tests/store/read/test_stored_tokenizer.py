@@ -1,4 +1,4 @@
-"""An untrusted tokenizer in a store: what is plain, what is bounded, what is refused."""
+"""An untrusted tokenizer in a store is plain, or runs within limits, or is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_tokenizers_of_every_kind_are_plain(kind: str, make_tokenizer: Any) -> N
 def test_no_tokenizer_without_bounds_is_plain(what: str, make_tokenizer: Any) -> None:
     settings = json.loads(make_tokenizer("bpe").backend_tokenizer.to_str())
     CHANGES[what](settings, random.Random(0))
-    # What is asked for in padding is never done.
+    # The padding that a tokenizer requests is never applied.
     assert is_plain(json.dumps(settings).encode()) == (what == "padding to 10^9")
 
 
@@ -51,7 +51,8 @@ def test_work_out_of_proportion_is_not_plain(make_tokenizer: Any) -> None:
         json.loads(make_tokenizer(kind).backend_tokenizer.to_str())
         for kind in ("wordpiece", "unigram")
     )
-    wordpiece["model"]["max_input_chars_per_word"] = 10**9  # takes the square of a word
+    # takes quadratic time in the length of a word
+    wordpiece["model"]["max_input_chars_per_word"] = 10**9
     assert not is_plain(json.dumps(wordpiece).encode())
     unigram["model"]["vocab"].append(["x" * 20_000, -9.0])
     assert not is_plain(json.dumps(unigram).encode())
@@ -62,7 +63,7 @@ def test_work_out_of_proportion_is_not_plain(make_tokenizer: Any) -> None:
 
 
 def test_a_key_that_occurs_twice_is_not_plain(make_tokenizer: Any) -> None:
-    """Readers of JSON differ in which of them counts."""
+    """A key that occurs twice is not plain: parsers of JSON differ in the value returned."""
     text = make_tokenizer("wordpiece").backend_tokenizer.to_str()
     assert is_plain(text.encode())
     assert not is_plain(text.replace('"normalizer"', '"normalizer":null,"normalizer"').encode())
@@ -76,7 +77,7 @@ def test_added_tokens_of_every_kind_are_plain(make_tokenizer: Any, kind: str, co
     for number, flag in enumerate(("lstrip", "rstrip", "single_word", "normalized")):
         backend.add_tokens([AddedToken(f"{content}{number}", **{flag: True})])
     assert is_plain(backend.to_str().encode())
-    backend.add_special_tokens([AddedToken("    ", normalized=True)])  # as GPT-NeoX has
+    backend.add_special_tokens([AddedToken("    ", normalized=True)])  # as in GPT-NeoX
     assert is_plain(backend.to_str().encode()) == (kind != "wordpiece")
 
 
@@ -105,7 +106,7 @@ def test_what_is_no_tokenizer(data: bytes) -> None:
 
 
 def own(make_tokenizer: Any) -> Tokenizer:
-    """A tokenizer that no other test has."""
+    """Make a tokenizer that no other test uses."""
     return Tokenizer.from_str(make_tokenizer("wordpiece").backend_tokenizer.to_str())
 
 

@@ -83,7 +83,8 @@ def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
 
 
 def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
-    """If this fails, runs that were stopped cannot be continued: do not change the numbers."""
+    """The order of a seed never changes. If this fails, stopped runs cannot be continued: do not
+    change the numbers."""
     assert permutation(8, 1, 2).tolist() == PERMUTATION
     parts = np.repeat(np.arange(3), 3)
     assert stream_order.order_blocks(parts, 7, 0).tolist() == BLOCKS

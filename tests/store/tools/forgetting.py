@@ -1,4 +1,4 @@
-"""Where a text lies: in any file, and in any array once it is decoded; and who forgets it."""
+"""Search for a text in any file and any decoded array, and run `forget`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(path: Path, *numbers: int, request: str = "") -> None:
 
 
 def holding(folder: Path, text: str) -> list[str]:
-    """The files and arrays anywhere under a folder, hidden ones too, that hold a text."""
+    """Return the files and arrays under a folder, hidden files included, that contain a text."""
     data, found = text.encode(), []
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
@@ -55,7 +55,7 @@ def _in_hdf5(path: Path, data: bytes) -> list[str]:
 
 
 def facts(store: FeatureStore, index: int) -> dict[str, object]:
-    """Everything that is stored of a sequence, decoded, as values that can be compared."""
+    """Return all values stored for a sequence, decoded, for comparison."""
     record = store[index]
     found: dict[str, object] = {
         "document": record.document, "begin": record.document_begin, "cut": record.hard_cut,

@@ -69,7 +69,7 @@ def test_info_tells_features_and_teacher_apart(tmp_path: Path, ext: str) -> None
             assert sizes[-1]["features"] == bytes_of(path / "parts")
     small, large = sizes
     assert small["features"] == pytest.approx(large["features"], rel=0.01)
-    assert large["teacher"] - small["teacher"] > 500_000  # float16, hardly compressed
+    assert large["teacher"] - small["teacher"] > 500_000  # float16, which hardly compresses
     each = f"{large['features'] / about['tokens']:,.2f} bytes per teacher token"
     assert each in run("info", path).output
 
@@ -195,7 +195,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_stopped_conversion_does_not_go_on_with_another_store(
     made: Made, tmp_path: Path, other: str, codec: str
 ) -> None:
-    """Of the same identity: as of two dumps on a GPU."""
+    """A stopped conversion does not continue with another store of equal identity."""
     changes, printed = OTHER[other]
     source, target = made("zarr")[0], tmp_path / "b.h5"
     writer = begin(tmp_path / "other.h5", features_of(), **changes)

@@ -1,4 +1,4 @@
-"""Documents are taken out of a store for good, whatever it holds, and whenever it is killed."""
+"""Documents are removed from a store permanently, whatever it contains and whenever it stops."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Copy = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Make smaller stores than other tests read: each test here reads all of one several times."""
+    """Make smaller stores than other tests: each test here reads a whole store several times."""
     return stores_in(tmp_path_factory.mktemp("smaller"), parts=2)
 
 
@@ -88,7 +88,7 @@ def texts_of(path: Path, gone: tuple[int, ...] = ()) -> list[str]:
 
 
 def a_text(path: Path, gone: tuple[int, ...] = GONE) -> str:
-    """The longest text that is to be forgotten."""
+    """Return the longest text that will be forgotten."""
     with open_store(path) as store:
         return max((r.text for r in store if r.document in gone), key=len)
 
@@ -118,7 +118,7 @@ def test_what_is_left_is_what_it_was(copy: Copy, ext: str, tier: str) -> None:
 
 
 def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
-    """Numbers of parts and of documents stay, with gaps."""
+    """A part without remaining documents is deleted; numbers of parts and documents keep gaps."""
     for path in (tmp_path / "a.zarr", tmp_path / "b.h5"):
         writer = begin(path, SMALL)
         for number in range(3):
@@ -131,7 +131,7 @@ def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
             assert [part.number for part in store.manifest.parts] == [0, 2]
             assert {record.document for record in store} == {0, 20}
         assert verify(path).problems == []
-        forgetting.run(path, 10)  # again: there is nothing to do
+        forgetting.run(path, 10)  # again: no work is left
         forgetting.run(path, 20)
         with open_store(path) as store:
             assert store.identity["corpus"]["forgotten"] == "10,20"
@@ -141,7 +141,7 @@ def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
 @given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from(EVERY))
 @settings(max_examples=25)
 def test_selected_sequences(keep: list[bool], kind: tuple[str, str]) -> None:
-    """Taking some and then some of these is taking these; the arrays fit the counts."""
+    """Two selections in turn equal one selection of both; the arrays fit the counts."""
     features = features_of("small", kind[1])
     arrays = arrays_of(features)
     counts, some = selected(arrays, features, np.array(keep))
@@ -162,7 +162,7 @@ def test_selected_sequences(keep: list[bool], kind: tuple[str, str]) -> None:
 
 @cache
 def arrays_of(features: Features) -> dict[str, Array]:
-    """The arrays of a part as they are stored."""
+    """Return the arrays of a part as stored."""
     taken: dict[str, Array] = {}
     writer: Any = SimpleNamespace(
         features=features,
@@ -182,8 +182,8 @@ def test_runs() -> None:
 
 @EITHER
 def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each step the store is the old one, the new one, or one that no reader opens; the command
-    typed again ends with the new one."""
+    """After a kill at any rename, the store is old, new, or refused by readers; the repeated
+    command completes the new one."""
     path = store
     kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
     states, stops = set[str](), 0
@@ -217,7 +217,7 @@ def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) ->
     ids=["twice", "often"],
 )
 def test_killed(store: Path, delays: tuple[float, ...]) -> None:
-    """Kill a process that forgets after so many seconds of its work; then let one end."""
+    """After a kill at any time, the repeated command completes the new store."""
     path = store
     kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
     script = (
@@ -269,7 +269,7 @@ def test_windows_are_joined_without_copying_the_whole(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def half(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store whose document 1 was being forgotten when the process was killed."""
+    """Make a store whose process was killed while it forgot document 1."""
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(files, "rename", dies_at(5, done=True))
         forgetting.run(store, 1)
@@ -278,7 +278,8 @@ def half(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @ZARR
 def test_another_wish_after_a_kill(half: Path) -> None:
-    """What was begun is finished first; then the other documents are forgotten, too."""
+    """After a kill, a command with other documents finishes the old work, then forgets these
+    too."""
     with pytest.raises(StoreError, match="is not finished"):
         open_store(half)
     forgetting.run(half, 4)
@@ -310,10 +311,10 @@ def test_a_forged_journal_is_refused(half: Path) -> None:
 
 @ZARR
 def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
-    """Numbers and hashes of texts; what is not there changes nothing, unless that is allowed."""
+    """A list names documents by number or text hash; unknown entries are refused unless allowed."""
     path, file = store, tmp_path / "list"
     with open_store(path) as opened:
-        texts = dict(document_texts(opened))  # numbers come again in each part
+        texts = dict(document_texts(opened))  # the numbers repeat in each part
     before = kept_of(path, ())
     file.write_text(f"77\n\n{hashlib.sha256(b'no such').hexdigest()}\n1\n")
     line = refused("forget", path, "--documents", file)
@@ -347,8 +348,8 @@ def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
 
 
 def test_time_for_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time limit of a tokenizer counts the bytes of the texts, wherever they are: in a folder,
-    in files of a pattern, packed."""
+    """The time limit of a tokenizer depends on the bytes of the texts: in a folder, in files of a
+    pattern, or compressed."""
     seen = list[int]()
 
     def recorded(data: bytes, text_bytes: int, *rest: Any) -> Any:
@@ -374,7 +375,7 @@ def test_time_for_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @ZARR
 def test_refused_where_the_text_would_stay(store: Path, tmp_path: Path) -> None:
-    """Beside a folder with what repair has moved aside; and for a damaged store."""
+    """`forget` is refused for a damaged store, and next to a quarantine folder of `repair`."""
     path = store
     damaged = path / "parts/1/text/utf8/c/0"
     damaged.write_bytes(damaged.read_bytes()[:-9] + b"123456789")
@@ -393,7 +394,7 @@ def test_refused_where_the_text_would_stay(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 def test_counts_of_words_go(tmp_path: Path, ext: str) -> None:
-    """A word of theirs may stand in no text that stays."""
+    """Word counts are removed, since a counted word may occur in no remaining text."""
     path = tmp_path / "one" / f"a.{ext}"
     path.parent.mkdir()
     words = WordCounts({"Rumpelstilzchen": 3, "the": 9})
@@ -407,7 +408,7 @@ def test_counts_of_words_go(tmp_path: Path, ext: str) -> None:
 
 
 def test_parts_that_another_store_shares(copy: Copy, tmp_path: Path) -> None:
-    """Forgetting in one of them leaves the other as it was, and tells of it."""
+    """If two stores share files of parts, `forget` in one leaves the other unchanged."""
     path, other = copy("zarr"), tmp_path / "other.zarr"
     with open_store(path) as store:
         writer = begin(other, store.features)

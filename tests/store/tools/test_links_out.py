@@ -1,4 +1,4 @@
-"""Repair changes nothing to which a link of an untrusted store leads."""
+"""Repair changes no target of a link in an untrusted store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Copy = Callable[..., Path]
 
 
 def outside(folder: Path) -> dict[str, bytes]:
-    """A folder of somebody's own files, with names like those of a store."""
+    """Make a folder of unrelated files with names like the files of a store."""
     for name in (".tmp-mine", ".tmp-repair-mine", "0.h5", "7.h5", "0/zarr.json", "7/zarr.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
@@ -32,7 +32,7 @@ def test_zarr(tmp_path: Path, copy: Copy, place: str) -> None:
     path, before = copy("zarr"), outside(tmp_path / "outside")
     (path / place).rename(tmp_path / "moved")
     (path / place).symlink_to(tmp_path / "outside")
-    with suppress(UserError):  # where nothing is left
+    with suppress(UserError):  # if nothing remains
         repair(path)
     assert contents(tmp_path / "outside/any") == before
 

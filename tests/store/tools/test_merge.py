@@ -1,4 +1,4 @@
-"""Stores of one teacher over several corpora, joined."""
+"""Stores of one teacher over several corpora are merged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_merge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [("ranked-topk", "topk"), ("topk", "ranked-topk")])
 def test_merge_of_ranked_and_plain_ids(tmp_path: Path, order: tuple[str, str]) -> None:
-    """The result stores ids as the first store does; `merge` started again compares what it has."""
+    """The result stores ids like the first store; a repeated `merge` compares existing parts."""
     paths = [tmp_path / f"{tier}.zarr" for tier in order]
     for number, (tier, path) in enumerate(zip(order, paths, strict=True)):
         make_store(path, features_of(tier=tier), parts=1 + number)
@@ -78,7 +78,7 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
 
 
 def test_merge_of_tasks(tmp_path: Path) -> None:
-    """Gold labels and outputs follow their texts; other names of labels are refused."""
+    """Gold labels and outputs stay with their texts; different label names are refused."""
     features = dataclasses.replace(features_of(tier="classification"), hidden=())
     paths = [tmp_path / "1.h5", tmp_path / "2.zarr"]
     for path in paths:
@@ -115,8 +115,8 @@ ARGUMENTS = {"seed": 0, "mask_prob": 0.15, "precision": "fp32", "limit": 5, "dev
 
 
 def store_of(path: Path, changes: dict[str, Any], **config: Any) -> Path:
-    """A store of one part; `changes` are of the teacher's identity and of the arguments, or are
-    the teacher's whole identity."""
+    """Make a store of one part; `changes` apply to the teacher's identity and the arguments, or
+    replace the teacher's identity."""
     teacher = {key: changes.get(key, value) for key, value in TEACHER.items()}
     identity = {
         "teacher": changes.get("teacher", teacher),
@@ -130,7 +130,7 @@ def store_of(path: Path, changes: dict[str, Any], **config: Any) -> Path:
 
 
 def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> None:
-    """Arguments that differ are not in its identity, nor is how many parts there are."""
+    """A stopped merge does not continue if arguments or numbers of parts differ."""
     corpus = {"identity": IDENTITY | {"corpus": {"hash": "c"}}}
     features = dataclasses.replace(features_of(), attention=())
     for name, sequences, parts in (("1", 12, 2), ("2", 8, 2), ("short", 8, 1)):
@@ -176,7 +176,7 @@ def test_merge_names_what_differs(
 
 
 def test_captures_of_teachers_with_other_names_are_not_merged(tmp_path: Path) -> None:
-    """An imported capture has no hash of the weights, so its teacher's name counts."""
+    """Imported captures have no hash of the weights, so different teacher names are not merged."""
     one, two, again = (
         store_of(
             tmp_path / f"{number}.h5",
@@ -195,7 +195,8 @@ def test_how_a_dump_was_run_does_not_matter(tmp_path: Path) -> None:
     result = run("merge", one, two, tmp_path / "all.h5")
     assert result.exit_code == 0 and "24 sequences" in result.output
     merged = open_store(tmp_path / "all.h5").identity
-    assert merged["arguments"] == {"mask_prob": 0.15, "precision": "fp32"}  # what both agree on
+    # the values on which both agree
+    assert merged["arguments"] == {"mask_prob": 0.15, "precision": "fp32"}
     assert [corpus["sources"][0]["name"] for corpus in merged["corpus"]["merged"]] == [
         "1.h5",
         "2.h5",

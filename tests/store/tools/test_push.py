@@ -1,4 +1,4 @@
-"""A store is pushed to a hub, which is a server on loopback: whole or not at all, with a card."""
+"""A store is pushed to a hub (a server on loopback) whole or not at all, with a card."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path)
     assert not (Path(came) / "a.zarr/parts/notes.txt").exists()
     sealed = [n for n, files in enumerate(repository.commits) if "a.zarr/zarr.json" in files]
     assert sealed == [len(repository.commits) - 1], "the root comes last"
-    # Typed again it sends nothing, and the card stays as its reader has changed it.
+    # The repeated command sends nothing, and the reader's changes to the card remain.
     before = len(repository.commits)
     again = run("push", store, "user/what", "--json")
     assert json.loads(again.stdout).keys() == {"repository", "commit"}
@@ -62,7 +62,7 @@ def test_a_stopped_push_is_no_store_and_goes_on(
     hub: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.fails = {"PUT /content/": 403}
-    done = run("push", store, "user/what")  # and bars of its progress
+    done = run("push", store, "user/what")  # and its progress bars
     assert done.exit_code == 1 and "Traceback" not in done.stderr
     says(done.stderr.splitlines()[-1], "Error: user/what: the hub answered 403", "hf auth login")
     hub.fails = {}

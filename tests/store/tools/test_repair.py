@@ -1,4 +1,4 @@
-"""A damaged part is dropped, made again alone, and the store is what it was, byte for byte."""
+"""A damaged part is dropped and only this part is made again; the store then has its old bytes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ASIDE = ".aside-"
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every file of a store and beside it, to the last byte, but for what repair moved aside."""
+    """Return the bytes of every file in and next to a store, except for the quarantine."""
     files = (file for file in path.parent.rglob("*") if file.is_file() and ASIDE not in str(file))
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
 
 
 def made_again(path: Path) -> set[int]:
-    """What the command that made the store does when it is typed again, unless repair has finished
-    the store; the parts it makes."""
+    """Do what the repeated command of the store does, unless repair has finished the store; return
+    the numbers of the parts made."""
     if StoreWriter.peek(path, "sealed"):
         return set()
     writer = begin(path, SMALL)
@@ -159,12 +159,12 @@ def test_a_part_too_many_is_moved_aside_where_it_would_count(store: Path) -> Non
     left, report = repair(store)
     assert left == PARTS and report.problems == []
     assert report.unknown == ["extra part 7, which is not in the manifest"]
-    assert contents(store) == copied  # a sound store is left alone, and its unknown items
+    assert contents(store) == copied  # a sound store and its unknown items are left alone
     flip_ids(store, 1)
     left, report = repair(store)
     assert left == PARTS - 1 and report.damaged_parts() == {1}
     assert made_again(store) == {1}
-    assert contents(store) == before  # an unfinished store would take it for its own
+    assert contents(store) == before  # an unfinished store would treat it as its own
 
 
 @pytest.mark.parametrize("ext", EXT)
@@ -182,7 +182,7 @@ def test_a_damaged_part_of_an_unfinished_store(tmp_path: Path, ext: str) -> None
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is never sealed with what is damaged, and another call goes on."""
+    """After a kill at any rename, the store is never sealed with damage, and a repair continues."""
     before = contents(store)
     flip_ids(store, 1)
     for step in range(20):
@@ -206,7 +206,7 @@ def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
-    """The link goes; what it leads to stays."""
+    """A part that is a link is dropped; the target of the link remains."""
     before, precious = contents(store), store.parent / "precious"
     shutil.rmtree(store / "parts/1")
     precious.mkdir()
@@ -221,7 +221,7 @@ def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_a_repair_that_lost_its_lease_stops(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its last rename: who has it now may be writing the very same names."""
+    """A repair that lost its lease stops before its last rename, since another may write there."""
     flip_ids(store, 1)
     root = (store / "zarr.json" if store.is_dir() else store).read_bytes()
     real, lease = files.rename, lease_path(store)
@@ -263,7 +263,7 @@ def test_the_commands_name_each_other(store: Path) -> None:
 @pytest.mark.parametrize("store", EXT, indirect=True)
 @pytest.mark.parametrize("also", [False, True], ids=["alone", "and a part"])
 def test_a_damaged_manifest_is_made_anew(store: Path, also: bool) -> None:
-    """Each part holds its own entry; and the root those of what lies outside the parts."""
+    """A damaged manifest is rebuilt from the entries that each part and the root store."""
     before = contents(store)
     flip_in(store, "manifest", 100)
     if also:
@@ -286,7 +286,7 @@ def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: b
     assert made_again(store) == set()
     after = contents(store)
     old, new = (json.loads(files.pop("a.zarr/zarr.json")) for files in (before, after))
-    if place == b"{":  # no JSON: when it was begun is nowhere else
+    if place == b"{":  # not JSON: the `created` timestamp is nowhere else
         for node in (old, new):
             del node["attributes"]["created"], node["attributes"]["checksum"]
     assert old == new and after == before
@@ -294,7 +294,7 @@ def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: b
 
 @pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_version_that_is_true_is_that_of_the_manifest(store: Path) -> None:
-    """In Python, True equals 1."""
+    """A root version of `true`, which equals 1 in Python, is replaced by the manifest's version."""
     before = json.loads((store / "zarr.json").read_text())
     edit_root(store, version=True)
     assert repair(store)[0] == PARTS
@@ -316,7 +316,7 @@ def test_an_unfinished_store_that_cannot_be_read_keeps_its_parts(tmp_path: Path,
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 def test_stores_without_entries_at_the_root(store: Path) -> None:
-    """As they were written before: read, and repaired where the manifest is sound."""
+    """Older stores, without entries at the root, are read, and repaired with a sound manifest."""
     if store.is_dir():
         node = json.loads((store / "zarr.json").read_text())
         assert node["attributes"].pop("arrays")

@@ -1,4 +1,4 @@
-"""What the bytes mean: a store whose checksums fit, but which breaks the laws of FORMAT.md."""
+"""Stores with valid checksums whose values violate the laws of FORMAT.md are found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Copy = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Make smaller stores than other tests read: here nearly each test verifies a whole one."""
+    """Make smaller stores than other tests: here nearly every test verifies a whole store."""
     return stores_in(tmp_path_factory.mktemp("smaller"), parts=2, sequences=6)
 
 
@@ -71,7 +71,7 @@ def put(place: int | tuple[int, ...], value: float) -> Callable[[Array], Any]:
 
 
 def twice(ids: Array) -> None:
-    """Give the first two draws of the first token one id."""
+    """Set the first two draws of the first token to one id."""
     ids[1] = ids[0]
 
 
@@ -80,7 +80,7 @@ def no_pair(text: Array) -> None:
 
 
 def longer(ends: Array) -> None:
-    """Let each masked word reach over the character behind it."""
+    """Extend each masked word by the character after it."""
     ends += 1
 
 
@@ -206,8 +206,8 @@ BETWEEN_ARRAYS = ("ordered", "more than 1", "less than 1", "improbable", "twice"
 
 @pytest.mark.parametrize("case", VALUES, ids=lambda case: f"{case[0]} {case[2]}")
 def test_values_that_no_teacher_gives(copy: Copy, case: Any) -> None:
-    """`verify` names array, part and token; so does a stream. Without `check` a stream finds only
-    what is wrong with an array by itself."""
+    """`verify` and a checked stream name array, part and token of an impossible value. Without
+    `check`, a stream finds only errors within one array."""
     codec, tier, name, change, words = case
     path = copy("h5", codec, tier)
     inner = name if name.startswith("sequence/") else f"view0/{name}"
@@ -275,7 +275,7 @@ def test_what_encodes_such_values_again_refuses_them(copy: Copy, tmp_path: Path)
     forge(path, "parts/1/view0/hidden/mean/values", put((4, 3), np.nan))
     with pytest.raises(StoreError, match="part 1: view0/hidden/mean/values is NaN or infinite"):
         convert(path, tmp_path / "small.h5", "small")
-    convert(path, tmp_path / "copy.zarr")  # the same values, as they are
+    convert(path, tmp_path / "copy.zarr")  # the same values, unchanged
     assert verify(tmp_path / "copy.zarr").damaged_parts() == {1}
 
 
@@ -365,7 +365,7 @@ def test_a_calibration_by_which_no_states_can_be_decoded(
 
 
 def test_minus_zero_hides_no_scale_that_is_too_large(copy: Copy) -> None:
-    """The bits of its sign are a larger number than those of any other scale."""
+    """A scale of -0.0 does not hide a scale that is too large, although its bits are larger."""
     path, scales = copy("h5"), [-0.0, 60000]
     forge(path, "parts/1/view0/hidden/mean/scale", lambda values: np.copyto(values[3:5], scales))
     forge(path, "calibration/hidden/mean/deviation", put(3, 1e13))

@@ -1,4 +1,4 @@
-"""Copies of forgotten texts are removed or named; readers of the store notice that it changed."""
+"""Copies of forgotten texts are removed or named, and readers of the store detect the change."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_caches_go_and_copies_are_named(path: Path, tmp_path: Path) -> None:
     assert facts["copies_not_found"] == []
     assert verify(path).problems == verify(path).unknown == []
     shutil.rmtree(out)
-    convert(path, tmp_path / "later.zarr")  # of the text that is left
+    convert(path, tmp_path / "later.zarr")  # in the text that remains
     facts = forgotten(path, 2)
     names = [each["path"] for each in facts["copies"]]
     assert names == [
@@ -123,7 +123,8 @@ def test_a_refused_copy_is_not_named(path: Path, tmp_path: Path, command: str) -
 
 
 def test_an_untrusted_list_removes_nothing_else(path: Path, tmp_path: Path) -> None:
-    """Files elsewhere, and of other stores, links, pipes: nothing is removed or waited for."""
+    """An untrusted list removes and awaits no other files: outside, of other stores, links,
+    pipes."""
     other, rows = tmp_path / "other.zarr", tmp_path / "rows"
     make_store(other, SMALL, parts=1)
     with open_store(other) as store:
@@ -155,7 +156,7 @@ def test_an_untrusted_list_removes_nothing_else(path: Path, tmp_path: Path) -> N
 def test_a_list_that_cannot_be_written(
     path: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line, no error; the user's own list names the copy."""
+    """If the list cannot be written, one line reports it, and the user's list has the copy."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     if kind == "folder":
@@ -175,7 +176,7 @@ def test_a_list_that_cannot_be_written(
 
 
 def test_a_store_that_was_renamed(path: Path, tmp_path: Path) -> None:
-    """Its copies are found by its text, also after a first `forget`."""
+    """After a store was renamed, its copies are found by its text, also after a first `forget`."""
     text, rows, moved = gone_text(path), tmp_path / "rows", tmp_path / "new" / "b.zarr"
     with open_store(path) as store:
         store.to_datasets(columns=["text"], cache_dir=rows)
@@ -193,8 +194,8 @@ def test_a_store_that_was_renamed(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_disk_cache_of_a_store_at_an_address(path: Path, tmp_path: Path) -> None:
-    """The texts are forgotten in a copy on a disk; the cache of the store at the address loses its
-    entries, and so does a recoded store of the same text; another store stays in it."""
+    """When texts are forgotten in a local copy, a disk cache loses the entries of the store at an
+    address and of a recoded store with the same text; entries of another store remain."""
     other, recoded, cache = (tmp_path / name for name in ("other.zarr", "small.zarr", "disk"))
     make_store(other, SMALL, parts=1)
     convert(path, recoded, codec="small")
@@ -236,7 +237,7 @@ def _reading(how: str, path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
 @pytest.mark.parametrize("how", ("stream", "gather", "texts", "records", "fields", "kept"))
 def test_a_reader_stops(path: Path, how: str) -> None:
-    """Also one that has all that it reads in memory, or mapped."""
+    """A reader of a changed store stops, also if all of its data are in memory or mapped."""
     batches = _reading(how, path)
     next(batches)
     forgotten(path)
@@ -246,7 +247,7 @@ def test_a_reader_stops(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
 def test_what_is_no_change(path: Path) -> None:
-    """Another time of the file, a copy of it, a store that grew from it."""
+    """A new timestamp or an equal copy of the root file does not count as a change."""
     store = open_store(path)
     root = path / "zarr.json" if path.is_dir() else path
     store.watch.check()
@@ -283,7 +284,7 @@ def test_a_store_at_an_address_that_is_replaced(path: Path, tmp_path: Path) -> N
 
 
 def _in_the_middle(path: Path, work: Callable[..., Any]) -> Any:
-    """Make a bar for the progress of a command, which forgets after the first part."""
+    """Return the progress bar of a command; the bar runs `forget` after the first part."""
 
     def bar(items: Any) -> Iterator[Any]:
         for number, item in enumerate(items):
@@ -297,7 +298,7 @@ def _in_the_middle(path: Path, work: Callable[..., Any]) -> Any:
 @pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
 @pytest.mark.parametrize("command", ("convert", "convert_codec", "merge"))
 def test_forgetting_while_a_copy_is_made(path: Path, tmp_path: Path, command: str) -> None:
-    """The copy is refused, never sealed, and is named."""
+    """A copy that is made during `forget` is refused, never sealed, and named."""
     other, target = tmp_path / "other.zarr", tmp_path / "new.zarr"
     if command == "merge":
         make_store(other, SMALL, parts=1)
@@ -315,7 +316,7 @@ def test_forgetting_while_a_copy_is_made(path: Path, tmp_path: Path, command: st
 
 @pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
 def test_forgetting_while_a_store_is_verified(path: Path) -> None:
-    """It is no damage: the store is verified again."""
+    """`forget` during `verify` is not reported as damage: the store is verified again."""
 
     def verified(bar: Callable[..., Any]) -> list[str]:
         return verify(path, progress=lambda items, unit: bar(items)).problems
@@ -328,8 +329,8 @@ def test_forgetting_while_a_store_is_verified(path: Path) -> None:
 
 
 def test_a_forgotten_document_that_is_added_again(path: Path, tmp_path: Path) -> None:
-    """A store has no hash of it, so nothing refuses it; it is a document of another number, and can
-    be forgotten again."""
+    """A forgotten document can be added again, because no store keeps its hash; it has a new number
+    and can be forgotten again."""
     text, other = gone_text(path), tmp_path / "other.zarr"
     convert(path, other)
     forgotten(path)

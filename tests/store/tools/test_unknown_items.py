@@ -22,7 +22,7 @@ from tests.making.stores import SMALL, unfinished
 from tests.store.tools.test_commands import run
 from tests.store.tools.test_repair import EXT, PARTS, contents, flip_ids, made_again, spoil_bias
 
-LONG = 5000 * "9"  # more digits than Python reads as a number
+LONG = 5000 * "9"  # more digits than Python parses as a number
 
 
 def add_files(store: Path) -> list[str]:
@@ -92,7 +92,7 @@ def test_copies_leave_unknown_items_out(store: Path) -> None:
 def test_unknown_items_stay_where_something_is_damaged(
     store: Path, spoil: Callable[[Path, int], None]
 ) -> None:
-    """In Zarr; the file of HDF5 is written anew, and the old one is moved aside."""
+    """Unknown items remain in Zarr; an HDF5 file is rewritten and the old one quarantined."""
     before = contents(store)
     unknown = ADD[store.suffix](store)
     spoil(store, 2)
@@ -143,7 +143,7 @@ def test_a_repair_is_undone_by_what_it_says(store: Path, made: bool) -> None:
     after = contents(store)
     assert {name: after[name] for name in before} == before
     assert StoreWriter.peek(store, "sealed") and len(verify(store).problems) >= 2
-    repair(store)  # the first repair's folder stays as it is
+    repair(store)  # the folder of the first repair stays unchanged
     assert made_again(store) == {1} and verify(store).problems == []
     assert sorted(file.name for file in store.parent.iterdir())[1:3] == [
         f"{store.name}.aside-1", f"{store.name}.aside-2"

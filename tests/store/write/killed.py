@@ -1,4 +1,4 @@
-"""Write a store in a process to be killed (python -m tests.store.write.killed PATH)."""
+"""Write a store in a process that will be killed (python -m tests.store.write.killed PATH)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A writer that is killed anywhere, any number of times, ends with the same bytes."""
+"""A writer that is killed anywhere, any number of times, produces the same bytes at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr", pytest.param("h5", marks=pytest.mark.apart)])
 def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
-    """Whatever the moment, what has the store's name can be opened: begun, or finished."""
+    """A writer killed while it seals leaves a store that can be opened, unfinished or finished."""
     whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
     whole.parent.mkdir()
     broken.parent.mkdir()
@@ -28,7 +28,7 @@ def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
     states: list[str] = []
     for delay in (0, 0.003, 0.01, 0.03):
         with Writer(broken) as writer:
-            if writer.answer() != "done":  # finished at last, and killed too late
+            if writer.answer() != "done":  # finished at last, before the kill
                 break
             for number in range(killed.PARTS if not states else 0):
                 assert writer.tell(number) == "done"
@@ -47,7 +47,7 @@ def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 def test_killed_at_every_rename(tmp_path: Path, ext: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop just before and just after each step that gives something its name."""
+    """After a kill just before or after any rename, the writer can continue."""
     whole, broken = tmp_path / "whole" / f"a.{ext}", tmp_path / "broken" / f"a.{ext}"
     whole.parent.mkdir()
     broken.parent.mkdir()

@@ -1,4 +1,4 @@
-"""A part refuses what it cannot keep, and names the sequence."""
+"""A part refuses values that it cannot store, and names the sequence."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_log_probability_of_the_token_that_follows() -> None:
     writer.put_samples(0, rows, logits["draws"], logits["log_partition"])
     with pytest.raises(StoreError, match="not written: .*view0/logits/observed"):
         writer.take()
-    writer.put_observed(0, rows, np.zeros(len(rows)))  # a probability of 1 for no token, too
+    writer.put_observed(0, rows, np.zeros(len(rows)))  # also where no next token exists
     stored = writer._arrays["view0/logits/observed"]
     assert (stored[writer.token_start[1:] - 1] == 65535).all() and (stored == 0).sum() == len(
         rows
@@ -196,7 +196,7 @@ def test_features_of_a_task_in_json() -> None:
         None, [], {}, {"kind": "tagging"}, good | {"kind": "parsing"}, good | {"kind": {}},
         good | {"labels": []}, good | {"labels": "ab"}, good | {"labels": ["a", "a"]},
         good | {"labels": ["a", 1]}, good | {"labels": {"a": 1}},
-        good | {"labels": [*map(str, range(2**16 - 1)), "0"]},  # in a moment
+        good | {"labels": [*map(str, range(2**16 - 1)), "0"]},  # refused quickly
         good | {"later_label": "b"}, good | {"later_label": 0},
         good | {"kind": "classification", "later_label": "a"},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Parts wait in a queue beside the store; who has the lease of one makes it."""
+"""Parts wait in a queue next to the store; the holder of a part's lease makes it."""
 
 from __future__ import annotations
 

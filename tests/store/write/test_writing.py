@@ -1,4 +1,4 @@
-"""Writing: what is refused, resuming, and equal bytes for equal input."""
+"""Writing: refusals, resuming, and equal bytes for equal input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXT = ("zarr", "h5")
 
 
 def contents(path: Path) -> dict[str, str]:
-    """Digest of every file of a store, with `created` (and the checksums over it) blanked."""
+    """Return the digest of every file of a store, with `created` and its checksums blanked."""
     fs = open_store(path)
     fs.close()
     files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
@@ -56,7 +56,7 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def _blanked(file: Path) -> bytes:
-    """HDF5 checksums the header that holds `created`, and the file ends with its SHA-256."""
+    """Blank an HDF5 file: a checksum covers the header with `created`, and a SHA-256 the file."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copy(file, folder))
         with h5py.File(copy, "r+") as opened:
@@ -211,7 +211,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 
 
 def test_weights_that_nobody_takes_any_more_end_in_silence() -> None:
-    """As on a full disk: what is left of them may end in another thread's context."""
+    """Abandoned weights (full disk) raise nothing if another context closes their generator."""
     weights = {"a": np.ones(3, np.float32), "b": np.full(3, 1e9, np.float32)}
     arrays, before = OutsideParts(weights=weights).arrays(Features(width=4)), np.geterr()
     assert isinstance(arrays, Generator)
@@ -243,7 +243,7 @@ def test_nothing_to_seal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ext", EXT)
 def test_a_big_identity(tmp_path: Path, ext: str) -> None:
-    """HDF5 keeps small attributes only in its object headers (64 KiB)."""
+    """A large identity is stored in HDF5, whose headers hold only small attributes (64 KiB)."""
     identity = IDENTITY | {"labels": [f"étiquette {n}" for n in range(20_000)]}
     make_store(tmp_path / f"a.{ext}", SMALL, parts=1, identity=identity)
     assert open_store(tmp_path / f"a.{ext}").identity == identity

@@ -1,4 +1,4 @@
-"""A sample run through the teacher again: sound stores are as promised, five wrong ones are not."""
+"""A sample of a store is run through the teacher again: sound stores pass, wrong stores fail."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ def test_names_of_states_give_the_option_that_stores_them() -> None:
     assert rerun.states_option(["mean0", "layer2", "mean"]) == "mean:0,layer:2,mean"
 
 
-# stores that are wrong
+# Changes that make a store wrong.
 
 
 def other_weights(patch: pytest.MonkeyPatch, model: Path) -> None:
-    """One matrix of one layer, a tenth larger: the files of the teacher, not those of the check."""
+    """Enlarge one matrix of the teacher's files by a tenth, not in the copy that the check uses."""
     network = AutoModelForMaskedLM.from_pretrained(model)
     with torch.no_grad():
         network.bert.encoder.layer[2].output.dense.weight.mul_(1.1)
@@ -121,7 +121,7 @@ def dropout(patch: pytest.MonkeyPatch, model: Path) -> None:
         loaded.model.train()
         for name, module in loaded.model.named_modules():
             if name.endswith("attention.self.dropout"):
-                module.p = 0  # a map whose rows do not sum to 1 is refused where it is written
+                module.p = 0  # a map whose rows do not sum to 1 is refused by the writer
         return loaded
 
     patch.setattr(loading, "load_teacher", load)
@@ -144,7 +144,7 @@ def changed_windows(patch: pytest.MonkeyPatch, change: Callable[[Window], Window
 
 
 def shifted_tokens(patch: pytest.MonkeyPatch, model: Path) -> None:
-    """Every id one place further on: the teacher read them so, too, and its numbers fit them."""
+    """Shift every id by one: the teacher reads the shifted ids too, so its output matches them."""
 
     def change(window: Window) -> Window:
         ids = window.ids.copy()
@@ -163,7 +163,7 @@ def shifted_offsets(patch: pytest.MonkeyPatch, model: Path) -> None:
 
 
 def swapped_texts(patch: pytest.MonkeyPatch, model: Path) -> None:
-    """Two sequences of one length have each the features of the other."""
+    """Swap the features of two sequences of equal length."""
 
     def mistaken(teacher: Any, windows: Any, inputs: list[Array], *words: Any) -> Any:
         swapped = list(inputs)
@@ -218,7 +218,7 @@ def test_wrong_stores(
     model = tiny_teacher("bert")
     command = ["verify", str(store), "--model", str(model), "--sample", "99", "--device", "cpu"]
     result = CliRunner().invoke(main, command)
-    # If the tokens are other ones already, the command does not run the teacher.
+    # If the tokens already differ, the command does not run the teacher.
     found = reports[0] if reports else report(store, model)
     assert any(line.startswith(words) for line in found.problems), found.problems
     assert bool(found.notes) == (case == "other weights")
@@ -241,7 +241,7 @@ def test_wrong_draws(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, case:
 def test_draws_of_another_distribution(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a log-partition that is right, as if the temperature were another."""
+    """Draws at another temperature are found, even if their log-partition is right."""
 
     def warm(decoder: Any, values: torch.Tensor, uniform: Array) -> Any:
         return sampled_logits(decoder, 0.9 * values, uniform)[0], sampled_logits(

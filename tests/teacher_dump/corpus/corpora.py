@@ -1,4 +1,4 @@
-"""Helpers of the corpus tests: texts in every format, what is read from them, what is refused."""
+"""Helpers of the corpus tests: write texts in every format, read them, and return refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(source: Path | str, column: str | None = None) -> str:
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """The rows in the format of the suffix."""
+    """Write the rows in the format of the suffix."""
     if path.suffix == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The corpus: every kind of source, and one clear line for what cannot be read."""
+"""Every kind of source is read as documents, and an unreadable source gives one clear line."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
 def test_a_table_divided_by_another_separator(
     tmp_path: Path, name: str, header: str, expected: str
 ) -> None:
-    """It would be one column, of numbers and text together."""
+    """A table with another separator is refused: it would be one column of text and numbers."""
     path = tmp_path / name
     path.write_text(f"{header}\n{header.replace('id', '1')}\n")
     message = refusal(path)
@@ -88,7 +88,7 @@ def test_a_table_divided_by_another_separator(
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
 def test_two_columns_of_one_name(tmp_path: Path, suffix: str) -> None:
-    """Of which one would be taken for the other; those that are not read may be called the same."""
+    """Two columns of one name are refused if the name is read, and allowed otherwise."""
     path = tmp_path / f"a{suffix}"
     if suffix == ".parquet":
         columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
@@ -197,7 +197,7 @@ def test_checking_hashes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_opening_a_corpus_hashes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packed file, and a table of Parquet, would be read to its end twice."""
+    """Opening a corpus does not hash its files, since some of them would be read twice."""
     hashed = list[bytes]()
     monkeypatch.setattr(files._Digest, "add", lambda digest, raw: hashed.append(raw))
     packed, table = tmp_path / "a.txt.gz", tmp_path / "a.parquet"

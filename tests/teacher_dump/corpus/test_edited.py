@@ -1,4 +1,4 @@
-"""Corpora that are edited while they are read, or between two readings of one work."""
+"""Corpora that are edited while they are read, or between two readings of one command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = [kind for kind in KINDS if kind != "hf"]
 
 
 def opened(path: Path) -> Corpus:
-    """A corpus that was checked and described, as a dump does before it reads."""
+    """Open a corpus, check and describe it, as a dump does before it reads."""
     write(path, LINES)
     corpus = Corpus.open([str(path)])
     corpus.check()
@@ -41,13 +41,13 @@ def test_a_line_written_over_while_it_is_read(tmp_path: Path, suffix: str) -> No
 @pytest.mark.parametrize("suffix", FILES)
 @pytest.mark.parametrize("edit", EDITS)
 def test_edits_behind_what_is_read(tmp_path: Path, suffix: str, edit: str) -> None:
-    """With --limit the rest of a file is never read, and yet its hash would be told."""
+    """An edit after the last text read (`--limit`) is refused, since the hash is recorded."""
     path = tmp_path / f"a{suffix}"
     corpus = opened(path)
     list(islice(iter(corpus), 10))
     changed = [*LINES[:-5], "another end"] if edit not in HARMLESS else LINES
     EDITS[edit][1](path, changed)
-    if edit in HARMLESS or suffix == ".parquet":  # of which each reading begins with a hash
+    if edit in HARMLESS or suffix == ".parquet":  # each reading of Parquet starts with a hash
         corpus.check_unchanged()
         return
     with pytest.raises(CorpusError, match=r"was changed while it was read|cannot be read"):
@@ -69,7 +69,7 @@ def test_a_library_reads_a_file_that_is_edited(tmp_path: Path, edit: str) -> Non
 
 
 def test_an_edit_that_is_taken_back(tmp_path: Path) -> None:
-    """The file is as it was; what was read is not."""
+    """An edit that is reverted is found: the file equals the old one, but the texts read do not."""
     path = tmp_path / "a.txt"
     corpus = opened(path)
     EDITS["a line written over"][1](path, ["other text", *LINES[1:]])

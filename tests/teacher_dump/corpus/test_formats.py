@@ -1,4 +1,4 @@
-"""What people have: packed files, arrays of JSON, data sets, words with tags, exports of labels."""
+"""Common formats: compressed files, JSON arrays, data sets, tagged words, exports of labels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOODS = ["neg", "mid", "pos"]
 
 
 def golds(source: Path | str, text: str | None = None, label: str | None = "label") -> list[Any]:
-    """Label or tags of every text."""
+    """Return the label or tags of every text."""
     found = [document.gold for document in Corpus.open([str(source)], text, label)]
     return [gold and (gold.label or list(gold.tags)) for gold in found]
 
@@ -58,12 +58,12 @@ def test_packed_files(tmp_path: Path, kind: str) -> None:
         made.write_bytes(raw)
         assert texts(made) == TEXTS
         corpus = Corpus.open([str(made)])
-        before = corpus.identity()  # of the file as it is, packed
+        before = corpus.identity()  # for the file as it is, compressed
         corpus.check()
         assert corpus.identity() == before and before["sources"][0]["bytes"] == len(raw)
         made.write_bytes(raw[:-7])
         assert f"{made}: cannot be decompressed by" in refusal(made)
-        made.write_bytes(raw + raw)  # one behind the other, as `cat` makes them
+        made.write_bytes(raw + raw)  # concatenated, as by `cat`
         assert len(texts(made)) > len(TEXTS) or suffix in (".csv", ".tsv")
         made.write_bytes(b"no such thing" * 9)
         assert "damaged, truncated or has the wrong suffix" in refusal(made)
@@ -119,11 +119,11 @@ def test_json(tmp_path: Path) -> None:
     assert "no file with text" in refusal(tmp_path / "*.js*n.none")
     path.unlink()
     (tmp_path / "config.json").write_text("{}")
-    assert texts(tmp_path) == TEXTS  # settings are no texts
+    assert texts(tmp_path) == TEXTS  # settings are not texts
 
 
 def test_carriage_returns(tmp_path: Path) -> None:
-    """They end lines where nothing else does; some between line feeds are refused."""
+    """A carriage return ends a line only without line feeds; one in mid-line is refused."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\rtwo\rthree")
     assert texts(path) == ["one", "two", "three"]
@@ -152,7 +152,7 @@ def test_carriage_returns(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\r\n{"text": "b"}\r{"text": "c"}\r\n', 2),
         ("a.conll", b"Bo O\nLi O\rx O\r\n", 2),
         ("a.txt", b"one\n" * 3000 + b"two\rthree\r", 3001),
-        ("a.txt", b"one\r" * 300_000 + b"two\n", None),  # far behind the first lines
+        ("a.txt", b"one\r" * 300_000 + b"two\n", None),  # far after the first lines
     ):
         path = tmp_path / name
         path.write_bytes(raw)
@@ -172,7 +172,7 @@ def schema_of(kind: Any) -> Features:
 
 
 def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
-    """The order of its numbers is the data set's, and no teacher's."""
+    """Label numbers follow the names in the schema, whose order differs from a teacher's."""
     rows = {"text": list("abcd"), "label": [2, 0, None, -1]}
     made = Dataset.from_dict(rows, features=schema_of(ClassLabel(names=MOODS)))
     folder = tmp_path / "hub"
@@ -188,7 +188,7 @@ def test_labels_have_the_names_of_the_schema(tmp_path: Path) -> None:
         corpus = Corpus.open([str(source)], label_column="label")
         corpus.check()
         assert set(corpus.found_labels("classification")) == {"pos", "neg"}
-    assert golds(f"hf:{tmp_path}/splits") == ["neg"]  # of `train`
+    assert golds(f"hf:{tmp_path}/splits") == ["neg"]  # for `train`
     with pytest.raises(CorpusError, match=r"several splits, 'train', 'test'; name one of them: \S"):
         golds(tmp_path / "splits")
     (tmp_path / "saved" / "state.json").write_text("{")
@@ -263,7 +263,7 @@ no\u00a0one NN B-NP O
 
 
 def test_conll(tmp_path: Path) -> None:
-    """Columns that blanks divide; the first has the words and the last the tags."""
+    """In a file of blank-separated columns, the first has the words and the last the tags."""
     expected = ["EU rejects #", "Peter Blackburn", "no\u00a0one"]
     for name in ("a.conll", "a.tsv"):
         (tmp_path / name).write_text(CONLL)
@@ -310,9 +310,9 @@ def test_conll(tmp_path: Path) -> None:
         subprocess.run(["sh", "-c", printed.partition("both: ")[2]], cwd=tmp_path, check=True)
         assert golds(tmp_path / f"a.words{Path(name).suffix}", label=None)[0][0] == (0, 2, "B-LOC")
     for content in ("Bo\tB-PER\t\nis\tO\t\n", "Bo\tB-PER\nis\tO\t\n", "Bo\tB-PER\t\nis\tO\n"):
-        (tmp_path / "c.conll").write_text(content)  # a tab at the end begins no column
+        (tmp_path / "c.conll").write_text(content)  # a tab at the end starts no column
         assert golds(tmp_path / "c.conll", label=None) == [[(0, 2, "B-PER"), (3, 5, "O")]]
-    (tmp_path / "b.tsv").write_text("text\nTwo words\n\nTwo words\n")  # a table of one column
+    (tmp_path / "b.tsv").write_text("text\nTwo words\n\nTwo words\n")  # a table with one column
     assert texts(tmp_path / "b.tsv") == ["Two words", "Two words"]
 
 
@@ -338,7 +338,7 @@ def test_conllu(tmp_path: Path) -> None:
 
 
 def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
-    """Spans of characters are tags of the words that they touch, cut at their ends."""
+    """Spans of characters become tags of the words that they touch, which are cut at their ends."""
     text = "(Bo Li) is in Oslo."
     tags = [(0, 1, "O"), (1, 3, "B-PER"), (4, 6, "I-PER"), (6, 7, "O"), (8, 10, "O"), (11, 13, "O"),
             (14, 18, "B-LOC"), (18, 19, "O")]  # fmt: skip
@@ -376,7 +376,7 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
             continue
         with pytest.raises(CorpusError, match=f"line 1: the annotator's answer is '{answer}'"):
             golds(path, None, "spans")
-    assert texts(path) == ["dawn sang"]  # where no labels are read
+    assert texts(path) == ["dawn sang"]  # if no labels are read
     relation = {"type": "relation", "from_id": "a", "to_id": "b", "direction": "right"}
     path.write_text(json.dumps([{**studio, "annotations": [{"result": [*results, relation]}]}]))
     assert golds(path, "data.text", "annotations") == [tags]
@@ -411,7 +411,7 @@ def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
 
 
 def test_a_first_line_that_is_no_header(tmp_path: Path) -> None:
-    """It would be lost, and a text with it; a name that is typed is taken as it is."""
+    """A first line that looks like a text is refused as a header, unless its name is given."""
     for name, content in (
         ("a.tsv", "A good thing.\nA bad thing.\n"),
         ("a.csv", "A very good thing at dawn,0\nA bad thing at night,1\n"),

@@ -1,4 +1,4 @@
-"""Sources that are no plain files: datasets of the hub and the docstrings of Python."""
+"""Sources that are not plain files: datasets of the hub and the docstrings of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resumed dump finds of itself is compared with what it would make now."""
+"""A resumed dump compares the existing parts with the parts that it would write now."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teacher) -> Any:
-    """The options of a dump in a folder of its own that was killed as it was about to seal."""
+    """Return the options of a dump in its own folder that was killed just before it sealed."""
     root = tmp_path_factory.mktemp("killed")
     corpus = write_corpus(root / "c.txt", 60)
 
@@ -59,7 +59,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teacher) -> A
 
 @pytest.fixture
 def stopped(tmp_path: Path, killed: Any) -> Any:
-    """The options of such a dump that the test may change: a copy."""
+    """Return the options of a copy of such a dump, which the test may change."""
 
     def make(ext: str) -> Any:
         options = killed(ext)
@@ -80,7 +80,7 @@ def lose(out: Path, part: int) -> None:
 def test_parts_of_other_sequences_are_refused(
     stopped: Any, monkeypatch: pytest.MonkeyPatch, ext: str
 ) -> None:
-    """As after another version of the tokenizers, with which some would be in it twice."""
+    """Parts of other sequences are refused: other tokenizers could store a sequence twice."""
     options = stopped(ext)
     lose(options.out, 2)
 
@@ -101,7 +101,7 @@ def test_parts_of_other_sequences_are_refused(
 def test_another_cut_of_the_same_tokens_is_refused(
     stopped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids and texts alone would not tell."""
+    """Other offsets of the same ids and texts are refused."""
     options = stopped("zarr")
 
     def moved(*words: Any, **named: Any) -> Iterator[Any]:
@@ -116,7 +116,7 @@ def test_another_cut_of_the_same_tokens_is_refused(
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_a_calibration_that_was_altered_is_refused(stopped: Any, ext: str) -> None:
-    """New parts would be encoded relative to another mean than the old ones."""
+    """A changed calibration is refused, since new parts would be encoded with another mean."""
     options = stopped(ext)
     lose(options.out, 1)
     name = "calibration/hidden/mean/mean"
@@ -131,7 +131,7 @@ def test_a_calibration_that_was_altered_is_refused(stopped: Any, ext: str) -> No
 
 
 def begun_by(out: Path, changed: Callable[[dict[str, Any]], object]) -> None:
-    """Change the root attributes of an unfinished store, as another release would have them."""
+    """Change the root attributes of an unfinished store to what another release would write."""
     path = out / "zarr.json"
     node = json.loads(path.read_text())
     changed(node["attributes"])
@@ -139,8 +139,8 @@ def begun_by(out: Path, changed: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_another_release_of_transformers_goes_on(stopped: Any) -> None:
-    """The store is as an older release of this project wrote it: its `config_hash` is of all of
-    config.json, with the version of transformers."""
+    """A dump continues after an update of transformers, also from an old release whose
+    `config_hash` covers all of config.json and the version."""
     options, said = stopped("zarr"), list[str]()
     lose(options.out, 2)
     with closing(open_store(options.out, allow_partial=True)) as store:
@@ -162,8 +162,8 @@ def test_another_release_of_transformers_goes_on(stopped: Any) -> None:
 
 
 def test_other_forms_of_the_hashes_go_on(stopped: Any) -> None:
-    """Of all of config.json, under the same version of transformers; of tokenizer.json as another
-    version of tokenizers writes it, where that cuts texts alike."""
+    """A dump continues if `config_hash` covers all of config.json, or if tokenizer.json has another
+    form but gives equal tokens."""
     options = stopped("zarr")
     with closing(open_store(options.out, allow_partial=True)) as store:
         digest = hashlib.sha256(store.teacher_file("config.json")).hexdigest()

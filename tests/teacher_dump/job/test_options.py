@@ -1,4 +1,4 @@
-"""Options of a dump from Python: refused, and with the defaults of the command line."""
+"""Options of a dump from Python are refused like on the command line, and have its defaults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], messag
     assert message in str(error.value)
     words = [word for name, value in changes.items() for word in _typed(name, value)]
     line = refused(main, "--model", "model", "--out", OUT, *words)
-    if "codec" not in changes:  # click refuses a choice in its own words
+    if "codec" not in changes:  # click refuses a choice with its own message
         assert message in line
 
 
@@ -48,7 +48,7 @@ def test_python_takes_single_values_and_lists() -> None:
     same = DumpOptions("model", Path("s.zarr"), corpus=("a.txt", "b.txt"), hidden="mean,layer:3")
     assert made == same
     assert DumpOptions("model", OUT, corpus=Path("a.txt")).sources() == ("a.txt",)
-    assert_type(made.corpus, tuple[str, ...])  # as mypy, which checks this file, reads it
+    assert_type(made.corpus, tuple[str, ...])  # as mypy reads it, which checks this file
     assert_type(made.hidden, str)
     with pytest.raises(UserError, match="^--corpus 3: expected a text$"):
         DumpOptions("model", OUT, corpus=["a.txt", 3])  # type: ignore[list-item]
@@ -107,7 +107,7 @@ def test_options_before_the_word_mixed_vocab_are_refused() -> None:
 
 
 def test_which_of_several_processes_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `--shard` says, else what torchrun has told."""
+    """The shard comes from `--shard`, or else from the variables of torchrun."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert shard_of(None) is None and shard_of("2/4") == Shard(2, 4)

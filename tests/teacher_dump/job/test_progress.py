@@ -1,4 +1,4 @@
-"""What a dump tells of how far it is."""
+"""The progress messages of a dump."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.progress import Progress
 from tests.making.dumps import dump_options, write_corpus
 
-LEAN = {"logits": "none", "attention": "none", "weights": False}  # what is told is the same
+LEAN = {"logits": "none", "attention": "none", "weights": False}  # the messages are the same
 LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ left")
 
 
@@ -38,7 +38,7 @@ def check_shares(said: list[str]) -> None:
 def test_what_is_new_of_a_grown_corpus_is_the_whole(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """Its documents are numbered after those of the old store, which tells no share of them."""
+    """When a corpus has grown, progress is relative to the new documents, not to the old store."""
     teacher, said = tiny_teacher("bert"), list[str]()
     changes = LEAN | {"stride": 8, "max_length": 24}
     before, grown = write_corpus(tmp_path / "before.txt", 150), tmp_path / "grown.txt"

@@ -17,7 +17,7 @@ from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH
 
 @pytest.fixture(scope="session")
 def small(make_tokenizer: Callable[[str], Any]) -> Any:
-    """The student's tokenizer: fewer pieces of the same text."""
+    """Return the student's tokenizer: fewer pieces of the same text."""
     from teachonce.student_train.model.student_tokenizer import train_wordpiece as student_wordpiece
 
     return student_wordpiece(SENTENCES, PIECES, None)
@@ -27,7 +27,7 @@ def small(make_tokenizer: Callable[[str], Any]) -> Any:
 def trained(
     tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
 ) -> tuple[Path, Path, tuple[Any, ...]]:
-    """A store made by the command, in Zarr; the corpus, and the words it was made by."""
+    """Make a Zarr store with the command; return it, the corpus, and the arguments."""
     folder = tmp_path_factory.mktemp("mixed")
     corpus = write_corpus(folder / "corpus.txt", 60)
     words = (

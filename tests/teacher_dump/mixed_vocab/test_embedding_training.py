@@ -1,4 +1,4 @@
-"""Training of the embeddings: the loss falls, a stopped training goes on."""
+"""Training of the embeddings: the loss falls, and a stopped training continues."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
     again, said = once("cut")
     assert said[0] == "resume    after step 11 of 30"
     assert np.array_equal(whole, again) and whole.dtype == np.float32
-    unchanged, said = once("cut")  # killed as the store was to be written: nothing is trained
+    unchanged, said = once("cut")  # killed just before the store is written: no training is left
     assert said == ["resume    after step 30 of 30"] and np.array_equal(whole, unchanged)
     with pytest.raises(UserError, match="with other arguments: steps was '30' and is '31'"):
         once("cut", started=31)
@@ -68,7 +68,7 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
 def test_a_step_of_several_batches_and_its_warm_up(
     tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of several steps make one step, and the warm-up is a share of the steps."""
+    """With accumulation, several batches make one step, and the warm-up is a share of the steps."""
     taken: list[tuple[float, int, int]] = []
     update = Training.update
 
@@ -100,5 +100,5 @@ def test_a_step_of_several_batches_and_its_warm_up(
     assert {count for _, count, _ in taken} == {3}
     with pytest.raises(Stopped):
         trained("cut", until=2)
-    assert np.array_equal(trained("cut"), whole)  # goes on with batch 6, not with batch 2
+    assert np.array_equal(trained("cut"), whole)  # continues with batch 6, not with batch 2
     assert [step for *_, step in taken] == [3, 4]

@@ -33,7 +33,7 @@ def test_gradients_reach_both_vocabularies_the_map_and_the_teacher(
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0
     assert words.grad is not None and words.grad.abs().sum() > 0
     without = [p for p in model.network.parameters() if p.grad is None]
-    assert all(p.shape == model.bias.shape for p in without)  # its place is with the decoder
+    assert all(p.shape == model.bias.shape for p in without)  # the decoder contains it
     assert model.bias.grad is not None and len(without) < 2
     model.zero_grad()
     read = torch.unique(batch.ids[batch.own])
@@ -46,7 +46,7 @@ def test_gradients_reach_both_vocabularies_the_map_and_the_teacher(
 def test_the_teachers_softmax_is_its_own_head(
     tiny_teacher: Callable[..., Path], small: Any
 ) -> None:
-    """With no word of the student's, the loss is that of transformers' own masked LM."""
+    """Without words in the student's vocabulary, the loss equals transformers' masked LM loss."""
     folder = tiny_teacher("bert")
     teacher = load_teacher(str(folder), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=0).eval()
@@ -64,7 +64,7 @@ def test_the_teachers_softmax_is_its_own_head(
 
 
 def test_tied_pieces_have_one_embedding(tiny_teacher: Callable[..., Path], small: Any) -> None:
-    """Read and predicted by the teacher's vocabulary, a tied piece is the student's, projected."""
+    """A piece of both vocabularies has one embedding, the student's, for input and for output."""
     folder = tiny_teacher("bert")
     teacher = load_teacher(str(folder), head="mlm", hidden="none", attention="none")
     same = shared_pieces(teacher.tokenizer, small)
@@ -77,7 +77,7 @@ def test_tied_pieces_have_one_embedding(tiny_teacher: Callable[..., Path], small
     words = whole.get_input_embeddings().weight
     with torch.no_grad():
         tied = model.up(model.student(ids))
-        # the best start of that width, and the head reads it, too
+        # the best initial value at that rank, also used by the head
         kept = (words[rows] - words[rows].mean(0)).norm() ** 2 - (tied - words[rows]).norm() ** 2
         spread = torch.linalg.svdvals(words[rows] - words[rows].mean(0)) ** 2
         torch.testing.assert_close(kept, spread[:WIDTH].sum(), rtol=1e-3, atol=1e-4)
@@ -92,7 +92,7 @@ def test_tied_pieces_have_one_embedding(tiny_teacher: Callable[..., Path], small
         ).loss
     of_teacher, _ = model(batch)
     torch.testing.assert_close(of_teacher.detach() / len(batch.labels), expected)
-    of_teacher.backward()  # so that the teacher's words alone teach the student's embeddings
+    of_teacher.backward()  # so the teacher's words alone train the student's embeddings
     assert model.student.weight.grad is not None
     moved = model.student.weight.grad.abs().sum(1) > 0
     assert moved[ids].all() and not moved[sorted(set(range(len(small))) - set(ids.tolist()))].any()
@@ -125,8 +125,8 @@ def test_the_students_softmax_is_over_the_projected_embeddings(
 
 
 def test_the_loss_of_stage_one_is_equation_1(tiny_teacher: Callable[..., Path], small: Any) -> None:
-    """Zhao et al. 2021, eq. 1, in NumPy: minus the log-probability of each masked piece by the
-    softmax of the vocabulary that segmented its word, summed."""
+    """The loss is eq. 1 of Zhao et al. 2021, in NumPy: the sum of minus the log-probability of each
+    masked piece, under the softmax of the vocabulary of its word."""
     teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=0).eval()
     (batch,) = some(mixer_of(teacher, small), 1)

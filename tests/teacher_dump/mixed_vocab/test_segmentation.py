@@ -49,7 +49,7 @@ def test_each_word_is_segmented_by_exactly_one_vocabulary(
             assert len(sides) <= 1
             have = [word in words[[b for b, e in en.offsets if e > b]] for en in encodings]
             own, by_student = own + all(have), by_student + (all(have) and sides == {True})
-        # A vocabulary that drops a character (a blank, a control character) leaves it uncovered.
+        # If a vocabulary drops a character (a blank, a control character), no piece covers it.
         for side, encoding in enumerate(encodings):
             expected = np.zeros(len(text), bool)
             for (begin, end), special in zip(
@@ -77,7 +77,7 @@ def test_pieces_are_those_of_their_tokenizers_in_order(
     assert (np.diff(text_only[:, 0]) > 0).all() and 0 < both.own.mean() < 1
     firsts = [mixed(text, *encoded(text, big, small), 0.5, np.random.default_rng(s)).own[0]
               for s in range(20)]  # fmt: skip
-    assert len(set(firsts)) == 2  # the student's [CLS] is learnt, too
+    assert len(set(firsts)) == 2  # the student's [CLS] is trained, too
 
 
 def test_words_are_joined_where_a_token_covers_several() -> None:
@@ -147,5 +147,5 @@ def test_batches_are_a_function_of_seed_and_number(
     assert not same(batches[0], some(mixer_of(teacher, small, seed=4), 1)[0])
     sequences = np.cumsum([len(batch.ids) for batch in some(mixer, 40)]).tolist()
     epochs = [len(SENTENCES) * times for times in range(1, 1 + sequences[-1] // len(SENTENCES))]
-    assert epochs and set(epochs) <= set(sequences)  # every text comes once in an epoch
+    assert epochs and set(epochs) <= set(sequences)  # every text occurs once in an epoch
     assert not any(map(same, batches[:2], batches[2:4]))

@@ -1,4 +1,4 @@
-"""Stage I as a command: the store that it writes, how it goes on, what it refuses."""
+"""Stage I as a command: the store that it writes, how it resumes, and its refusals."""
 
 from __future__ import annotations
 
@@ -185,12 +185,12 @@ def test_tied_pieces_train_and_are_reported(trained: Any, tmp_path: Path) -> Non
     assert "tied      " in said and "2 steps of 1024 tokens" in said and "warm-up 10%" in said
     printed = open_store(out).identity["mixed_vocab"]
     assert (printed["tie"], printed["accumulate"], printed["warmup"]) == (True, 2, 0.1)
-    plain = open_store(trained[0]).identity["mixed_vocab"]  # as before these options came
+    plain = open_store(trained[0]).identity["mixed_vocab"]  # as before these options existed
     assert not {"tie", "accumulate", "warmup"} & plain.keys()
 
 
 def test_a_cpu_trains_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that multiplies bfloat16: a masked LM is not compared in it."""
+    """Stage I runs in float32 on every CPU: bfloat16 is not compared for a masked LM."""
     monkeypatch.setattr("teachonce.training.device._multiplies_bf16", lambda device: True)
     dump = StageOneDump("m", Path("s.zarr"), device="cpu").resolved()
     assert MixedVocabOptions(dump, "5k", 16).arguments()["precision"] == "fp32"

@@ -10,7 +10,7 @@ from torch import nn
 
 from teachonce.teacher_dump.teacher import fused_head, heads
 
-CASES = (  # least programs, rows, width, vocabulary, k, type, whether there is a bias
+CASES = (  # fewest programs, rows, width, vocabulary, k, type, whether there is a bias
     (1, 3, 24, 37, 1, torch.float32, True),
     (8, 70, 33, 301, 5, torch.float32, False),
     (2, 3, 70, 290, 33, torch.bfloat16, True),
@@ -21,7 +21,7 @@ CASES = (  # least programs, rows, width, vocabulary, k, type, whether there is 
 def check(
     programs: int, rows: int, width: int, vocabulary: int, k: int, dtype: torch.dtype, shifted: bool
 ) -> None:
-    """Raises AssertionError where the kernel is further off than float32 rounds."""
+    """Raise AssertionError if the error of the kernel is larger than float32 rounding."""
     fused_head.PROGRAMS = programs
     weight = torch.randn(vocabulary, width).to(dtype)
     states = (3 * torch.randn(rows, width)).to(dtype)
@@ -37,7 +37,7 @@ def check(
 
 
 def check_agreement() -> None:
-    """What `heads` takes from the kernel is what it takes from the logits themselves."""
+    """Check that `heads` gets the same values from the kernel as from the logits themselves."""
     decoder = heads.Decoder.of(torch.randn(150, 32).bfloat16(), torch.randn(150))
     for values in (torch.randn(5, 32).bfloat16(), torch.randn(5, 32)):
         (ours,) = heads.fused_logits(decoder, values, 7)
@@ -47,8 +47,8 @@ def check_agreement() -> None:
 
 
 def check_nan() -> None:
-    """It must not be lost, else nobody runs the sequence again, nor reach the search for the best:
-    there lanes of a GPU would disagree on who it is, and wait for one another."""
+    """Check that NaN is reported, so that the sequence is run again. NaN must not reach the search
+    for the best values: lanes of a GPU would disagree on the maximum, and wait without end."""
     fused_head.PROGRAMS = 1
     states, weight, bias = torch.randn(3, 16), torch.randn(300, 16), torch.zeros(300)
     finite = (states @ weight.T)[:, torch.arange(300) != 137]
@@ -67,7 +67,7 @@ def main() -> None:
         check(*case)
     check_agreement()
     check_nan()
-    fused_head.PROGRAMS = 2  # the trial takes fewer rows
+    fused_head.PROGRAMS = 2  # the self-test has fewer rows
     assert heads.has_fused_kernel(5, torch.device("cpu"))
     print("sound")
 

@@ -1,4 +1,4 @@
-"""Too little memory, and numbers out of range: what is done about them, and what is told."""
+"""Too little memory and values out of range: the reaction of a dump, and its messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short_of_memory(
     monkeypatch: pytest.MonkeyPatch, error: Exception, most: Callable[[], int]
 ) -> None:
-    """A teacher whose third layer fails for more than `most` tokens, padding included."""
+    """Make the teacher's third layer fail for more than `most` tokens, padding included."""
 
     def load(*names: Any, **options: Any) -> Teacher:
         teacher = load_teacher(*names, **options)
@@ -110,16 +110,17 @@ def test_one_sequence_alone_is_too_large(
 
 
 def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
-    """A dump in one part and one batch, that gets ever more address space until it fits.
+    """Run a dump of one part and one batch with growing address space until it fits.
 
-    How much is taken beside the batch is a matter of chance: libraries that are loaded late, and
-    threads and heaps, each of which takes up to 128 MiB of addresses; hence one of both.
+    The memory used apart from the batch varies: libraries that are loaded late, threads and heaps
+    each take up to 128 MiB of addresses. Hence one thread and one heap.
     """
-    m_arena_max = -8  # of malloc.h
+    m_arena_max = -8  # from malloc.h
     ctypes.CDLL(None).mallopt(m_arena_max, 1)
     torch.set_num_threads(1)
     spare = 64 << 20
-    dump(dump_options(model, corpus, out.with_name("warm.h5")))  # loads late libraries, unlimited
+    # loads the late libraries, without limit
+    dump(dump_options(model, corpus, out.with_name("warm.h5")))
 
     def write(*arguments: Any) -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -159,8 +160,8 @@ def test_real_shortage(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> N
 
 
 def overflowing(model: Path, folder: Path, most: float, corpus: Path) -> Path:
-    """The teacher with the first feed-forward layer scaled: its largest value over the corpus, at
-    the sequence in the middle of the order by that, is `most`. All weights fit into float16."""
+    """Scale the teacher's first feed-forward layer, so that its largest value over the corpus is
+    `most` for the sequence in the middle of the order. All weights fit into float16."""
     teacher = load_teacher(str(model), attention="none")
     largest: list[float] = []
     layer = teacher.base.encoder.layer[0].intermediate.dense
@@ -201,7 +202,7 @@ def test_overflow_is_run_again_in_float32(
         for a, b in zip(want, got, strict=True)
     ]
     assert sum(value < 1e-4 for value in differ) == half.widened
-    assert max(differ) < 0.5  # what float16 costs the others
+    assert max(differ) < 0.5  # the cost of float16 for the others
 
     seal = StoreWriter.seal
     monkeypatch.setattr(StoreWriter, "seal", lambda _: 1 / 0)
@@ -236,7 +237,7 @@ def test_overflow_in_float32_is_named(
 def test_a_weight_that_is_nan_is_named(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path
 ) -> None:
-    """In the embedding of one piece: the texts without it are fine."""
+    """A NaN in the embedding of one piece is named; texts without the piece are not affected."""
     model = tmp_path / "model"
     model.mkdir()
     for file in tiny_teacher("bert").iterdir():
@@ -256,7 +257,7 @@ def test_a_weight_that_is_nan_is_named(
         " the checkpoint is damaged"
     )
     for weights_kept in (True, False):
-        # Logits are of all pieces: of a tied embedding they would be NaN in every text.
+        # Logits cover all pieces: with a tied embedding they would be NaN in every text.
         asked: dict[str, Any] = {"weights": weights_kept, "logits": "none"}
         with pytest.raises(UserError, match=line) as refused:
             dump(dump_options(model, corpus, tmp_path / "a.h5", **asked))
@@ -271,8 +272,8 @@ def test_the_calibration_of_a_small_first_part_costs_no_pass(
     corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The teacher's output is written, not computed again; a part that is computed again after the
-    calibration, as by a process that continues a stopped dump, has the same bytes."""
+    """The teacher's output for the calibration is reused for the first part; a part that is
+    computed again by a resumed dump has the same bytes."""
     model, sequences = tiny_teacher("bert"), [0]
     whole, run = part_writing.calibration, Teacher.run
 
@@ -295,6 +296,6 @@ def test_the_calibration_of_a_small_first_part_costs_no_pass(
     with open_store(once.out) as one, open_store(twice.out) as other:
         assert one.manifest.content() == other.manifest.content()
         assert len(one.manifest.parts) > 1
-        # Loading a teacher runs it over some sequences, too.
+        # Loading a teacher runs some sequences, too.
         first = one.manifest.parts[0].counts.sequences
         assert first and sequences[1] - sequences[0] == first

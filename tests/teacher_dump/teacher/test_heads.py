@@ -1,4 +1,4 @@
-"""What is read from the logits, against the same in float64."""
+"""Values read from the logits equal a float64 reference."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_the_kept_logits(dtype: torch.dtype, seed: int, scale: float, chunk: int
     logp = exact.log_softmax(-1)
     assert np.abs(log_partition - exact.logsumexp(-1).numpy()).max() < 1e-4
     kept = logp.gather(1, torch.from_numpy(ids).long())
-    assert np.abs(logprobs - kept.numpy()).max() < 1e-4  # whichever of two equal ones it is
+    assert np.abs(logprobs - kept.numpy()).max() < 1e-4  # whichever of two equal values it is
     assert np.abs(logprobs - logp.topk(5).values.numpy()).max() < 1e-4
     left = logp.scatter(1, torch.from_numpy(ids).long(), -torch.inf).logsumexp(-1).numpy()
     assert np.abs(np.exp(rest) - np.exp(left)).max() < 1e-5
 
 
 def test_full_products_where_a_factor_has_more_bits() -> None:
-    """A bfloat16 teacher that is run again in float32 has a head of bfloat16 numbers."""
+    """Float32 states with a bfloat16 head (a bfloat16 teacher run again) use full products."""
     decoder, _ = head_and_values(torch.bfloat16, 0, 1.0)
     values = 8 * torch.randn(53, 24)
     exact = nn.functional.linear(values.double(), decoder.weight.double(), decoder.bias.double())
@@ -58,7 +58,7 @@ def test_full_products_where_a_factor_has_more_bits() -> None:
 
 
 def test_the_fused_kernel() -> None:
-    """In a process of its own: what Triton imports is compiled or interpreted from then on."""
+    """The fused kernel agrees with float64, in its own process: Triton fixes its mode at import."""
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-m", "tests.teacher_dump.teacher.interpreted"],
@@ -69,7 +69,7 @@ def test_the_fused_kernel() -> None:
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one that does not run, as none does on a CPU."""
+    """A kernel that gives wrong values or does not run, as on a CPU, is not used."""
     fused_head = pytest.importorskip("teachonce.teacher_dump.teacher.fused_head")
     monkeypatch.setattr(fused_head, "PROGRAMS", 2)
     has_fused_kernel, cpu = heads.has_fused_kernel.__wrapped__, torch.device("cpu")

@@ -1,4 +1,4 @@
-"""`--precision auto` is bf16 on a CPU that multiplies it and where the outputs agree."""
+"""`--precision auto` is bf16 on a CPU that multiplies bfloat16, if the outputs agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.making.texts import ENGLISH
 
 
 def test_deviations_by_hand() -> None:
-    """A channel with deviation 2 that is off by 1 counts .5; a constant one does not count."""
+    """An error of 1 in a channel of deviation 2 counts as 0.5; constant channels do not count."""
     values = torch.tensor([[1.0, 7.0, 0.0], [5.0, 7.0, 2.0]])
     found = deviations({"a": values}, {"a": values + torch.tensor([1.0, 9.0, 0.0])})
     assert found["a"] == pytest.approx((0.25 / 2) ** 0.5)
@@ -36,7 +36,7 @@ def test_a_decoder_that_agrees(kind: str, tiny_teacher: Callable[..., Path]) -> 
         return load_teacher(str(tiny_teacher(kind)), precision=precision)
 
     teacher, precision = load_fastest(load, ENGLISH, said.append)
-    if kind == "bert":  # no decoder
+    if kind == "bert":  # without a decoder
         assert precision == "fp32" and not teacher.narrow and not said
         return
     assert precision == "bf16" and teacher.narrow
@@ -44,7 +44,7 @@ def test_a_decoder_that_agrees(kind: str, tiny_teacher: Callable[..., Path]) -> 
 
 
 def test_a_teacher_that_does_not_agree(tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
-    """Embeddings that differ by little of a large number: bfloat16 rounds the difference away."""
+    """A teacher with a large common offset in its embeddings does not agree in bfloat16."""
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     folder = tiny_teacher("gpt2")

@@ -1,4 +1,4 @@
-"""Teachers that were fine-tuned for a task: what is stored is what plain transformers gives."""
+"""Stores of fine-tuned teachers contain the output of plain transformers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Teachers = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts with the name of a label, or none; the last is longer than any window."""
+    """Return texts with or without a label name; the last is longer than any window."""
     path = tmp_path_factory.mktemp("labelled") / "texts.tsv"
     cells = ["positive", MOODS[0], "", MOODS[2], "-1", "neither"]
     rows = [f"{text}\t{cells[i % 6]}" for i, text in enumerate(SENTENCES[:18])]
@@ -66,7 +66,7 @@ def test_a_label_that_the_teacher_lacks_is_refused_before_its_weights_are_read(
 
 
 def plain(factory: Any, folder: Path, ids: Array) -> dict[str, Array]:
-    """One sequence as anybody would run it."""
+    """Run one sequence with plain transformers."""
     model = factory.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     inputs = torch.from_numpy(np.asarray(ids, np.int64))[None]
     with torch.no_grad():
@@ -235,7 +235,7 @@ def test_a_head_is_never_made_up(tmp_path: Path, tiny_teacher: Teachers) -> None
         (bert, "classification", "no classification head .*BertForMaskedLM.*--task classify"),
         (bert, "tagging", "no tagging head .*BertForMaskedLM"),
         (moods, "tagging", "no tagging head .*BertForSequenceClassification"),
-        # its parameters have the names and shapes that a classification head would have
+        # its parameters have the names and shapes of a classification head
         (tags, "classification", "no classification head .*ModernBertForTokenClassification"),
         (moods, "mlm", "no masked-LM head"),
         (tiny_teacher("gpt2"), "mlm", "no masked-LM head .*it is a GPT2LMHeadModel"),
@@ -302,7 +302,7 @@ def test_the_command_says_what_it_kept(
 
 
 def test_sequences_of_a_batch_are_kept_apart() -> None:
-    """Where one of a batch is not finite, the others are kept as they are."""
+    """If one sequence of a batch is not finite, the others are stored unchanged."""
     states, maps = np.arange(6.0)[:, None], [np.eye(1), np.eye(2), np.eye(3)]
     for of_sequences, logits, bad in (
         (True, np.array([[1.0, 2], [np.nan, 2], [3, 4]]), 1),

@@ -1,4 +1,4 @@
-"""The taps and heads against plain transformers, for every family of teachers."""
+"""The taps and heads equal plain transformers, for every family of teachers."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher: Callable[...,
 def sparse_teacher(
     tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], Any]
 ) -> Callable[..., Path]:
-    """`sparse_teacher(family, head, **fields)` -> folder of a random model of transformers."""
+    """Return sparse_teacher(family, head, **fields) -> the folder of a random model."""
     root = tmp_path_factory.mktemp("sparse")
 
     def saved(family: str, head: str, **fields: Any) -> Path:
@@ -160,8 +160,7 @@ WINDOWED = {"attention_window": [16, 16], "max_position_embeddings": 300}
 
 @pytest.mark.parametrize("head", ["mlm", "classification"])
 def test_layers_that_pad_what_they_read(sparse_teacher: Callable[..., Path], head: str) -> None:
-    """Of texts of other lengths than Longformer's windows; its classifier attends to the first
-    token from all others."""
+    """Longformer's padding to its windows leaves values unchanged, also with global attention."""
     kind = {"mlm": "ForMaskedLM", "classification": "ForSequenceClassification"}[head]
     folder = sparse_teacher("Longformer", kind, **WINDOWED)
     teacher = load_teacher(str(folder), head=head, hidden="mean,layer:1", attention="none")
@@ -201,7 +200,7 @@ def test_layers_that_are_not_those_of_the_text_are_refused(
     assert line.endswith(
         "FNetModel returns no attention maps from its layers: use --attention none"
     )
-    parts = {"segment_means_seq_len": 64, "num_landmarks": 8}  # reads 64 tokens, no more, no fewer
+    parts = {"segment_means_seq_len": 64, "num_landmarks": 8}  # reads exactly 64 tokens
     line = refusal("Nystromformer", "ForMaskedLM", "mean", "none", **parts)
     assert "NystromformerForMaskedLM cannot read a batch of texts of 16 tokens" in line
     blocks = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64}
@@ -245,7 +244,7 @@ def test_causal_heads_that_a_store_cannot_hold_are_refused(
 def test_padding_that_changes_numbers_is_left_out(
     sparse_teacher: Callable[..., Path], tmp_path: Path, family: str, kind: str
 ) -> None:
-    """Each text has the states and logits that transformers gives for it alone."""
+    """If padding changes values, texts run alone, and equal transformers' states and logits."""
     folder = sparse_teacher(family, kind, **({"hidden_act": "relu"} if family == "FNet" else {}))
     said, corpus = list[str](), tmp_path / "c.txt"
     corpus.write_text("".join(f"{text}\n" for text in SENTENCES[:6]), "utf-8")
@@ -298,7 +297,7 @@ def test_models_that_are_no_stack_of_layers_over_pieces_are_refused(
 def test_bigbird_attends_to_all_tokens_of_what_it_may_read(
     sparse_teacher: Callable[..., Path],
 ) -> None:
-    """Its sparse attention would depend on the longest text of the batch."""
+    """BigBird's window is limited to full attention: sparse attention depends on the batch."""
     folder = sparse_teacher("BigBird", "ForMaskedLM", block_size=16, num_random_blocks=1)
     teacher = load_teacher(str(folder))
     assert teacher.max_length() == 7 * 16

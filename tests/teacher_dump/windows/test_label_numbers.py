@@ -1,4 +1,4 @@
-"""Gold labels and tags: read from every kind of corpus, and put into the teacher's numbers."""
+"""Gold labels and tags are read from every kind of corpus, and mapped to the teacher's numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAGS = ("O", "B-PER", "I-PER")
 
 @pytest.mark.parametrize("suffix", TABLES)
 def test_labels(tmp_path: Path, suffix: str) -> None:
-    """By name or number; with the labels named, the other column of text is the text."""
+    """Labels are given by name or number; the column that is not the label column is the text."""
     cells = ["good", "bad", "", "good", "1"]
     rows = [{"s": text, "mood": cell} for text, cell in zip(TEXTS, cells, strict=True)]
     path = write_table(tmp_path / f"a{suffix}", rows)
@@ -76,7 +76,7 @@ def test_tags_of_words(tmp_path: Path) -> None:
 
 
 def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
-    """A step from a word without a tag is not known; labels that are not IOB have no order."""
+    """Tags that do not follow one another in IOB are refused; missing and other tags are not."""
     path = tmp_path / "a.tsv"
     path.write_text("a\tI-PER\nb\tB-PER\nc\t\nd\tI-PER\n\ne\tO\nf\t2\n", encoding="utf-8")
     corpus = Corpus.open([str(path)])
@@ -94,7 +94,7 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
         labels.check({}, steps)
     del steps[BEGINNING, "I-PER"]
     with pytest.raises(UserError, match="line 7: tag 'I-PER' is after 'O', .* write B-PER"):
-        labels.check({}, steps)  # by its number
+        labels.check({}, steps)  # with its number
     labels.check({}, {step: where for step, where in steps.items() if "O" not in step})
     for others in (("O", "I-PER", "2"), ("O", "I-PER"), (*TAGS, "NOUN")):
         assert not is_iob(others)
@@ -102,7 +102,7 @@ def test_tags_of_entities_follow_one_another(tmp_path: Path) -> None:
     later = Labels(TaskSpec("tagging", ("X", *TAGS), "X"), "t")
     with pytest.raises(UserError, match="tag 'I-PER' is after 'O'"):
         later.check({}, {("O", "I-PER"): "a", ("O", "B-PER"): "b"})
-    for word in ("X", "0"):  # no word's tag
+    for word in ("X", "0"):  # no word has this tag
         with pytest.raises(UserError, match=f"a: .* no tag '{word}'; it has O, B-PER, I-PER;"):
             later.check({word: "a"}, {})
 
@@ -113,7 +113,7 @@ def spans_of(words: list[str]) -> list[tuple[int, int]]:
 
 
 class Counting(tuple[tuple[int, int, str], ...]):
-    """Tags that count how often they are read from the first to the last."""
+    """Tags that count how often they are iterated."""
 
     read = 0
 
@@ -144,7 +144,7 @@ TAGGED = st.lists(st.tuples(ALPHABET, st.sampled_from(("", "-1", *TAGS))), min_s
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 @given(sentence=TAGGED, size=st.integers(8, 24))
 def test_laws_of_tags(make_tokenizer: Any, kind: str, sentence: list[Any], size: int) -> None:
-    """Each tag is that of a word whose first piece the token is; no word has two."""
+    """The tag of a token is its word's, if it is the first piece; each word has one tag at most."""
     spans = spans_of([word for word, _ in sentence])
     gold = Gold(tags=tuple((*s, tag) for s, (_, tag) in zip(spans, sentence, strict=True) if tag))
     document = Document(" ".join(word for word, _ in sentence), "x", 0, gold)
@@ -171,8 +171,8 @@ def test_laws_of_tags(make_tokenizer: Any, kind: str, sentence: list[Any], size:
 def test_laws_of_later_pieces(
     make_tokenizer: Any, kind: str, sentence: list[Any], size: int
 ) -> None:
-    """Tags stand where they stood; every other piece that begins within a word whose tag is here,
-    and no other one, has the label of later pieces."""
+    """First pieces have the same tags as before; exactly the other pieces within a tagged word have
+    the label of later pieces."""
     spans = spans_of([word for word, _ in sentence])
     gold = Gold(tags=tuple((*s, tag) for s, (_, tag) in zip(spans, sentence, strict=True) if tag))
     document = Document(" ".join(word for word, _ in sentence), "x", 0, gold)
@@ -246,7 +246,7 @@ def test_labels_that_are_nearly_the_teachers(label: str, message: str) -> None:
 
 
 def test_a_teacher_whose_labels_have_no_names() -> None:
-    """Numbers are its own, names of another order are not."""
+    """If labels have no names, numbers are the teacher's own, and names are refused."""
     unnamed = TaskSpec("classification", ("LABEL_0", "LABEL_1"))
     assert Labels(unnamed, "t").number("1", "x") == 1
     with pytest.raises(UserError, match="no label 'pos'; .* write their names into id2label"):
@@ -258,7 +258,7 @@ IOB = ("O", "B-A", "I-A", "B-C", "I-C")
 
 
 def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Any) -> list[str]:
-    """Names of the dumped tags of a sentence, and what is said."""
+    """Return the names of the dumped tags of a sentence, then the messages."""
     path, said = tmp_path / "a.tsv", list[str]()
     path.write_text("".join(f"w\t{tag}\n" for tag in tags.split()) + "\nw\tO\n")
     corpus = Corpus.open([str(path)])
@@ -309,7 +309,7 @@ def test_converted_tags_are_checked_before_the_dump(
 ) -> None:
     with pytest.raises(UserError, match=f"a.tsv, {message}"):
         numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
-    single = ("O", "S-A")  # the teacher lacks B-A, which no tag becomes
+    single = ("O", "S-A")  # the teacher lacks B-A, which no tag is mapped to
     assert numbers_of("B-A O", TaskSpec("tagging", single), tmp_path, make_tokenizer)[0] == "S-A"
 
 
@@ -325,7 +325,7 @@ def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
 def test_classes_of_a_data_set_are_those_of_the_teacher(
     tmp_path: Path, make_tokenizer: Any
 ) -> None:
-    """Whose labels stand in another order, for texts and for words."""
+    """Classes of a data set are mapped by name to the teacher's labels in another order."""
     moods = Features({"text": Value("string"), "y": ClassLabel(names=["neither", "negative"])})
     stars = Features({"text": Value("string"), "y": ClassLabel(names=["2", "1", "0"])})
     counted = Features({"text": Value("string"), "y": ClassLabel(names=["0", "1", "2"])})

@@ -1,4 +1,4 @@
-"""Masked views: the words, the draws, and what the teacher reads."""
+"""Masked views: the words, the draws, and the teacher's input."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_one_word_is_drawn_by_its_count_to_the_power_of_minus_seven_tenths(
 def test_a_word_is_masked_no_more_often_than_always() -> None:
     counts = {"rare": 1, "seldom": 2} | {f"common{i}": 10**12 for i in range(8)}
     times = times_masked(counts, 0.4, 600)
-    assert times[:2].tolist() == [600, 600]  # of 4 words each time
+    assert times[:2].tolist() == [600, 600]  # 4 words each time
     np.testing.assert_allclose(times[2:] / 600, 2 / 8, atol=0.09)
 
 

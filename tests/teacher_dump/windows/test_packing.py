@@ -1,4 +1,4 @@
-"""Windows of a part go to another process as bytes, and come back as they were."""
+"""Windows of a part are passed to another process as bytes, and come back unchanged."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_windows_of_parallel_texts_come_back(make_tokenizer: MakeTokenizer) -> N
 def test_torn_bytes_are_found(make_tokenizer: MakeTokenizer) -> None:
     data = packed(0, list(iter_windows(documents(*ENGLISH[:5]), make_tokenizer("wordpiece"), 32)))
     assert is_whole(data)
-    listed = data.rindex(b"PK\x01\x02")  # of the last member: flags at 8, compression at 10
+    listed = data.rindex(b"PK\x01\x02")  # for the last member: flags at 8, compression at 10
     flipped = [bytearray(data) for _ in range(3)]
     for each, place in zip(flipped, (len(data) // 2, listed + 8, listed + 10), strict=True):
         each[place] ^= 1

@@ -1,4 +1,4 @@
-"""Windows of pairs: both texts in one sequence, cut the longer one first."""
+"""Windows of pairs contain both texts in one sequence, the longer one truncated first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words are counted in the corpus; rare ones are masked more often, the same for every teacher."""
+"""Words are counted in the corpus; rare words are masked more often, equally for every teacher."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_words_are_counted(tmp_path: Path) -> None:
 
 
 def test_every_source_has_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A corpus of several languages, one after the other, would else be counted in the first."""
+    """Every source of a corpus is counted in part, so no language is missing from the counts."""
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(f"{name} {name}\n" * (1 if name == "c" else 50))
     monkeypatch.setattr(masked_views, "COUNTED_WORDS", 23)
     corpus = Corpus.open([str(tmp_path)])
     found = masked_views.count_words(corpus)
-    assert found.counts == {"a": 8, "b": 8, "c": 2}  # whole texts, up to 23 // 3 words and over
+    assert found.counts == {"a": 8, "b": 8, "c": 2}  # whole texts, at least 23 // 3 words
     assert found == masked_views.count_words(corpus)
 
 

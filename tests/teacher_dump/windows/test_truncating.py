@@ -1,4 +1,4 @@
-"""Texts that are longer than the window have the tokens that transformers' truncation gives."""
+"""Texts longer than the window have the tokens of transformers' truncation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_long_text_is_cut_on_the_left(make_tokenizer: Make) -> None:
 
 
 def test_characters_of_several_tokens_are_whole(make_tokenizer: Make) -> None:
-    """A byte-level tokenizer has tokens that are parts of a letter: all have its span."""
+    """A byte-level character of several tokens is never cut: all of its tokens have its span."""
     tokenizer = make_tokenizer("bpe")
     for size in range(10, 20):
         window = window_of("\U0001f9ac" * 20, tokenizer, size)

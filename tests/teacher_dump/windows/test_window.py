@@ -39,7 +39,7 @@ TEXTS = st.builds(
 
 
 def alone(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids and offsets by transformers' own call."""
+    """Return ids and offsets from transformers' own call."""
     found = tokenizer(text, return_offsets_mapping=True)
     return found["input_ids"], found["offset_mapping"]
 
