@@ -1,6 +1,6 @@
 """Captures of vLLM and SGLang, which the examples write, and proofs of captures of any kind.
 
-The engines do not run here: `Engine` of tests/making returns a real teacher's outputs in their form.
+The engines do not run here: `Engine` of tests/making returns outputs of a teacher in their form.
 """
 
 from __future__ import annotations
