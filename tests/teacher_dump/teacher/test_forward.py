@@ -229,7 +229,7 @@ def test_overflow_in_float32_is_named(
     line = str(refused.value)
     assert "sequence " in line and "(document " in line and "\n" not in line
     assert (
-        "NaN or infinity (hidden mean, attention mean, logits), in float32, too; leave that" in line
+        "NaN or infinity (hidden mean, attention mean, logits), in float32, too; leave the" in line
     )
     assert not (tmp_path / "a.zarr").exists()
 
