@@ -110,7 +110,7 @@ def held_out(
 
 
 VARYING = "states_varying"
-COMPARED = ("runs", "sentence", "vector")  # sides of losses that compare states
+STATES = ("hidden", "embedding")  # features of losses that compare states
 CONSTANT = 0.02  # of compared states: healthy students have .16 to .79, collapsed .000 to .006
 # Of the last layer, whose states have a large common part in some models: the mean cosine of a
 # GPT-2's is .99 (Ethayarajh 2019, figure 1), so that it has .01.
@@ -154,7 +154,7 @@ class StateSpread:
 def warning_of_constant_states(found: Mapping[str, float], options: TrainOptions) -> str:
     """Return a warning if a student's states hardly vary, else ""."""
     share = found.get(VARYING)
-    compared = any(loss.student in COMPARED for loss in registry.named(options.losses()))
+    compared = any(loss.feature in STATES for loss in registry.named(options.losses()))
     if share is None or share >= (CONSTANT if compared else CONSTANT_LAST):
         return ""
     remedies = ["a smaller --lr"]
