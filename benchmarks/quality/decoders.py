@@ -2,17 +2,17 @@
 
     python -m benchmarks.quality.decoders --work DIR --model FOLDER [--store STORE] [--seeds N]
 
-Students with a byte-level vocabulary of their own learn from a store of English novels and are
-scored on a book that is not stored. Cross-entropy (next) is tuned over all rates; every other arm
-over the rates next to the best of cross-entropy, at the first seed. What is finished in --work is
-not trained again, and the table has all of it; --arms "" trains nothing.
+Students with a byte-level vocabulary of their own learn from a store of English novels. One book
+that is not stored chooses the rates, another is scored. Cross-entropy (next) is tuned over all
+rates; every other arm over the rates next to the best of cross-entropy, at the first seed. What is
+finished in --work is not trained again, and the tables have all of it; --arms "" trains nothing.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 
 NEXT, BOTH = "next=1", "next=0.5,kl-next=0.5"
-STARTS = {"teacher": "cut", "vocab": "vocab", "random": "random"}
+STARTS = {"auto": "cut", "teacher": "cut", "vocab": "vocab", "random": "random"}
 ARMS = {
     "random, next": {"init": "random", "loss": NEXT},
     "random, next + kl-next": {"init": "random", "loss": BOTH},
@@ -58,46 +58,57 @@ ARMS = {
 A cut needs a student with the teacher's size of heads."""
 
 BATCH = 2048  # teacher tokens
-SCORES = "lm.json"
-HELD_OUT = slice(10_900_000, 11_000_000)  # characters of a later book with a paragraph a line
+SCORES = "books.json"
+BOOKS = {"choosing": 5_450_000, "scored": 10_900_000}
+"""Their first characters in the corpus: later books, by other authors, with a paragraph a line."""
+LENGTH = 100_000
 
 
-def held_out(corpus: Path, work: Path) -> Path:
-    """Write the paragraphs of a book outside the store to a separate file."""
-    path, text = work / "held-out.txt", corpus.read_text("utf-8")[HELD_OUT]
-    path.write_text(text[text.index("\n") + 1 : text.rindex("\n") + 1], "utf-8")
-    return path
+def later_books(corpus: Path, work: Path) -> dict[str, Path]:
+    """Write the paragraphs of books outside the store to separate files."""
+    whole, paths = corpus.read_text("utf-8"), dict[str, Path]()
+    for name, first in BOOKS.items():
+        text = whole[first : first + LENGTH]
+        paths[name] = work / f"{name}.txt"
+        paths[name].write_text(text[text.index("\n") + 1 : text.rindex("\n") + 1], "utf-8")
+    return paths
 
 
-def bits_per_byte(model: Path, test: Path, scores: Path) -> float:
-    """Score a decoder's folder on a file of documents, one per line, unless `scores` exists."""
+def bits_per_byte(model: Path, books: dict[str, Path], scores: Path) -> dict[str, float]:
+    """Score a decoder's folder on files of documents, one per line, unless `scores` exists."""
     if not scores.exists():
-        found = score_lm(str(model), {"test": test}, LmSettings(), say=lambda line: None)
-        scores.write_text(json.dumps(found["mean"]["test"]))
-    return float(json.loads(scores.read_text())["bits_per_byte"])
+        found = score_lm(str(model), books, LmSettings(), say=lambda line: None)["mean"]
+        scores.write_text(json.dumps({name: found[name]["bits_per_byte"] for name in books}))
+    known: dict[str, float] = json.loads(scores.read_text())
+    return known
 
 
 class Bench:
     """Trains and scores the students of one store, shape, vocabulary and number of tokens."""
 
     def __init__(
-        self, work: Path, store: Path, test: Path, common: dict[str, Any], rates: Sequence[float]
+        self,
+        work: Path,
+        store: Path,
+        books: dict[str, Path],
+        common: dict[str, Any],
+        rates: Sequence[float],
     ) -> None:
-        self.work, self.store, self.test, self.common, self.rates = work, store, test, common, rates
+        self.work, self.store, self.books = work, store, books
+        self.common, self.rates = common, rates
 
     def scored(self, arm: str, rate: float, seed: int) -> float:
-        """Train and score a student unless it is finished; return its validation score."""
+        """Train and score a student unless it is finished; return its figure for the choice."""
         words = {**self.common, **ARMS[arm], "lr": rate, "seed": seed}
         name = [words["student"], words["vocab"], words["steps"], arm, f"{rate:g}", seed]
         out = self.work / "-".join(str(each).replace(" ", "") for each in name)
         given = {"store": (str(self.store),), "out": out, "cache": "ram", **words}
         if "loss" in words:
             given["loss"] = tuple(words["loss"].split(","))
-        found = run(checked_from(given), resume=out.exists(), say=lambda line: None)["result"]
-        test = bits_per_byte(out, self.test, out / SCORES)
-        valid: float = found["valid_bits_per_byte"]
-        print(f"{out.name}: {valid:.4f}, test {test:.4f}", flush=True)
-        return valid
+        run(checked_from(given), resume=out.exists(), say=lambda line: None)
+        found = bits_per_byte(out, self.books, out / SCORES)
+        print(out.name, found, flush=True)
+        return found["choosing"]
 
     def train(self, arms: Sequence[str], seeds: int) -> None:
         """Train and score arms at their best rates. The `next` arm of each start comes first."""
@@ -122,17 +133,20 @@ class Cell(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """Holds the result of a finished training."""
+    """Holds the result of a finished training: bits a byte of the store's held-out part and of two
+    books."""
 
     rate: float
     seed: int
-    valid: float
-    test: float
     parameters: int
+    valid: float
+    choosing: float
+    scored: float
 
 
-def finished(work: Path) -> Iterator[tuple[Cell, Trained]]:
-    """Yield all finished and scored trainings of a folder."""
+def finished(work: Path) -> dict[Cell, list[Trained]]:
+    """Return all finished and scored trainings of a folder."""
+    cells = defaultdict[Cell, list[Trained]](list)
     for scores in sorted(work.glob(f"*/{SCORES}")):
         training = json.loads((scores.parent / "training.json").read_text())
         words, result = training["settings"], training["result"]
@@ -144,33 +158,50 @@ def finished(work: Path) -> Iterator[tuple[Cell, Trained]]:
             STARTS[words["init"]],
             "default" if default else loss_words(words["loss"]),
         )
-        test = json.loads(scores.read_text())["bits_per_byte"]
         valid, size = result["valid_bits_per_byte"], result["parameters"]
-        yield cell, Trained(words["lr"], words["seed"], valid, test, size)
+        books = json.loads(scores.read_text())
+        cells[cell].append(Trained(words["lr"], words["seed"], size, valid, **books))
+    return cells
+
+
+def at_best_rate(found: Sequence[Trained]) -> dict[int, Trained]:
+    """Return the trainings of a cell at the rate that is best at the first seed, by seed."""
+    first = min(each.seed for each in found)
+    of_first = (each for each in found if each.seed == first)
+    rate = min(of_first, key=lambda each: each.choosing).rate
+    return {each.seed: each for each in found if each.rate == rate}
+
+
+def gain_over(plain: dict[int, Trained], seeds: dict[int, Trained]) -> str:
+    """Return the mean difference to `next` with the same seeds, and its deviation."""
+    gains = [seeds[each].scored - plain[each].scored for each in seeds if each in plain]
+    if not gains or seeds is plain:
+        return ""
+    deviation = f" ± {np.std(gains, ddof=1):.3f}" if len(gains) > 1 else ""
+    return f"{np.mean(gains):+.3f}{deviation}"
 
 
 def table_rows(work: Path) -> list[list[object]]:
-    """Return a row for each cell: its seeds at its best rate, and their gains over `next`."""
-    cells = defaultdict[Cell, list[Trained]](list)
-    for cell, trained in finished(work):
-        cells[cell].append(trained)
-    best, rows = dict[Cell, dict[int, Trained]](), list[list[object]]()
-    for cell, found in cells.items():
-        first = min(each.seed for each in found)
-        rate = min((each for each in found if each.seed == first), key=lambda one: one.valid).rate
-        best[cell] = {each.seed: each for each in found if each.rate == rate}
+    """Return a row for each cell: its seeds at its best rate, and their gains over `next`, after as
+    many tokens and after those that are best for `next`."""
+    cells, rows = finished(work), list[list[object]]()
+    best = {cell: at_best_rate(trainings) for cell, trainings in cells.items()}
+
+    def figure(cell: Cell) -> float:
+        return best[cell][min(best[cell])].choosing
+
     for cell in sorted(best, key=lambda each: (*each[:4], each.losses != NEXT, each.losses)):
-        seeds, plain = best[cell], best.get(cell._replace(losses=NEXT), {})
-        gains = [seeds[each].test - plain[each].test for each in seeds if each in plain]
-        known = gains and cell.losses != NEXT
-        gain = f"{np.mean(gains):+.3f}" if known else ""
-        if known and len(gains) > 1:
-            gain += f" ± {np.std(gains, ddof=1):.3f}"
-        one, tried = seeds[min(seeds)], len({each.rate for each in cells[cell]})
+        seeds = best[cell]
+        one, rates = seeds[min(seeds)], {each.rate for each in cells[cell]}
+        equal = cell._replace(losses=NEXT)
+        lengths = [each for each in best if each._replace(tokens=cell.tokens) == equal]
+        at_best = best[min(lengths, key=figure)] if lengths else {}
         rows.append([
             cell.student, f"{one.parameters / 1e6:.1f}", cell.vocab, f"{cell.tokens / 1e6:.1f}",
-            cell.start, cell.losses, f"{one.rate:g} of {tried}", len(seeds), f"{one.valid:.3f}",
-            mean_and_deviation([each.test for each in seeds.values()]), gain,
+            cell.start, cell.losses, f"{one.rate:g} of {len(rates)}", len(seeds),
+            f"{one.valid:.3f}", f"{one.choosing:.3f}",
+            mean_and_deviation([each.scored for each in seeds.values()]),
+            gain_over(best.get(equal, {}), seeds), gain_over(at_best, seeds),
         ])  # fmt: skip
     return rows
 
@@ -218,22 +249,25 @@ def main(
         "checkpoint_every": 50,
     }
     every = [float(rate) for rate in rates.split(",")]
-    bench = Bench(work, path, held_out(corpus, work), common, every)
+    books = later_books(corpus, work)
+    bench = Bench(work, path, books, common, every)
     bench.train([each.strip() for each in arms.split(";") if each.strip()], seeds)
-    own = bits_per_byte(Path(model), bench.test, work / "teacher.json")
+    own = bits_per_byte(Path(model), books, work / "teacher.json")
     of_store = f"{open_store(path).meta['tokens']:,}"
     settings = (
-        f"`python -m benchmarks.quality.decoders`; teacher {Path(model).name} ({own:.3f} bits a"
-        f" byte), {of_store} stored tokens of English novels, top 64 and mean states; steps of"
-        f" {BATCH:,} teacher tokens. A row is at the rate with the lowest bits a byte of the"
-        " store's held-out part (valid) at the first seed, of the number of rates tried. Bits a"
-        f" byte are those of {HELD_OUT.stop - HELD_OUT.start:,} characters of another book, which"
-        " has no part in any choice. Gains are by seed, over `next=1` with the same start at its"
-        f" own best rate. The default is `{loss_words(NEXT_LOSS)}`."
+        f"`python -m benchmarks.quality.decoders`; teacher {Path(model).name}"
+        f" ({own['scored']:.3f} bits a byte), {of_store} stored tokens of English novels, top 64"
+        f" and mean states; steps of {BATCH:,} teacher tokens. Held out, choosing and bits a byte:"
+        f" of the store's held-out part and of {LENGTH:,} characters of each of two books by other"
+        " authors. A row is at the rate that is best for the choosing book at the first seed, of"
+        " the number of rates tried; the last book has no part in any choice. Gains are by seed,"
+        " over `next=1` with the same start at its own best rate: after as many tokens, and after"
+        " the number of tokens that is best for `next=1` by the choosing book. The default is"
+        f" `{loss_words(NEXT_LOSS)}`."
     )
     head = (
-        "student", "M", "pieces", "M tokens", "start", "losses", "lr", "seeds", "valid",
-        "bits a byte", "minus `next`",
+        "student", "M", "pieces", "M tokens", "start", "losses", "lr", "seeds", "held out",
+        "choosing", "bits a byte", "minus `next`", "minus best `next`",
     )  # fmt: skip
     publish("Decoder students", settings, table(head, table_rows(work)), results)
 
