@@ -36,6 +36,39 @@ class NextTargets(LogitTargets):
         """Return the targets themselves, where `HeadTargets` computes them."""
         return self
 
+    def predictions(self, logits: Tensor) -> Predictions:
+        """Compute the student's side from its logits [G,V]."""
+        return Predictions(*outcomes(logits, self, self.following))
+
+    def of_teacher(self, student: Predictions) -> Tensor:
+        """Return the teacher's log-probabilities of the same outcomes."""
+        return teacher_outcomes(self, student.outcomes)
+
+    def tail(self, student: Predictions) -> Tensor:
+        """Return the mean over G of -log(q(piece) / q(rest)) for the next piece. It is zero in rows
+        where that piece is stored or the teacher has no rest."""
+        stored = ((self.ids == self.following[:, None]) & self.valid).any(dim=1)
+        # Random draws have no rest: their mean is the whole cross-entropy, which would count twice.
+        stored |= torch.isneginf(self.rest)
+        return torch.where(stored, 0.0, student.outcomes[:, -1] - student.following).mean()
+
+
+class WholeTargets(NextTargets):
+    """Holds the distribution over all V pieces in their order, so there is no rest: K+1 is V."""
+
+    def predictions(self, logits: Tensor) -> Predictions:
+        """Compute the student's side from its logits [G,V]."""
+        logprobs = functional.log_softmax(logits.float(), dim=1)
+        return Predictions(logprobs, logprobs.gather(1, self.following[:, None])[:, 0])
+
+    def of_teacher(self, student: Predictions) -> Tensor:
+        """Return the teacher's log-probabilities [G,V]."""
+        return self.logprobs
+
+    def tail(self, student: Predictions) -> Tensor:
+        """Return 0."""
+        return student.following.new_zeros(())
+
 
 class TeacherHead:
     """Holds weight [V,D] and bias [V] of a teacher's head, and copies them to a device once.
@@ -70,7 +103,7 @@ class HeadTargets:
     following: Tensor  # int64 [G]
     head: TeacherHead | None
 
-    def whole(self) -> NextTargets:
+    def whole(self) -> WholeTargets:
         """Return the distributions over all pieces. They have G V numbers, so call it for a slice
         of positions."""
         assert self.head is not None
@@ -79,7 +112,7 @@ class HeadTargets:
         ids = torch.arange(logprobs.shape[1], device=logprobs.device).expand_as(logprobs)
         valid = torch.ones(1, 1, dtype=torch.bool, device=logprobs.device).expand_as(logprobs)
         rest = torch.full_like(self.log_partition, -torch.inf)
-        return NextTargets(ids, logprobs, valid, rest, self.log_partition, self.following)
+        return WholeTargets(ids, logprobs, valid, rest, self.log_partition, self.following)
 
 
 @dataclass(frozen=True)
@@ -106,11 +139,6 @@ class Predictions:
     outcomes: Tensor
     following: Tensor
 
-    @classmethod
-    def of(cls, logits: Tensor, targets: NextTargets) -> Predictions:
-        """Compute them from logits [G,V]."""
-        return cls(*outcomes(logits, targets, targets.following))
-
 
 def next_logprobs(logits: Tensor, following: Tensor) -> Tensor:
     """Compute the log-probabilities [M] of the pieces int64 [M] from logits [M,V]."""
@@ -134,8 +162,8 @@ def kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor
     """
     if len(student.following) == 0:
         return student.following.sum()
-    teacher = teacher_outcomes(targets, student.outcomes)
-    return divergence(teacher, student.outcomes, temperature) + _tail(student, targets)
+    teacher = targets.of_teacher(student)
+    return divergence(teacher, student.outcomes, temperature) + targets.tail(student)
 
 
 def reverse_kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor:
@@ -146,11 +174,11 @@ def reverse_kl(student: Predictions, targets: NextTargets, temperature: float) -
     """
     if len(student.following) == 0:
         return student.following.sum()
-    teacher = teacher_outcomes(targets, student.outcomes)
+    teacher = targets.of_teacher(student)
     log_p = functional.log_softmax(teacher / temperature, dim=1).clamp(min=LEAST)
     present, log_q = _of_present(student.outcomes, temperature)
     terms = torch.where(present, log_q.exp() * (log_q - log_p), 0.0)
-    return terms.sum(dim=1).mean() * temperature**2 + _tail(student, targets)
+    return terms.sum(dim=1).mean() * temperature**2 + targets.tail(student)
 
 
 def jsd(
@@ -165,7 +193,7 @@ def jsd(
     """
     if len(student.following) == 0:
         return student.following.sum()
-    teacher = teacher_outcomes(targets, student.outcomes)
+    teacher = targets.of_teacher(student)
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     present, log_q = _of_present(student.outcomes, temperature)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
@@ -173,7 +201,7 @@ def jsd(
     to_teacher = torch.where(p > 0, p * (log_p - log_m), 0.0)
     to_student = torch.where(present, q * (log_q - log_m), 0.0)
     both = beta * to_teacher.sum(dim=1) + (1 - beta) * to_student.sum(dim=1)
-    return both.mean() * temperature**2 + _tail(student, targets)
+    return both.mean() * temperature**2 + targets.tail(student)
 
 
 def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
@@ -203,12 +231,3 @@ def _of_present(student: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     # Where an outcome is in neither distribution, -inf would make the gradient NaN.
     student = student.masked_fill(~present, -1e30)
     return present, functional.log_softmax(student / temperature, dim=1)
-
-
-def _tail(student: Predictions, targets: NextTargets) -> Tensor:
-    """Return the mean over G of -log(q(piece) / q(rest)) for the next piece. It is zero in rows
-    where that piece is stored or the teacher has no rest."""
-    stored = ((targets.ids == targets.following[:, None]) & targets.valid).any(dim=1)
-    # Random draws have no rest: their mean is the whole cross-entropy, which would count twice.
-    stored |= torch.isneginf(targets.rest)
-    return torch.where(stored, 0.0, student.outcomes[:, -1] - student.following).mean()

@@ -16,13 +16,13 @@ from teachonce.student_train.data.batch import StudentBatch, pool_members
 from teachonce.student_train.losses.next_token import (
     HeadTargets,
     NextTargets,
-    Predictions,
     next_logprobs,
 )
 from teachonce.student_train.losses.registry import Term
 
-# Fused kernels such as Liger's return the cross-entropy alone, so that the other losses would need
-# the logits a second time.
+# Fused losses such as Liger's compute the gradient in the forward pass, with weights that must be
+# known before it. In `alm` the weight of a position depends on its whole run, so the other losses
+# would need the logits a second time.
 MOST_LOGITS = {"cpu": 2**22, "cuda": 2**25}
 """At once, by type of device: 128 MB in float32 on a GPU, 16 MB on a CPU. The memory of a larger
 tensor is mapped again each time, so a CPU would take up to twice the time."""
@@ -93,7 +93,7 @@ class NextTokens:
             case "predictions" if distribution := self._distribution():
                 at, targets = distribution
                 whole = targets.whole()
-                return [(Predictions.of(self._head(self._states[at]), whole), whole)]
+                return [(whole.predictions(self._head(self._states[at])), whole)]
         return []
 
     def _distribution(self) -> tuple[Tensor, NextTargets | HeadTargets] | None:
@@ -119,7 +119,7 @@ def _compared(
 
     def measured(states: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         whole = targets.whole()
-        own = Predictions.of(head(states), whole)
+        own = whole.predictions(head(states))
         values = torch.stack([term.value(own, whole) for term in terms])
         return own.following, values * (len(states) / count)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from teachonce.store import Logits
 from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
-from teachonce.student_train.losses.next_token import NextTargets, Predictions, next_logprobs
+from teachonce.student_train.losses.next_token import NextTargets, next_logprobs
 from teachonce.student_train.losses.next_token import kl as kl_next
 from teachonce.student_train.losses.registry import LOSSES, Loss
 from teachonce.support.arrays import Array
@@ -77,7 +77,7 @@ def test_every_loss_and_its_gradient_are_finite(
     student.requires_grad_()
     own: object = student
     if isinstance(others[0], NextTargets):
-        own = Predictions.of(student, others[0])
+        own = others[0].predictions(student)
     elif loss.student == "next":
         own, others = next_logprobs(student, others[0]), []
     value = loss.measure(own, *others)
@@ -91,13 +91,13 @@ def test_the_piece_that_follows_counts_only_where_the_teacher_has_a_rest() -> No
     half = torch.full((2,), 0.5).log()
     of_text = [torch.ones(2, 1, dtype=torch.bool), half, torch.zeros(2), torch.tensor([0, 3])]
     targets = NextTargets(ids, half[:, None], *of_text)
-    topk = kl_next(Predictions.of(logits, targets), targets, 1.0)
+    topk = kl_next(targets.predictions(logits), targets, 1.0)
     # KL((1/2, 1/2) || (1/4, 3/4)), and in two rows with one of three other pieces.
     expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3) + 0.5 * np.log(3)
     assert float(topk) == pytest.approx(expected, rel=1e-5)
     of_text[1] = torch.full((2,), -torch.inf)  # as of random draws
     targets = NextTargets(ids, torch.zeros(2, 1), *of_text)
-    drawn = kl_next(Predictions.of(logits, targets), targets, 1.0)
+    drawn = kl_next(targets.predictions(logits), targets, 1.0)
     assert float(drawn) == pytest.approx(np.log(4), rel=1e-5)
 
 

@@ -8,7 +8,6 @@ import torch
 
 from teachonce.student_train.losses.next_token import (
     NextTargets,
-    Predictions,
     alm,
     jsd,
     kl,
@@ -51,7 +50,7 @@ def test_jsd_over_a_whole_vocabulary_is_the_dense_one(beta: float, temperature: 
     rows = beta * p * np.log(p / m) + (1 - beta) * q * np.log(q / m)
     own = torch.from_numpy(student.astype(np.float32)).requires_grad_()
     targets = targets_of(teacher, V)
-    found = jsd(Predictions.of(own, targets), targets, temperature, beta=beta)
+    found = jsd(targets.predictions(own), targets, temperature, beta=beta)
     expected = rows.sum(axis=1).mean() * temperature**2
     assert float(found.detach()) == pytest.approx(float(expected), abs=1e-6)
     found.backward()
@@ -64,12 +63,12 @@ def test_jsd_lies_between_the_two_divergences() -> None:
     teacher, student = (log_softmax(chance.normal(0, 1, (G, V))) for _ in range(2))
     logits = torch.from_numpy(student.astype(np.float32))
     targets, same = targets_of(teacher, 4), targets_of(student, 4)
-    own = Predictions.of(logits, targets)
+    own = targets.predictions(logits)
     # Without the term for the rest, which contains none of the next pieces.
     low, high = (float(jsd(own, targets, 1.0, beta=beta)) for beta in (1e-3, 1 - 1e-3))
     assert low / 1e-3 == pytest.approx(float(kl(own, targets, 1.0)), rel=0.01)
     assert high / 1e-3 == pytest.approx(float(reverse_kl(own, targets, 1.0)), rel=0.01)
-    assert float(jsd(Predictions.of(logits, same), same, 1.0)) == pytest.approx(0, abs=1e-6)
+    assert float(jsd(same.predictions(logits), same, 1.0)) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_piece_of_the_rest_is_learnt_from_the_text_by_jsd() -> None:
@@ -78,7 +77,7 @@ def test_a_piece_of_the_rest_is_learnt_from_the_text_by_jsd() -> None:
     rare = torch.from_numpy(np.argsort(-teacher, axis=1)[:, -1].astype(np.int64))
     own = torch.zeros(G, V, requires_grad=True)
     targets = NextTargets(**{**vars(targets), "following": rare})
-    jsd(Predictions.of(own, targets), targets, 1.0).backward()
+    jsd(targets.predictions(own), targets, 1.0).backward()
     assert own.grad is not None
     others = [v for v in range(V) if v not in {*targets.ids[0].tolist(), int(rare[0])}]
     assert float(own.grad[0, rare[0]]) < min(float(own.grad[0, v]) for v in others)
