@@ -120,7 +120,7 @@ def ours(options: DumpOptions) -> Figures:
     # A part's line is printed only if no terminal shows a bar.
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
         dump(replace(options, out=Path(folder) / "store.zarr"), say)
-    return speed_of(ends[0], parts)
+        return speed_of(ends[0], parts)  # before the folder is deleted
 
 
 @torch.inference_mode()
