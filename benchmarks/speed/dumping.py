@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import zarr
 
-from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
+from benchmarks.common.interleaved import Figures, interleaved, peak_memory
 from benchmarks.common.results import of_text, publish, table
 from teachonce.checkpoints.names import resolve_model
 from teachonce.support.console import command_errors
@@ -101,7 +101,7 @@ def bare(options: DumpOptions) -> Figures:
     for number, part in enumerate(parts):
         started = time.perf_counter() if number == 1 else started
         lengths = [len(window.ids) for window in part]
-        for batch in length_batches(lengths, options.batch_tokens):
+        for batch in length_batches(lengths, options.tokens_per_batch):
             read = padded([part[i].ids for i in batch], 0)
             ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
             model(ids, attention_mask=present)
@@ -235,20 +235,22 @@ def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[li
     return rows
 
 
-def memories(options: DumpOptions) -> list[list[object]]:
-    """Return a row for each batch size: the peak memory of a dump of all features."""
-    every = replace(options, **FEATURES["all features"])
-    return [
-        [f"{size:,}", f"{alone(partial(ours, replace(every, batch_tokens=size)))['memory']:,.0f}"]
-        for size in BATCHES
-    ]
+def batch_sizes(options: DumpOptions, repeats: int) -> list[list[object]]:
+    """Return a row for each batch size: speed and peak memory of dumps."""
+    rows = list[list[object]]()
+    for features in ("hidden states", "all features"):
+        wanted = replace(options, **FEATURES[features])
+        sizes = {f"{size:,}": partial(ours, replace(wanted, batch_tokens=size)) for size in BATCHES}
+        for size, found in interleaved(sizes, repeats).items():
+            rows.append([features, size, f"{found['speed']:,.0f}", f"{found['memory']:,.0f}"])
+    return rows
 
 
 @click.command()
 @of_text(48_000)
 @click.option("--features", type=click.Choice([*FEATURES]), help="Of all, these alone.")
 @click.option("--part-tokens", default=16_000)
-@click.option("--batch-tokens", default=8192)
+@click.option("--batch-tokens", default=2048)
 @click.option("--precision", default="fp32")
 @click.option("--repeats", default=5)
 @command_errors
@@ -277,7 +279,8 @@ def main(
     chosen = f' --features "{features}"' if features else ""
     tables = [table(HEAD, measure(options, [features] if features else [*FEATURES], repeats))]
     if not features:
-        tables.append(table(("--batch-tokens", "all features, peak memory, MB"), memories(options)))
+        head = ("features", "--batch-tokens", "tokens/s", "peak memory, MB")
+        tables.append(table(head, batch_sizes(options, repeats)))
     publish(
         f"Dumping {features}, {precision}" if features else f"Dumping, {precision}",
         f"`python -m benchmarks.speed.dumping{chosen} --tokens {tokens} --part-tokens {part_tokens}"

@@ -286,6 +286,8 @@ def check_existing(options: DumpOptions, shared: bool = False) -> dict[str, Any]
         return None
     then = stored["identity"].get("arguments", {})
     now = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
+    if options.batch_tokens is None:  # then it is the store's
+        del now["batch_tokens"]
     _check_same_dump(options.out, differences({name: then.get(name) for name in now}, now))
     return stored
 

@@ -132,7 +132,7 @@ def estimate(options: DumpOptions, say: Callable[[str], object] = lambda line: N
 
 
 def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estimate:
-    options, sample_size = plan.options, BATCHES * plan.options.batch_tokens
+    options, sample_size = plan.options, BATCHES * plan.options.tokens_per_batch
     say(plan.features_line())
     if plan.features.task:
         plan.corpus.check()  # a wrong label is reported here, too
@@ -279,7 +279,7 @@ def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
     from teachonce.teacher_dump.teacher.forward import forward
 
     inputs = [w.ids for w in windows]
-    batches = length_batches([len(ids) for ids in inputs], sampled.options.batch_tokens)
+    batches = length_batches([len(ids) for ids in inputs], sampled.options.tokens_per_batch)
     start = time.perf_counter()
     for _ in forward(sampled.teacher, windows, inputs, batches, 0, Counter()):
         pass

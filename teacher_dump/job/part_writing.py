@@ -61,7 +61,7 @@ def write_part(
     inputs = [w.ids if w.read is None else w.read for w in windows]
     vocabulary = MaskVocabulary.of(teacher.tokenizer)
     # For all views: masking changes no length.
-    batches = length_batches([len(ids) for ids in inputs], plan.options.batch_tokens)
+    batches = length_batches([len(ids) for ids in inputs], plan.options.tokens_per_batch)
     for view in range(features.views):
         # Masks and draws depend on these keys, never on the batch: so a dump that was killed, or
         # one with another --batch-tokens, draws the same.
@@ -181,7 +181,7 @@ def calibration(
     step = max(1, tokens_of(windows) // CALIBRATION_TOKENS)
     inputs = [w.ids for w in windows]
     chosen = np.arange(0, len(windows), step)
-    found = length_batches([len(inputs[i]) for i in chosen], plan.options.batch_tokens)
+    found = length_batches([len(inputs[i]) for i in chosen], plan.options.tokens_per_batch)
     batches = [chosen[batch] for batch in found]
     states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
     tokens = tokens_of([windows[i] for i in chosen])

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from teachonce.checkpoints.declared import (
     DECLARED,
@@ -56,6 +56,8 @@ from teachonce.teacher_dump.windows.label_numbers import Labels
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
+
+Value = TypeVar("Value")
 
 # With `batch_tokens`: a teacher rounds differently in batches of another shape.
 ARGUMENTS = (
@@ -157,7 +159,7 @@ class DumpPlan:
         # Read at the first use: another process may create the store after the plan is made.
         if (started := _started(self.options)) is None:
             return datetime.now().replace(microsecond=0)
-        stored = _stored_argument(started, "chat_date")
+        stored = _stored_argument(started, "chat_date", str)
         try:
             return datetime.fromisoformat(stored) if stored is not None else None
         except ValueError:
@@ -223,11 +225,14 @@ def planned(
     # After the checks, which do not need torch: resolving `auto` loads it.
     resolved = options.resolved()
     started = _started(options)
-    # The precision is in the identity: `auto` may differ on the machine that continues a store.
+    # Both are in the identity, and another machine that continues a store may choose others.
     if options.precision == "auto":
         resolved = replace(
-            resolved, precision=_stored_argument(started, "precision") or resolved.precision
+            resolved, precision=_stored_argument(started, "precision", str) or resolved.precision
         )
+    if options.batch_tokens is None:
+        size = _stored_argument(started, "batch_tokens", int) or resolved.batch_tokens
+        resolved = replace(resolved, batch_tokens=size)
     say(settings_lines(resolved, bool(options.corpus)))
     if corpus.skipped:
         files = first_few([str(path) for path in corpus.skipped])
@@ -351,11 +356,13 @@ def _started(options: DumpOptions) -> Mapping[str, Any] | None:
     return None
 
 
-def _stored_argument(started: Mapping[str, Any] | None, name: str) -> str | None:
-    """Return an argument of a started store; None if it is missing, or is not a text."""
+def _stored_argument(
+    started: Mapping[str, Any] | None, name: str, kind: type[Value]
+) -> Value | None:
+    """Return an argument of a started store; None if it is missing, or of another type."""
     arguments = started["identity"].get("arguments") if started else None
     found = arguments.get(name) if isinstance(arguments, Mapping) else None
-    return found if isinstance(found, str) else None
+    return found if isinstance(found, kind) else None
 
 
 def _load_teacher(

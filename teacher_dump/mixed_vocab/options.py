@@ -58,6 +58,8 @@ class StageOneDump(DumpOptions):
         help="Cut the text into sequences of at most N tokens, special tokens included.",
         default_text="",
     )
+    # A step of a training, which must not depend on the device.
+    batch_tokens: int = same_option(DumpOptions, "batch_tokens", 8192, default_text="")
     logits: str | None = same_option(
         DumpOptions,
         "logits",

@@ -147,7 +147,7 @@ def _trained(
         options.student_share,
         options.mask_prob,
         longest,
-        settings.batch_tokens,
+        settings.tokens_per_batch,
         settings.seed,
     )
     started = {
@@ -186,8 +186,9 @@ def _network(
         f"student   {len(tokenizer):,} pieces of width {options.width}, and"
         f" {len(teacher.tokenizer):,} of the teacher of width {network.weight.shape[1]}"
     )
+    tokens = settings.tokens_per_batch * options.accumulate
     say(
-        f"training  {options.steps} steps of {settings.batch_tokens * options.accumulate} tokens,"
+        f"training  {options.steps} steps of {tokens} tokens,"
         f" {options.optimizer}, lr {options.lr:g}, warm-up {options.warmup:.0%}, seed"
         f" {settings.seed}, {settings.device}, {settings.precision}"
     )

@@ -27,7 +27,7 @@ from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
-from tests.making.dumps import write_corpus
+from tests.making.dumps import dump_options, write_corpus
 
 Teacher = Callable[..., Path]
 
@@ -218,3 +218,18 @@ def test_fields_that_change_no_number_go_on(stopped: Any, tmp_path: Path) -> Non
     lose(options.out, 2)
     done = dump(dataclasses.replace(options, model=str(model)))
     assert done.resumed_parts == done.parts - 1 and verify(options.out).problems == []
+
+
+def test_batches_keep_the_size_that_a_store_was_started_with(
+    tmp_path: Path, tiny_teacher: Teacher
+) -> None:
+    """The default depends on the device, and earlier versions had another one."""
+    corpus, first = write_corpus(tmp_path / "c.txt", 12), tmp_path / "a.zarr"
+    options = dump_options(tiny_teacher("bert"), corpus, first, batch_tokens=8192)
+    dump(options)
+    default = dataclasses.replace(options, batch_tokens=None)
+    assert dump(default).finished_before
+    with pytest.raises(UserError, match="batch_tokens is '8192' in the store and '64' now"):
+        dump(dataclasses.replace(options, batch_tokens=64))
+    dump(dataclasses.replace(default, out=tmp_path / "b.zarr"))
+    assert open_store(tmp_path / "b.zarr").identity["arguments"]["batch_tokens"] == 2048

@@ -171,7 +171,7 @@ def test_recipes_of_stage_one_are_the_published_settings(
     mixed, tied = asked
     # Zhao et al. 2021, section 4: 500K steps, LAMB, 10 % of 1.25e-3, 2,048 x 128, p_SV 0.5
     assert (mixed.steps, mixed.optimizer, mixed.lr, mixed.warmup) == (500_000, "lamb", 1.25e-3, 0.1)
-    assert mixed.dump.batch_tokens * mixed.accumulate == 2048 * 128
+    assert mixed.dump.tokens_per_batch * mixed.accumulate == 2048 * 128
     assert (mixed.dump.max_length, mixed.student_share, mixed.vocab) == (128, 0.5, "5k")
     assert not mixed.tie and tied.tie  # section 6
     assert (MASKED, MASKED_BY_TEACHER) == (20, 10)  # up to 20 masks, up to 10 the teacher's
