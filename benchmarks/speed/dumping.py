@@ -63,13 +63,27 @@ HEAD = (
 
 def parts_of(options: DumpOptions) -> list[list[Window]]:
     """Return the windows of every part, as the dump cuts them."""
+    return list(cut(options))
+
+
+def cut(options: DumpOptions) -> Iterator[list[Window]]:
+    """Yield the parts of the dump."""
     tokenizer = load_teacher(options.model, head="none").tokenizer
     corpus, length = Corpus.open(options.sources()), options.max_length or 128
     if options.head == "embedding":
         windows = iter_truncated(corpus, tokenizer, length)
     else:
         windows = iter_windows(corpus, tokenizer, length, options.stride)
-    return list(gathered(windows, options.part_tokens, options.limit))
+    yield from gathered(windows, options.part_tokens, options.limit)
+
+
+def cutting(options: DumpOptions) -> Figures:
+    """Cut the text into windows, without a teacher."""
+    parts, started = list[list[Window]](), 0.0
+    for part in cut(options):
+        started = started or time.perf_counter()
+        parts.append(part)
+    return speed_of(started, parts)
 
 
 def speed_of(started: float, parts: list[list[Window]]) -> Figures:
@@ -207,6 +221,7 @@ class Arrays:
 def compared(options: DumpOptions) -> dict[str, Callable[[], Figures]]:
     """Return the settings that take turns."""
     return {
+        "cutting the text alone": partial(cutting, options),
         "bare forward pass": partial(bare, options),
         "ours": partial(ours, options),
         "straightforward": partial(
