@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -40,10 +42,17 @@ def tokenizer_inputs(texts: list[str], separator: str | None, where: str) -> lis
     return [split_pair(text, separator, where) for text in texts]
 
 
+def spans_of(encodings: Iterable[Any]) -> Array:
+    """Return the offsets of encodings, one after the other: int32 [T, 2]."""
+    # np.array would take twice as long for a list of tuples.
+    spans = chain.from_iterable(encoding.offsets for encoding in encodings)
+    return np.fromiter(chain.from_iterable(spans), np.int32).reshape(-1, 2)
+
+
 def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:
     """Return the offsets of an encoding in the stored text: int32 [T, 2], (0, 0) for special
     tokens."""
-    offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+    offsets = spans_of([encoding])
     if separator is not None:  # tokenizers count the characters of the second text from 0 again
         second = np.array([number == 1 for number in encoding.sequence_ids], bool)
         # `TaskSpec` allows a separator of one character alone.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.align import Tokens
-from teachonce.store.format.pairs import offsets_of
+from teachonce.store.format.pairs import offsets_of, spans_of
 from teachonce.store.read.stored_tokenizer import encoded
 from teachonce.support.arrays import Array, covering_spans_of_texts, ranges, starts
 from teachonce.training.rare_masks import rare_weights, sampling_keys
@@ -84,7 +84,7 @@ def tokenize(tokenizer: Any, texts: list[str], separator: str | None = None) -> 
     """
     encodings = encoded(tokenizer, texts, "--vocab", separator)
     if separator is None:
-        spans = np.array([o for e in encodings for o in e.offsets], np.int32).reshape(-1, 2)
+        spans = spans_of(encodings)
     else:
         each = zip(encodings, texts, strict=True)
         spans = np.concatenate([offsets_of(found, text, separator) for found, text in each])

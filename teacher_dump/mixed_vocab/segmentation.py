@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from teachonce.store.format.pairs import spans_of
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.windows.masked_views import word_spans
@@ -133,7 +134,7 @@ def mixed(
     """
     # The special tokens before the text count as a word, and those after it, too: the embeddings of
     # the student's special tokens must be trained.
-    offsets = [np.array(e.offsets, np.int64).reshape(-1, 2) for e in (teacher, student)]
+    offsets = [spans_of([each]).astype(np.int64) for each in (teacher, student)]
     words = word_numbers(text, *offsets)
     both = [
         _pieces(encoding, spans, words, own)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from teachonce.store.format.pairs import spans_of
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.chats import learnt_of, messages_of
@@ -333,7 +334,7 @@ class Cutter:
 
     def _set_segment(self, begin: int, end: int, encoding: Any) -> None:
         ordinary = ~np.array(encoding.special_tokens_mask, bool)
-        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)[ordinary] + begin
+        offsets = spans_of([encoding]).astype(np.int64)[ordinary] + begin
         self._segment = (begin, end)
         # A normalizer may swap characters: make the spans ascend.
         self._token_begin = np.maximum.accumulate(offsets[:, 0])

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store import Features, FeatureStore
-from teachonce.store.format.pairs import SEPARATOR, has_pair_form, split_pair
+from teachonce.store.format.pairs import SEPARATOR, has_pair_form, spans_of, split_pair
 from teachonce.store.tools.documents import document_digests, sequence_digest
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -171,7 +171,7 @@ class Truncation:
     @staticmethod
     def _ordinary(encoding: Any) -> tuple[Array, Array]:
         ordinary = ~np.array(encoding.special_tokens_mask, bool)
-        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        offsets = spans_of([encoding]).astype(np.int64)
         return np.array(encoding.ids, np.int64)[ordinary], offsets[ordinary]
 
 
