@@ -79,12 +79,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """Holds a complete plan: the options, the stores, the student's shape, the stages."""
+    """Holds a complete plan: the options, the stores, the student's shape, the stages, and the
+    losses of all stages, each once, in the order of the registry."""
 
     options: TrainOptions
     sources: tuple[StoreSplit, ...]
     shape: Shape
     stages: tuple[Stage, ...]
+    terms: tuple[Term, ...]
 
     @property
     def store(self) -> FeatureStore:
@@ -95,11 +97,6 @@ class TrainPlan:
     def stores(self) -> list[FeatureStore]:
         """Return the open stores."""
         return [source.store for source in self.sources]
-
-    @cached_property
-    def terms(self) -> tuple[Term, ...]:
-        """Return the losses of all stages, each once, in the order of the registry."""
-        return self.options.every_term(output_kind_of(self.store))
 
     def unread(self) -> list[str]:
         """List the options, as typed, that no loss of the training reads."""
@@ -123,8 +120,8 @@ class TrainPlan:
 
     def resolved(self) -> TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""
-        # The same sources, which have split the stores already: that reads all gold labels.
-        return replace(plan_of(self.options.resolved(), *self.stores), sources=self.sources)
+        stages = tuple(replace(each, options=each.options.resolved()) for each in self.stages)
+        return replace(self, options=self.options.resolved(), stages=stages)
 
 
 def plan_of(
@@ -134,14 +131,16 @@ def plan_of(
     of `--student`."""
     shape = parse_student(options.student)
     output_kind = output_kind_of(store)
-    stages = stages_of(options, shape.layers if layers is None else layers)
+    stages = [
+        (stage, stage.terms(output_kind))
+        for stage in stages_of(options, shape.layers if layers is None else layers)
+    ]
     return TrainPlan(
         options,
         tuple(StoreSplit(each, options.held_out) for each in (store, *others)),
         shape,
-        tuple(
-            Stage(stage, stage.terms(output_kind), stage.batches(output_kind)) for stage in stages
-        ),
+        tuple(Stage(stage, terms, stage.batches(terms)) for stage, terms in stages),
+        options.every_term(output_kind),
     )
 
 

@@ -137,13 +137,13 @@ class TrainOptions(OptionFields):
         found = {term.loss: term for terms in stages for term in terms}
         return tuple(found[loss] for loss in registry.losses_for(output_kind, self.losses()))
 
-    def batches(self, output_kind: OutputKind | None) -> tuple[BatchPlan, ...]:
-        """Plan the batches that a step takes from a store.
+    def batches(self, terms: tuple[Term, ...]) -> tuple[BatchPlan, ...]:
+        """Plan the batches that a step takes from a store, for these terms.
 
         A step of a balanced stage takes two, one of labelled and one of unlabelled text, each with
         its own losses; any other step takes one.
         """
-        plan = self.batch_plan(self.terms(output_kind))
+        plan = self.batch_plan(terms)
         if self.data != "balanced":
             return (plan,)
         gold = tuple(term for term in plan.terms if term.loss.of_gold)
