@@ -15,7 +15,6 @@ from teachonce.checkpoints.declared import declared_head
 from teachonce.student_train.losses.registry import named
 from teachonce.student_train.settings.contradictions import NEXT
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import parse_student
 from teachonce.support.card_metadata import check_metadata
 from teachonce.support.click_types import LocalPath, Text
 from teachonce.support.console import CONTEXT, command_errors
@@ -297,7 +296,7 @@ def _describe_pairs(options: TrainOptions) -> str:
     aligned = words if "=" in words else ", ".join(options.alignments)
     projected = any(each.projection != "none" for each in named(options.losses()))
     more = f", {options.projection} projection" if projected else ""
-    if parse_student(options.student).causal:  # a decoder has read a run only at its last token
+    if options.shape.causal:  # a decoder has read a run only at its last token
         return f"{aligned}, last token of a run{more}"
     return f"{aligned}, pool {options.resolved_pool}{more}"
 

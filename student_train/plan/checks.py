@@ -17,8 +17,7 @@ from teachonce.student_train.plan.vector_space import check_space
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import Shape, parse_student
-from teachonce.student_train.settings.terms import parse_alignments
+from teachonce.student_train.settings.shapes import Shape
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -137,7 +136,7 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
 
 
 def _check_alignments(options: TrainOptions) -> None:
-    own, losses = parse_alignments(options.align).own, options.losses()
+    own, losses = options.loss_alignments.own, options.losses()
     if unused := [name for name in own if name not in losses]:
         raise UserError(
             f"--align {unused[0]}={own[unused[0]]}: {unused[0]} is not among the losses"
@@ -212,7 +211,7 @@ def _check_served(stage: Stage, store: FeatureStore, held_out: Array) -> None:
 def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     options = stage.options
     task, name = store.task, store.path
-    if task and parse_student(options.student).causal:
+    if task and options.shape.causal:
         raise UserError(
             f"--student {options.student}: a decoder has no head for {task.kind}, which the teacher"
             f" of {name} is for; choose HxLxA, bert:HxLxA or bilstm:E,H"

@@ -20,7 +20,7 @@ from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, s
 from teachonce.student_train.losses.registry import Term, reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
-from teachonce.student_train.settings.shapes import Shape, parse_student
+from teachonce.student_train.settings.shapes import Shape
 from teachonce.student_train.settings.terms import NEXT_TEMPERATURE, BatchPlan
 from teachonce.support.arrays import Array
 from teachonce.support.options import default_of, flag_of
@@ -129,7 +129,7 @@ def plan_of(
 ) -> TrainPlan:
     """Plan a training without checks. `layers` is the student's number of layers, by default that
     of `--student`."""
-    shape = parse_student(options.student)
+    shape = options.shape
     output_kind = output_kind_of(store)
     stages = [
         (stage, stage.terms(output_kind))
@@ -172,7 +172,7 @@ def _unfrozen(stage: Mapping[str, Any], layers: int, options: TrainOptions) -> l
         if options.projection != "student":
             order.remove("projection")  # used by losses only, and trained in every stage
             trained.add("projection")
-    shape = parse_student(options.student)
+    shape = options.shape
     return [
         plain | {"freeze": (*always, *_untrained(trained.union(order[:count]), layers, shape))}
         for count in range(1, len(order) + 1)

@@ -8,8 +8,7 @@ from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
 from teachonce.student_train.settings.option_values import FOLDER, stays_in_memory
-from teachonce.student_train.settings.shapes import parse_student
-from teachonce.student_train.settings.terms import check_alignment_of_shared, parse_alignments
+from teachonce.student_train.settings.terms import check_alignment_of_shared
 from teachonce.support.errors import UserError
 from teachonce.support.options import default_of, flag_of, scoped
 from teachonce.training.schedule import ENDLESS
@@ -69,7 +68,7 @@ def _check_start(options: TrainOptions) -> None:
             f"--lora {options.lora}: trains low-rank changes of a trained model, and --init is"
             f" {options.init}; give --student DIR, the folder of such a model, or leave --lora out"
         )
-    if own != options.init and not parse_student(options.student).causal:
+    if own != options.init and not options.shape.causal:
         raise UserError(
             f"--init {options.init}: only a decoder starts with all weights of a folder, and"
             f" --student is {options.student}; give --student {own} if it is a decoder, else"
@@ -86,7 +85,7 @@ def _check_bilstm(options: TrainOptions) -> None:
     of_bilstm = [name for name in scoped(OptionFields, BILSTM) if getattr(options, name)]
     words = [f"{flag_of(name)} {getattr(options, name)}" for name in sorted(of_bilstm)]
     words += ["--projection student"] if options.projection == "student" else []
-    if words and parse_student(options.student).kind != "bilstm":
+    if words and options.shape.kind != "bilstm":
         raise UserError(
             f"{words[0]}: applies only to a BiLSTM, and --student is {options.student}; leave it"
             " out, or choose bilstm:E,H"
@@ -124,7 +123,7 @@ def _check_losses(options: TrainOptions) -> None:
 def _check_predictions(options: TrainOptions) -> None:
     """Check that a decoder is trained on next tokens, and any other student on masked
     tokens."""
-    causal = parse_student(options.student).causal
+    causal = options.shape.causal
     losses = [loss for loss in registry.named(options.loss) if loss.head == "vocabulary"]
     wrong = [loss.name for loss in losses if loss.of_next != causal]
     if wrong:
@@ -140,7 +139,7 @@ def _check_predictions(options: TrainOptions) -> None:
         )
     if causal:
         _check_decoder(options)
-    own = parse_alignments(options.align).own
+    own = options.loss_alignments.own
     trimmed = [loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT]
     if trimmed:
         raise UserError(
@@ -152,11 +151,10 @@ def _check_predictions(options: TrainOptions) -> None:
 
 def check_alignment_is_read(options: TrainOptions) -> None:
     """Raise UserError for a decoder and an alignment that no loss of any stage reads."""
-    alignments = parse_alignments(options.align)
-    own, bare = alignments.own, alignments.bare
+    own, bare = options.loss_alignments.own, options.loss_alignments.bare
     aligned = [loss for loss in registry.named(options.losses()) if not loss.of_text_alone]
     unread = all(loss.of_next or loss.name in own for loss in aligned)
-    if parse_student(options.student).causal and unread and bare not in ("", NEXT):
+    if options.shape.causal and unread and bare not in ("", NEXT):
         raise UserError(
             f"--align {bare}: next tokens are predicted where tokens of teacher and student end"
             f" at the same byte, and {bare} trims white space; leave it out, or give {NEXT}"

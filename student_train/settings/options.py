@@ -3,10 +3,10 @@ them."""
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,13 @@ from teachonce.student_train.settings.option_fields import (
     OptionFields,
 )
 from teachonce.student_train.settings.option_values import EXPECTED_PARTS, FOLDER, is_part
-from teachonce.student_train.settings.shapes import parse_student
-from teachonce.student_train.settings.terms import DEFAULT_ALIGNMENT, BatchPlan, parse_alignments
+from teachonce.student_train.settings.shapes import Shape, parse_student
+from teachonce.student_train.settings.terms import (
+    DEFAULT_ALIGNMENT,
+    BatchPlan,
+    LossAlignments,
+    parse_alignments,
+)
 from teachonce.support.errors import UserError
 from teachonce.support.extras import check_library
 from teachonce.support.options import (
@@ -94,6 +99,21 @@ class TrainOptions(OptionFields):
         found = {"store": stores[0], "others": more, "stages": stages}
         vars(self).update(found)  # frozen for its callers
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the parsed values: the process that unpickles the options has not loaded kinds of
+        # student of other packages. Parsing loads them.
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Return the parsed `--student`."""
+        return parse_student(self.student)
+
+    @cached_property
+    def loss_alignments(self) -> LossAlignments:
+        """Return the parsed `--align`."""
+        return parse_alignments(self.align)
+
     def terms(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of a student, in the order of the registry.
 
@@ -123,7 +143,7 @@ class TrainOptions(OptionFields):
     def _alignment_of(self, loss: registry.Loss) -> str:
         if loss.of_text_alone or loss.of_text:
             return ""
-        return NEXT if loss.of_next else parse_alignments(self.align).of(loss.name)
+        return NEXT if loss.of_next else self.loss_alignments.of(loss.name)
 
     @property
     def alignments(self) -> tuple[str, ...]:
@@ -165,7 +185,7 @@ class TrainOptions(OptionFields):
             self.mask_words == "rare",
             self.max_masks,
             self.targets,
-            parse_student(self.student).causal,
+            self.shape.causal,
         )
 
     def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
@@ -180,8 +200,8 @@ class TrainOptions(OptionFields):
         """Copy the options with other values, which must be valid."""
         # Not `replace`, which runs every check again: for a recipe of many stages that was most of
         # the time before the first step.
-        other = copy.copy(self)
-        vars(other).update(values)
+        other = object.__new__(type(self))
+        vars(other).update({**vars(self), **values})
         return other
 
     def pool_of(self, alignment: str) -> str:
@@ -197,7 +217,7 @@ class TrainOptions(OptionFields):
     def resolved_pool(self) -> str:
         """Describe how the outputs of a run are pooled: `mean` or `sum`, or `match=mean,reduce=sum`
         if the alignments in use differ."""
-        chosen = parse_alignments(self.align)
+        chosen = self.loss_alignments
         compared = [loss.name for loss in registry.named(self.losses()) if not loss.of_text_alone]
         used = {chosen.of(name) for name in compared} if chosen.own else {chosen.others}
         pools = {name: self.pool_of(name) for name in ALIGNMENTS if name in used}
@@ -213,7 +233,7 @@ class TrainOptions(OptionFields):
             return self.lr
         if self.optimizer == "adadelta":
             return ADADELTA_LR
-        rate = parse_student(self.student).learning_rate
+        rate = self.shape.learning_rate
         whole = self.init.startswith(FOLDER) and not self.lora
         return rate * CONTINUED if whole else rate
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from teachonce.student_train.losses.registry import Term, find, loss_names, named
@@ -134,7 +133,6 @@ class LossAlignments:
         return self.own.get(loss, self.others)
 
 
-@cache
 def parse_alignments(words: str | None) -> LossAlignments:
     """Parse `match`, `kl=match,hidden=reduce` or `reduce,kl=match`; None if nothing was given.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from teachonce.student_train.cli import main
 from teachonce.student_train.losses import registry
 from teachonce.student_train.model import kinds
 from teachonce.student_train.settings import shapes
+from teachonce.student_train.settings.options import TrainOptions
 from tests.end_to_end.support import ROOT, Words, ok, refused, says
 from tests.making.dumps import dumped, write_corpus
 
@@ -67,6 +69,15 @@ def test_a_loss_and_a_kind_of_another_package(
     assert f"{loss} 3" in card and f"`valid_{loss}` is in Huber losses of a channel" in card
     assert f"{kind}:32x2x4" in card
     assert AutoModelForMaskedLM.from_pretrained(out).config.model_type == "distilbert"
+
+
+def test_options_are_sent_to_a_process_that_has_not_loaded_the_kind(importable: Path) -> None:
+    options = TrainOptions("a.zarr", student="teachonce_own:DISTILBERT:32x2x4", lr=1e-3)
+    sent = pickle.dumps(options)
+    del shapes.SHAPES["teachonce_own:DISTILBERT"]
+    received = pickle.loads(sent)
+    assert received == options and received.shape == options.shape
+    assert received.resolved_lr == 1e-3 and not received.shape.causal
 
 
 def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) -> None:
