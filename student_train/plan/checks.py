@@ -30,7 +30,6 @@ def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureSto
     _check_start(plan)
     _check_needs(plan)
     check_unfrozen(options, plan.shape)
-    _check_alignments(options)
     _check_vectors(plan)
     for each in plan.sources:
         check_labels(store, each.store)
@@ -135,15 +134,6 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
         )
 
 
-def _check_alignments(options: TrainOptions) -> None:
-    own, losses = options.loss_alignments.own, options.losses()
-    if unused := [name for name in own if name not in losses]:
-        raise UserError(
-            f"--align {unused[0]}={own[unused[0]]}: {unused[0]} is not among the losses"
-            f" {', '.join(sorted(losses))}; add it to --loss, or leave it out of --align"
-        )
-
-
 def _check_vectors(plan: TrainPlan) -> None:
     """Check losses of text vectors: stores must have vectors of the same size."""
     options, stores = plan.options, plan.stores
@@ -195,7 +185,6 @@ def _check_stages(plan: TrainPlan, source: StoreSplit) -> None:
 def check_batches(plan: TrainPlan) -> None:
     """Check the batches' options that do not depend on the student. Raises UserError if a store
     lacks a feature or label that they need."""
-    _check_alignments(plan.options)
     _check_vectors(plan)
     for source in plan.sources:
         _check_served(plan.stages[0], source.store, source.held_out)

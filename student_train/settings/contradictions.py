@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.losses import registry
+from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
 from teachonce.student_train.settings.option_values import FOLDER, stays_in_memory
-from teachonce.student_train.settings.terms import check_alignment_of_shared
 from teachonce.support.errors import UserError
 from teachonce.support.options import default_of, flag_of, scoped
 from teachonce.training.schedule import ENDLESS
@@ -21,13 +22,14 @@ NEXT = "bytes"  # the one alignment under which next tokens are predicted at the
 
 def check_together(options: TrainOptions) -> None:
     """Raise UserError for the first options that contradict each other."""
+    losses = registry.named(options.loss)
     _check_length(options)
     _check_rate(options)
     _check_start(options)
     _check_bilstm(options)
-    _check_data(options)
-    _check_predictions(options)
-    _check_losses(options)
+    _check_data(options, losses)
+    _check_predictions(options, losses)
+    _check_losses(options, losses)
     _check_cache(options)
 
 
@@ -92,8 +94,8 @@ def _check_bilstm(options: TrainOptions) -> None:
         )
 
 
-def _check_data(options: TrainOptions) -> None:
-    gold = {loss.name for loss in registry.named(options.loss) if loss.of_gold}
+def _check_data(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
+    gold = {loss.name for loss in losses if loss.of_gold}
     others = options.loss.keys() - gold
     if options.data == "unlabelled" and gold:
         raise UserError(
@@ -105,13 +107,20 @@ def _check_data(options: TrainOptions) -> None:
         raise UserError(f"--data balanced: --loss names no loss {lacking}; add one")
 
 
-def _check_losses(options: TrainOptions) -> None:
-    every = registry.named(options.loss)
-    masked = [f"--loss {loss.name}" for loss in every if loss.student == "masked"]
+def _check_losses(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
+    masked = [f"--loss {loss.name}" for loss in losses if loss.student == "masked"]
     masked += ["--targets masked"] if options.targets == "masked" else []
     if masked and not options.mask_prob:
         raise UserError(f"--mask-prob 0: {masked[0]} needs masked tokens; give a share above 0")
-    check_alignment_of_shared(options.align, options.loss)
+    for loss in losses:
+        aligned = options.loss_alignments.of(loss.name)
+        if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
+            able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
+            raise UserError(
+                f"--align {aligned}: --loss {loss.name} compares only pieces that both vocabularies"
+                f" have, and {aligned} pairs different pieces, too; use"
+                f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
+            )
     nested = [loss for loss in registry.named(options.losses()) if loss.nests]
     if options.matryoshka and not nested:
         raise UserError(
@@ -120,12 +129,12 @@ def _check_losses(options: TrainOptions) -> None:
         )
 
 
-def _check_predictions(options: TrainOptions) -> None:
+def _check_predictions(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
     """Check that a decoder is trained on next tokens, and any other student on masked
     tokens."""
     causal = options.shape.causal
-    losses = [loss for loss in registry.named(options.loss) if loss.head == "vocabulary"]
-    wrong = [loss.name for loss in losses if loss.of_next != causal]
+    predicted = [loss for loss in losses if loss.head == "vocabulary"]
+    wrong = [loss.name for loss in predicted if loss.of_next != causal]
     if wrong:
         able = dict.fromkeys(
             loss.name
@@ -138,9 +147,9 @@ def _check_predictions(options: TrainOptions) -> None:
             " losses of hidden states"
         )
     if causal:
-        _check_decoder(options)
+        _check_decoder(options, losses)
     own = options.loss_alignments.own
-    trimmed = [loss.name for loss in losses if loss.of_next and own.get(loss.name, NEXT) != NEXT]
+    trimmed = [loss.name for loss in predicted if loss.of_next and own.get(loss.name, NEXT) != NEXT]
     if trimmed:
         raise UserError(
             f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
@@ -150,9 +159,16 @@ def _check_predictions(options: TrainOptions) -> None:
 
 
 def check_alignment_is_read(options: TrainOptions) -> None:
-    """Raise UserError for a decoder and an alignment that no loss of any stage reads."""
+    """Raise UserError for an alignment of a loss that no stage has, and for a decoder and an
+    alignment that no loss of any stage reads."""
     own, bare = options.loss_alignments.own, options.loss_alignments.bare
-    aligned = [loss for loss in registry.named(options.losses()) if not loss.of_text_alone]
+    losses = options.losses()
+    if unused := [name for name in own if name not in losses]:
+        raise UserError(
+            f"--align {unused[0]}={own[unused[0]]}: {unused[0]} is not among the losses"
+            f" {', '.join(sorted(losses))}; add it to --loss, or leave it out of --align"
+        )
+    aligned = [loss for loss in registry.named(losses) if not loss.of_text_alone]
     unread = all(loss.of_next or loss.name in own for loss in aligned)
     if options.shape.causal and unread and bare not in ("", NEXT):
         raise UserError(
@@ -161,9 +177,9 @@ def check_alignment_is_read(options: TrainOptions) -> None:
         )
 
 
-def _check_decoder(options: TrainOptions) -> None:
+def _check_decoder(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
     """Raise UserError for options that a decoder does not support."""
-    of_texts = [loss.name for loss in registry.named(options.loss) if loss.student == "sentence"]
+    of_texts = [loss.name for loss in losses if loss.student == "sentence"]
     if of_texts:
         raise UserError(
             f"--loss {of_texts[0]}: --student {options.student} is a decoder, which has no state"

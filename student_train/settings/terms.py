@@ -4,7 +4,7 @@ and defines the plan of a batch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,17 +172,3 @@ def parse_alignments(words: str | None) -> LossAlignments:
 def check_alignments(words: Any) -> None:
     """Check the value of `--align`, as `parse_alignments` does."""
     parse_alignments(str(words))
-
-
-def check_alignment_of_shared(words: str | None, losses: Iterable[str]) -> None:
-    """Raise UserError if a loss over shared pieces has an alignment that does not pair identical
-    pieces."""
-    for loss in named(losses):
-        aligned = parse_alignments(words).of(loss.name)
-        if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
-            able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
-            raise UserError(
-                f"--align {aligned}: --loss {loss.name} compares only pieces that both vocabularies"
-                f" have, and {aligned} pairs different pieces, too; use"
-                f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
-            )
