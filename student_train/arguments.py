@@ -27,7 +27,7 @@ from teachonce.student_train.settings.option_values import (
 )
 from teachonce.student_train.settings.options import TrainOptions, ruled_out
 from teachonce.student_train.settings.recipe import find_recipe
-from teachonce.student_train.settings.shapes import SHAPES, parse_student
+from teachonce.student_train.settings.shapes import SHAPES, Shape, parse_student
 from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
     NEXT_LOSS,
@@ -43,7 +43,7 @@ from teachonce.student_train.settings.terms import (
 )
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.support.options import read_words
+from teachonce.support.options import default_of, read_words
 
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
 MIXED_VOCAB = "mixed-vocab"  # weights and vocabulary written by teacher-dump mixed-vocab
@@ -69,10 +69,9 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
     given["store"], *others = given["store"]
     name = given.pop("recipe", None)
     given = {**read_words(TrainOptions, given), "others": tuple(others)}
-    # Called for its error: two lengths, or two sizes of a batch, on one command line.
-    ruled_out(given)
+    excluded = ruled_out(given)
     if name:
-        given = _over_recipe(given, name)
+        given = _over_recipe(given, name, excluded)
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
@@ -82,20 +81,14 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         shape = shape_of_folder(checked_folder(student, option), student, option)
         # A --vocab or --init that was given stays: `TrainOptions` refuses one that does not fit.
         given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
-    fill_in_vocabulary(given)
-    if not given.get("stages"):
-        fill_in_batch(given, lambda: stores.opened[0])
-    fill_in_decoder(given, lambda: stores.opened[0])
-    if "loss" not in given:
-        of_stages = [stage["loss"] for stage in given.get("stages", ()) if "loss" in stage]
-        every = of_stages and len(of_stages) == len(given["stages"])
-        given["loss"] = of_stages[-1] if every else default_losses(given, stores.opened)
+    fill_in_defaults(given, lambda: stores.opened)
     return TrainOptions(**given)
 
 
-def _over_recipe(given: dict[str, Any], name: str) -> dict[str, Any]:
+def _over_recipe(given: dict[str, Any], name: str, excluded: frozenset[str]) -> dict[str, Any]:
+    """Add the options of a recipe that are neither given nor excluded by the given ones."""
     recipe = find_recipe(name)
-    over = given.keys() | ruled_out(given)
+    over = given.keys() | excluded
     plain, *stages = (
         {key: value for key, value in table.items() if key not in over}
         for table in (recipe.options, *recipe.stages)
@@ -141,33 +134,39 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
     return shape
 
 
-def fill_in_decoder(given: dict[str, Any], opened: Callable[[], FeatureStore]) -> None:
-    """Set the defaults of a decoder: temperature 1 for its losses, and the unmasked view.
+def fill_in_defaults(given: dict[str, Any], opened: Callable[[], list[FeatureStore]]) -> None:
+    """Set the options whose defaults depend on the student, the losses or the stores.
+
+    opened: returns the open stores. It is called only if a default depends on them, because a store
+        may not exist yet.
 
     If `student` is not given and the teacher is a decoder, the student becomes a decoder, unless
-    losses were given and none of them compares next tokens.
+    losses were given and none of them compares next tokens. Raises UserError as `default_losses`
+    does.
     """
-    losses = _losses_in(given, *given.get("stages", ()))
+    stages = given.get("stages", ())
+    losses = _losses_in(given, *stages)
     of_next = not losses or any(loss.of_next for loss in losses)
-    # A store that is not needed here is not opened: it may not exist yet.
-    if of_next and "student" not in given and predicts_next(store := opened()):
+    if of_next and "student" not in given and predicts_next(store := opened()[0]):
         given["student"] = suggested_decoder(stored_config(store))
+    shape = _shape_in(given)
     # The text's own tokens, which a decoder learns as well, are of temperature 1. It reads the text
     # unmasked, so the teacher's states must be of unmasked text, too.
-    if _is_decoder(given):
+    if shape.causal:
         given.setdefault("temperature", NEXT_TEMPERATURE)
         given.setdefault("view", 0)
-
-
-def fill_in_vocabulary(given: dict[str, Any]) -> None:
-    """Set the default of `vocab` for a static student."""
-    if _is_static(given):
+    if shape.kind == "static":
         given.setdefault("vocab", STATIC_VOCABULARY)
-
-
-def of_vectors(given: Mapping[str, Any]) -> bool:
-    """Return whether one of the losses, given or default, may compare text vectors."""
-    return "loss" not in given or any(loss.of_text for loss in _losses_in(given))
+    if "loss" not in given:
+        of_stages = [stage["loss"] for stage in stages if "loss" in stage]
+        every = of_stages and len(of_stages) == len(stages)
+        given["loss"] = of_stages[-1] if every else default_losses(given, opened())
+    # Losses of text vectors compare each text with every other one in the batch: the number of
+    # texts matters, not the number of tokens.
+    sized = {"batch_texts", "batch_tokens"} & given.keys()
+    of_text = any(loss.of_text for loss in _losses_in(given))
+    if of_text and not (stages or sized) and opened()[0].features.embedding:
+        given["batch_texts"] = VECTOR_TEXTS
 
 
 def _losses_in(*tables: Mapping[str, Any]) -> list[Loss]:
@@ -176,27 +175,19 @@ def _losses_in(*tables: Mapping[str, Any]) -> list[Loss]:
     return [loss for table in tables for name in table.get("loss", ()) for loss in find(name)]
 
 
-def fill_in_batch(given: dict[str, Any], opened: Callable[[], FeatureStore]) -> None:
-    """Set `batch_texts` for losses of text vectors if no batch size was given."""
-    # These losses compare each text with every other one in the batch: the number of texts matters,
-    # not the number of tokens.
-    sized = {"batch_texts", "batch_tokens"} & given.keys()
-    if of_vectors(given) and not sized and opened().features.embedding:
-        given["batch_texts"] = VECTOR_TEXTS
-
-
 def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict[str, float]:
     """Return the losses of a training for which none were given, with their weights.
 
     Raises UserError if the default losses do not fit the teacher's predictions: a decoder is
     trained on the outputs of decoders, any other student on those of encoders.
     """
+    shape = _shape_in(given)
     for store in stores:
-        _check_direction(given, store)
-    if _is_decoder(given):
+        _check_direction(given, shape.causal, store)
+    if shape.causal:
         return _next_losses(stores, given.get("combine") == "outputs")
     store, task = stores[0], stores[0].task
-    states = not _is_static(given) and all(each.features.hidden for each in stores)
+    states = shape.kind != "static" and all(each.features.hidden for each in stores)
     if task and task.output_kind == "numbers":
         return dict(SCORE_LOSS)
     if task:
@@ -213,10 +204,10 @@ def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict
     return {"mlm": 1.0, **({"kl": 1.0} if pieces else {})}
 
 
-def _check_direction(given: Mapping[str, Any], store: FeatureStore) -> None:
+def _check_direction(given: Mapping[str, Any], decoder: bool, store: FeatureStore) -> None:
     """Raise UserError for a decoder trained on an encoder's outputs, and for an encoder trained on
     a decoder's."""
-    decoder, taught = _is_decoder(given), predicts_next(store)
+    taught = predicts_next(store)
     if taught is None or taught == decoder:
         return
     student = f"--student {given['student']}" if "student" in given else "the default --student"
@@ -273,9 +264,5 @@ def _next_losses(stores: list[FeatureStore], combined: bool) -> dict[str, float]
     )
 
 
-def _is_decoder(given: Mapping[str, Any]) -> bool:
-    return "student" in given and parse_student(given["student"]).causal
-
-
-def _is_static(given: Mapping[str, Any]) -> bool:
-    return parse_student(given["student"]).kind == "static" if "student" in given else False
+def _shape_in(given: Mapping[str, Any]) -> Shape:
+    return parse_student(given.get("student", default_of(TrainOptions, "student")))

@@ -14,12 +14,7 @@ from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from teachonce.store import FeatureStore, open_store
-from teachonce.student_train.arguments import (
-    default_losses,
-    fill_in_batch,
-    fill_in_decoder,
-    fill_in_vocabulary,
-)
+from teachonce.student_train.arguments import fill_in_defaults
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.data.stream import Epochs, ready
@@ -212,13 +207,9 @@ def _options(
         known = ", ".join(sorted(names))
         raise UserError(f"StudentBatches: no setting {unknown[0]!r}; expected one of {known}")
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
-    fill_in_decoder(given, lambda: store)
-    if "loss" not in given:
-        given["loss"] = default_losses(given, [store])
-    fill_in_batch(given, lambda: store)
     if isinstance(vocab, str):
         given["vocab"] = vocab
-    fill_in_vocabulary(given)
+    fill_in_defaults(given, lambda: [store])
     options = TrainOptions(store=str(store.path), device=device, **given).resolved()
     if options.data == "balanced":
         raise UserError(

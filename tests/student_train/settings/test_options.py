@@ -14,11 +14,12 @@ from typing import Any, assert_type, cast
 import pytest
 
 from teachonce.store import FeatureStore
-from teachonce.student_train.arguments import default_losses, fill_in_decoder, of_vectors
+from teachonce.student_train.arguments import default_losses, fill_in_defaults
 from teachonce.student_train.cli import describe
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings.option_fields import MACHINE
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import VECTOR_TEXTS
 from teachonce.support.differences import describe_changes as settings_changed
 from teachonce.support.errors import UserError
 from teachonce.support.options import options_of, scoped
@@ -290,9 +291,12 @@ def test_a_loss_of_another_package_counts_when_defaults_are_chosen(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_OUTSIDE", {})
 
-    def opened() -> FeatureStore:
-        pytest.fail("only for losses of next tokens the store decides the student")
+    def opened() -> list[FeatureStore]:
+        pytest.fail("no default of a loss of runs depends on the store")
 
-    fill_in_decoder(given := {"loss": {"own_losses:RUNS": 1.0}}, opened)
-    assert list(given) == ["loss"] and not of_vectors(given)
-    assert of_vectors({"loss": {"own_losses:TEXT": 1.0}})
+    fill_in_defaults(given := {"loss": {"own_losses:RUNS": 1.0}}, opened)
+    assert list(given) == ["loss"]
+    of_vectors: Any = SimpleNamespace(features=SimpleNamespace(embedding=True))
+    texts: dict[str, Any] = {"loss": {"own_losses:TEXT": 1.0}}
+    fill_in_defaults(texts, lambda: [of_vectors])
+    assert texts["batch_texts"] == VECTOR_TEXTS
