@@ -32,7 +32,6 @@ from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan
 from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.recipe import described
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -158,8 +157,8 @@ def _initial_report(plan: TrainPlan, ranks: Ranks) -> dict[str, Any]:
         "others": [_origin(other) for other in stores[1:]],
         "environments": [environment(options.device, ranks.size)],
     }
-    if recipe := options.needs.get("recipe"):
-        report["recipe"] = described(recipe)
+    if "record" in options.needs:
+        report["recipe"] = options.needs["record"]
     return report
 
 

@@ -376,7 +376,8 @@ class OptionFields:
         scope={STAGE},
     )
     stages: Tables = cast(Any, ())
-    needs: Mapping[str, Any] = field(default_factory=dict)  # features that a recipe requires
+    # What a recipe requires (`Recipe.needs`), its name, and its `record` in training.json.
+    needs: Mapping[str, Any] = field(default_factory=dict)
     held_out: float = option(
         0.02,
         "Hold out this share of the sequences for validation; the same ones for every student.",

@@ -69,10 +69,9 @@ def find_recipe(name: str) -> Recipe:
     return known[inner]
 
 
-def described(name: str) -> dict[str, str]:
+def described(name: str, recipe: Recipe) -> dict[str, str]:
     """Return name, description and source of a recipe for the record of a training, without the
-    folder of its file."""
-    recipe = find_recipe(name)
+    folder of its file. `name` is as given."""
     source = recipe.source
     if source.endswith(".toml"):  # of a file that names none: the path as given
         source = PurePath(source).name

@@ -92,6 +92,14 @@ def test_options_given_win_in_every_stage(own: Path) -> None:
     assert plain.digest() != checked_from(given).resolved().digest()
 
 
+def test_a_recipe_is_read_once(own: Path) -> None:
+    options = checked_from({"store": ("a.zarr",), "recipe": f"{own}:two"})
+    about = "a start without the layers"
+    record = {"name": "own.toml:two", "about": about, "source": "ours"}
+    # The training writes it: a process on another machine lacks the file.
+    assert options.needs == {"recipe": f"{own}:two", "record": record}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
