@@ -183,14 +183,13 @@ def main(
         if is_main_process() and options.out is not None:
             check_output(options.out, resume)
         plan = plan.resolved()
-        options = plan.options
-        target = None
+        out, target = plan.options.out_folder(), None
         # Opened before the training: a missing permission shows before hours of work.
         if is_main_process() and push_to_hub is not None:
             target = open_repository(push_to_hub, "model", private)
-        with stoppable(lambda: how_to_resume(options.out_folder())):
+        with stoppable(lambda: how_to_resume(out)):
             if is_main_process():
-                click.echo(describe(options))
+                click.echo(describe(plan.options))
             from teachonce.student_train.output.run import check_tokenizers, run_plan
 
             for store in stores.opened:
@@ -199,10 +198,10 @@ def main(
     if is_main_process():
         from teachonce.student_train.output.pushing import write_metadata
 
-        write_metadata(options.out_folder(), license, language)
-        _print_result(report, options)
+        write_metadata(out, license, language)
+        _print_result(report, out)
     if target is not None:
-        _upload(options.out_folder(), target)
+        _upload(out, target)
 
 
 @main.command(
@@ -238,7 +237,7 @@ def _upload(out: Path, target: Repository) -> None:
         ) from error
 
 
-def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
+def _print_result(report: Mapping[str, Any], out: Path) -> None:
     from teachonce.student_train.train.evaluate import warning_of_one_label
 
     result = report["result"]
@@ -254,7 +253,6 @@ def _print_result(report: Mapping[str, Any], options: TrainOptions) -> None:
             click.echo(f"{word:24} {format_number(result[name])}")
     if line := warning_of_one_label(result):
         click.echo(line)
-    out = options.out_folder()
     click.echo(f"student in {out}")
     if following := _next_command(out, report):
         click.echo(f"next: {following}")
