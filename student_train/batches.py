@@ -106,10 +106,10 @@ class StudentBatches(IterableDataset[StudentBatch]):
         (self._plan,), (source,) = plan.stages[0].batches, plan.sources
         self._blocks, self._held_out = source.blocks(self._plan), source.held_out
         word = self.options.vocab if vocab is None else vocab
-        self.tokenizer = _tokenizer(word, self.store, plan.shape.family)
+        self.tokenizer = _tokenizer(word, self.store, self.options.shape.family)
         fit_tokenizer(self.tokenizer, plan)
         self.collator = make_collator(plan, self.store, self.tokenizer)
-        if plan.shape.causal:
+        if self.options.shape.causal:
             check_spelling(self.collator, self.store, self.options.vocab)
         self._epochs = self._epochs_of(self.store)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see it change

@@ -69,10 +69,10 @@ def prepare_plan(plan: TrainPlan) -> Prepared:
 
 def _prepared(plan: TrainPlan) -> Prepared:
     options, store = plan.options, plan.store
-    family, others = plan.shape.family, plan.stores[1:]
+    family, others = options.shape.family, plan.stores[1:]
     tokenizer = student_tokenizer(options.vocab, store, others=others, family=family)
     template = fit_tokenizer(tokenizer, plan)
-    how = resolved_start(options.init, plan.shape, store)
+    how = resolved_start(options.init, options.shape, store)
     # So that each process of a training draws the same initial weights.
     torch.manual_seed(options.seed)
     student = make_student(
@@ -91,7 +91,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
         student.set_attn_implementation("eager")
     collator = make_collator(plan, store, tokenizer)
     fewer = fewer_pieces(options.vocab, len(tokenizer))
-    changed = check_spelling(collator, store, options.vocab) if plan.shape.causal else ""
+    changed = check_spelling(collator, store, options.vocab) if options.shape.causal else ""
     start = initialise(student, how, store, collator.vocabulary)
     # After the start, which finds weights by their names: peft renames those of linear layers.
     if options.lora:
@@ -126,7 +126,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
     """
     if plan.store.features.separator is not None:
         check_pair_form(tokenizer, plan.options.vocab, plan.store)
-        types = ["token_type_ids"] if plan.shape.token_types else []
+        types = ["token_type_ids"] if plan.options.shape.token_types else []
         names = ["input_ids", *types, "attention_mask"]
         # `save_pretrained` writes only the attributes that are named in `init_kwargs`.
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
@@ -144,7 +144,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
     if read.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
     _check_truncation(tokenizer, plan)
-    return set_up_chat(tokenizer, plan.stores) if plan.shape.causal else ""
+    return set_up_chat(tokenizer, plan.stores) if plan.options.shape.causal else ""
 
 
 def _check_truncation(tokenizer: Any, plan: TrainPlan) -> None:
@@ -177,7 +177,7 @@ def _positions(plan: TrainPlan) -> int | None:
 def _network(plan: TrainPlan) -> dict[str, Any]:
     """Return the options that become settings of the student's config."""
     names = scoped(TrainOptions, NETWORK)
-    if plan.shape.kind != "bilstm":
+    if plan.options.shape.kind != "bilstm":
         names -= scoped(TrainOptions, BILSTM)
     found = {name: getattr(plan.options, name) for name in names}
     if plan.options.projection == "student":
@@ -191,7 +191,7 @@ def _copied_settings(how: str, plan: TrainPlan) -> dict[str, Any]:
 
     how: the resolved `--init`.
     """
-    if not plan.shape.causal or not copies_layers(how):
+    if not plan.options.shape.causal or not copies_layers(how):
         return {}
     config, _ = start_config(how, plan.store)
     # Layers are copied with word embeddings alone, a whole folder with its output embeddings.

@@ -45,8 +45,8 @@ def _parts_of(shape: Shape) -> set[str]:
     return {"embeddings", "head", *layers, *shape.kinds_of_embeddings}
 
 
-def _check_parts(where: str, named: set[str], options: TrainOptions, shape: Shape) -> None:
-    parts = {*_parts_of(shape), "layers"}
+def _check_parts(where: str, named: set[str], options: TrainOptions) -> None:
+    parts = {*_parts_of(options.shape), "layers"}
     if missing := sorted(named - {*parts, "projection"}):
         raise UserError(
             f"{where}{missing[0]}: a student {options.student} has no such part; it has"
@@ -54,23 +54,23 @@ def _check_parts(where: str, named: set[str], options: TrainOptions, shape: Shap
         )
 
 
-def check_unfrozen(options: TrainOptions, shape: Shape) -> None:
+def check_unfrozen(options: TrainOptions) -> None:
     """Check the `unfreeze` lists of all stages. Raises UserError for a part that the student does
     not have."""
     for number, stage in enumerate(options.stages, 1):
         order = stage.get("unfreeze", UNFREEZE)
         named = set() if order == UNFREEZE else set(order)
-        _check_parts(f"stage {number}: unfreeze ", named, options, shape)
+        _check_parts(f"stage {number}: unfreeze ", named, options)
 
 
-def check_frozen(options: TrainOptions, shape: Shape) -> None:
+def check_frozen(options: TrainOptions) -> None:
     """Check `--freeze`. Raises UserError for a part that the student does not have, and if nothing
     is left to train."""
-    parts = _parts_of(shape)
+    parts = _parts_of(options.shape)
     # A rotary student has no positions and types, so freezing them is harmless: recipes that freeze
     # them work for a ModernBERT as well.
-    rotary = {"positions", "types"} if shape.positions == "rotary" else set()
-    _check_parts("--freeze ", set(options.freeze) - rotary, options, shape)
+    rotary = {"positions", "types"} if options.shape.positions == "rotary" else set()
+    _check_parts("--freeze ", set(options.freeze) - rotary, options)
     if all(is_frozen(part, options) for part in (*parts, "projection")):
         raise UserError(
             f"--freeze {','.join(options.freeze)}: nothing is left to train; leave a part out"

@@ -17,7 +17,6 @@ from teachonce.student_train.plan.vector_space import check_space
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.shapes import Shape
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -29,7 +28,7 @@ def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureSto
     plan = plan_of(options, store, *others)
     _check_start(plan)
     _check_needs(plan)
-    check_unfrozen(options, plan.shape)
+    check_unfrozen(options)
     _check_vectors(plan)
     for each in plan.sources:
         check_labels(store, each.store)
@@ -68,14 +67,14 @@ def check_memory(plan: TrainPlan) -> None:
 def _check_start(plan: TrainPlan) -> None:
     """Check the layers, the store or the folder of --init, and the file of --word-vectors."""
     options, store = plan.options, plan.store
-    check_start_source(options.init, plan.shape, store)
+    check_start_source(options.init, options.shape, store)
     if options.word_vectors:
         check_word_vectors(Path(options.word_vectors))
     if options.init.startswith("layers:") and "@" in options.init:
         # Imported here: most trainings are checked without torch, which takes seconds to import.
         from teachonce.student_train.model.start import other_model
 
-        other_model(options.init, store, plan.shape.causal)
+        other_model(options.init, store, options.shape.causal)
 
 
 def _views(options: TrainOptions, store: FeatureStore) -> set[int]:
@@ -168,11 +167,11 @@ def _check_stages(plan: TrainPlan, source: StoreSplit) -> None:
     held_out = source.held_out
     for number, stage in enumerate(plan.stages, 1):
         try:
-            check_frozen(stage.options, plan.shape)
-            _check_static(stage, plan.shape)
+            check_frozen(stage.options)
+            _check_static(stage)
             _check_served(stage, source.store, held_out)
             _check_projection(stage.options, source.store)
-            _check_groups(stage, source.store, plan.shape)
+            _check_groups(stage, source.store)
             for batch in stage.batches:
                 # Called for its error: perhaps no sequence is left.
                 source.blocks(batch)
@@ -251,10 +250,10 @@ def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
     )
 
 
-def _check_static(stage: Stage, shape: Shape) -> None:
+def _check_static(stage: Stage) -> None:
     """Raise UserError for losses of tokens if the student has no layers."""
     other = [term.name for term in stage.terms if not term.loss.of_text]
-    if shape.kind == "static" and other:
+    if stage.options.shape.kind == "static" and other:
         able = ", ".join(loss.name for loss in LOSSES if loss.of_text)
         raise UserError(
             f"--loss {other[0]}: --student {stage.options.student} has no layers and no heads, and"
@@ -348,10 +347,11 @@ def _check_view(stage: Stage, store: FeatureStore) -> None:
         )
 
 
-def _check_groups(stage: Stage, store: FeatureStore, shape: Shape) -> None:
+def _check_groups(stage: Stage, store: FeatureStore) -> None:
     """Raise UserError if a student has no attention maps to compare, or layers that cannot be
     divided into the groups whose means are stored."""
-    options, losses = stage.options, [term.loss for term in stage.terms]
+    options, shape = stage.options, stage.options.shape
+    losses = [term.loss for term in stage.terms]
     mapped = [loss.name for loss in losses if loss.student == "maps"]
     if mapped and not shape.heads:
         raise UserError(

@@ -79,12 +79,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """Holds a complete plan: the options, the stores, the student's shape, the stages, and the
-    losses of all stages, each once, in the order of the registry."""
+    """Holds a complete plan: the options, the stores, the stages, and the losses of all stages,
+    each once, in the order of the registry."""
 
     options: TrainOptions
     sources: tuple[StoreSplit, ...]
-    shape: Shape
     stages: tuple[Stage, ...]
     terms: tuple[Term, ...]
 
@@ -100,8 +99,8 @@ class TrainPlan:
 
     def unread(self) -> list[str]:
         """List the options, as typed, that no loss of the training reads."""
-        losses = [term.loss for term in self.terms]
-        masks = not (self.shape.causal or self.store.task) and reads_masked_tokens(losses)
+        losses, causal = [term.loss for term in self.terms], self.options.shape.causal
+        masks = not (causal or self.store.task) and reads_masked_tokens(losses)
         # A masked view has the masks of its dump.
         masks = masks and view_of(0, self.store.features, self.options.view) == 0
         readers = {
@@ -112,7 +111,7 @@ class TrainPlan:
         }
         given = {n: getattr(self.options, n) for n, is_read in readers.items() if not is_read}
         defaults = {name: default_of(TrainOptions, name) for name in given}
-        if self.shape.causal and "temperature" in given:
+        if causal and "temperature" in given:
             defaults["temperature"] = NEXT_TEMPERATURE
         return [
             f"{flag_of(name)} {value}" for name, value in given.items() if value != defaults[name]
@@ -129,16 +128,14 @@ def plan_of(
 ) -> TrainPlan:
     """Plan a training without checks. `layers` is the student's number of layers, by default that
     of `--student`."""
-    shape = options.shape
     output_kind = output_kind_of(store)
     stages = [
         (stage, stage.terms(output_kind))
-        for stage in stages_of(options, shape.layers if layers is None else layers)
+        for stage in stages_of(options, options.shape.layers if layers is None else layers)
     ]
     return TrainPlan(
         options,
         tuple(StoreSplit(each, options.held_out) for each in (store, *others)),
-        shape,
         tuple(Stage(stage, terms, stage.batches(terms)) for stage, terms in stages),
         options.every_term(output_kind),
     )

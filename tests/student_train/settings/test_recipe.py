@@ -15,7 +15,6 @@ from teachonce.student_train.model.freezing import check_frozen
 from teachonce.student_train.plan.train_plan import stages_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.recipe import all_recipes, find_recipe, listed, read_recipes
-from teachonce.student_train.settings.shapes import parse_student
 from teachonce.student_train.sweep import main as sweep
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, ok, refused, says
@@ -49,7 +48,7 @@ def test_every_recipe_of_the_package_can_be_begun(name: str) -> None:
     settings = dict(recipe.options)
     settings["student"] = re.sub("^teacher:(.*)", r"768x\1x12", settings.get("student", "tiny"))
     options = TrainOptions(store="a.zarr", **settings, stages=recipe.stages).resolved()
-    stages = stages_of(options, parse_student(options.student).layers)
+    stages = stages_of(options, options.shape.layers)
     assert recipe.about and len(stages) >= len(recipe.stages)
     assert len({stage.seed for stage in stages}) == len(stages)
 
@@ -75,7 +74,7 @@ def test_a_student_as_wide_as_its_teacher(
         checked_from(given).resolved()
     options = checked_from({**given, "student": "teacher:2"}).resolved()
     assert options.student == f"{its}32x2x4"
-    check_frozen(options, parse_student(options.student))  # its positions, learned or rotary
+    check_frozen(options)  # its positions, learned or rotary
 
 
 def test_options_given_win_in_every_stage(own: Path) -> None:
@@ -145,5 +144,5 @@ def test_the_guide_shows_a_recipe_that_can_be_begun(tmp_path: Path) -> None:
     path.write_text(shown, "utf-8")
     recipe = find_recipe(str(path))
     options = TrainOptions(store="a.zarr", **recipe.options, stages=recipe.stages)
-    stages = stages_of(options.resolved(), parse_student(options.student).layers)
+    stages = stages_of(options.resolved(), options.shape.layers)
     assert len(stages) == 6 and stages[0].freeze == ("head",) and stages[-1].freeze == ()
