@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -161,21 +160,9 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
     if done.widened:
         wide = counted(done.widened, "sequence")
         click.echo(f"run again in float32: {wide} with NaN or infinity")
-    _report_unread(options.out)
+    if done.unread:
+        click.echo(f"unread: {done.unread}")
     click.echo(f"next: student-train --store {options.out} {done.student}")
-
-
-def _report_unread(out: Path | str) -> None:
-    """Print which stored features no default loss reads."""
-    # A store in a bucket would have to be opened over the network for this line alone.
-    if "://" in str(out):
-        return
-    from teachonce.store import open_store
-    from teachonce.store.tools.info import unread_line
-
-    with open_store(out) as store:
-        if line := unread_line(store):
-            click.echo(f"unread: {line}")
 
 
 main.add_command(mixed_vocab)

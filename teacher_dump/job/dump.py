@@ -20,6 +20,7 @@ from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, command, without_remedy
 from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.tools.info import unread_line
 from teachonce.support.background import BackgroundCalls, prefetched
 from teachonce.support.console import counted, takes_option
 from teachonce.support.differences import differences, first_few
@@ -61,6 +62,7 @@ class DumpSummary:
     tokens: int
     parts: int
     student: str  # suggested options of student-train
+    unread: str  # a line on the stored features that no default loss reads, or ""
     empty_lines: int = 0
     without_tokens: int = 0
     surrogates: int = 0
@@ -104,7 +106,7 @@ def dump(
                 return _dump(plan, say, stop)
             counts = check_finished(options.out, finished, plan.identity, plan.features)
             say(f"{options.out}: was finished before, by the same command; nothing to do")
-            return DumpSummary(*counts, student=_student(options.out), finished_before=True)
+            return DumpSummary(*counts, *_advice(options.out), finished_before=True)
 
 
 def written_line(out: Path | str) -> str:
@@ -186,6 +188,7 @@ def open_writer(
 
 def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: int) -> DumpSummary:
     """Gather the counts of a finished dump."""
+    student, unread = _advice(plan.options.out)
     return DumpSummary(
         documents=counters["documents"],
         empty_lines=empty_lines,
@@ -195,7 +198,8 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
         tokens=counters["tokens"],
         parts=counters["parts"],
         resumed_parts=resumed,
-        student=_student(plan.options.out),
+        student=student,
+        unread=unread,
         halved=counters["halved"],
         widened=counters["widened"],
         task=plan.features.task.kind if plan.features.task else None,
@@ -331,10 +335,12 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
         )
 
 
-def _student(path: Path | str) -> str:
-    """Suggest options of student-train for a store; for a causal teacher, options of a decoder."""
+def _advice(path: Path | str) -> tuple[str, str]:
+    """Suggest options of student-train for a store, for a causal teacher those of a decoder, and
+    describe the features that no default loss reads."""
     with closing(open_store(path)) as store:
+        unread = unread_line(store)
         if store.features.logits and store.features.logits.next_token:
-            return f"--student {suggested_decoder(stored_config(store))} --vocab 8k"
+            return f"--student {suggested_decoder(stored_config(store))} --vocab 8k", unread
         size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
-    return f"--vocab {size // 1000}k"
+    return f"--vocab {size // 1000}k", unread
