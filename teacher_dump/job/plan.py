@@ -250,8 +250,7 @@ def planned(
                 f" vocabularies; restore it, or remove {resolved.out}.mixed-vocab to train on the"
                 " current text"
             )
-        teacher, precision = _load_teacher(resolved, model, corpus, say)
-        resolved = replace(resolved, precision=precision)
+        teacher, resolved = _load_teacher(resolved, model, corpus, say)
         for line in teacher.notes:
             say(f"{'unread':9} {line}")
         if teacher.first_token is not None:
@@ -367,9 +366,9 @@ def _stored_argument(
 
 def _load_teacher(
     options: DumpOptions, model: ResolvedModel, corpus: Corpus, say: Callable[[str], object]
-) -> tuple[Teacher, str]:
-    """Load the teacher in the precision of the options. Return the teacher and its precision, which
-    is chosen here for `auto`."""
+) -> tuple[Teacher, DumpOptions]:
+    """Load the teacher in the precision of the options. Return the teacher and the options, with a
+    precision that is chosen here for `auto`."""
     from teachonce.teacher_dump.teacher.loading import load_teacher
     from teachonce.teacher_dump.teacher.precision import TEXTS, load_fastest  # loads torch
     from teachonce.teacher_dump.teacher.teacher import VectorOptions
@@ -389,8 +388,9 @@ def _load_teacher(
         return teacher
 
     if options.precision != "auto":
-        return load(options.precision), options.precision
-    return load_fastest(load, (each.text for each in islice(corpus, TEXTS)), say)
+        return load(options.precision), options
+    teacher, precision = load_fastest(load, (each.text for each in islice(corpus, TEXTS)), say)
+    return teacher, replace(options, precision=precision)
 
 
 def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
