@@ -182,7 +182,7 @@ class Vocabulary:
     def from_tokenizer_json(cls, text: str) -> Vocabulary:
         """Read the content of a `tokenizer.json`: WordPiece, BPE, Unigram or WordLevel.
 
-        Raises AlignmentError if it is no such file, or its normaliser is unknown.
+        Raises AlignmentError if `text` is not such a file, or its normaliser is unknown.
         """
         try:
             return cls._read(json.loads(text))

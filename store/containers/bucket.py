@@ -1,4 +1,4 @@
-"""Reads and writes the objects of a bucket (S3, Google Cloud Storage, Azure) with obstore.
+"""Reads and writes the objects in a bucket (S3, Google Cloud Storage, Azure) with obstore.
 
 Each method sends a request through a `Retrier`. A conditional write takes effect only if the object
 is unchanged, or does not exist yet; `put_if` raises NotImplementedError if the server does not
@@ -70,7 +70,7 @@ class Tagged(NamedTuple):
 
 
 class Bucket:
-    """Objects below a URL, `s3://bucket/a/b`; names are relative to it.
+    """Reads and writes objects below a URL, `s3://bucket/a/b`; names are relative to it.
 
     Raises Unreachable if no answer comes or a request is refused, FileNotFoundError for a missing
     object, UserError if obstore is not installed.

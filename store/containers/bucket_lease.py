@@ -35,7 +35,7 @@ _own: dict[str, BucketLease] = {}
 
 
 class BucketLease:
-    """Holds this process's lease to write a store of a bucket, until `close` or its death.
+    """Holds this process's lease to write a store in a bucket, until `close` or the process ends.
 
     Raises Taken if a living process holds the lease, Unreachable if nothing can be written.
     """

@@ -43,13 +43,13 @@ class Slices(Protocol):
 
 
 class StoredSlices(Slices, Protocol):
-    """Slices of an array in a container."""
+    """Reads an array in a container by slices of rows; see `Slices`."""
 
     chunk_rows: int  # rows of a chunk
 
 
 class RowSlices:
-    """Slices of an array whose rows a subclass decodes from stored chunks; see `Slices`."""
+    """Reads an array whose rows a subclass decodes from stored chunks; see `Slices`."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int, where: str
@@ -57,7 +57,8 @@ class RowSlices:
         self.shape, self.dtype, self.chunk_rows, self.where = shape, dtype, chunk_rows, where
 
     def decode(self, begin: int, end: int, out: Array) -> None:
-        """Fill `out` with rows begin..end, which exist. Raises Damage, OSError."""
+        """Fill `out` with rows begin..end; the caller has checked that they exist. Raises Damage,
+        OSError."""
         raise NotImplementedError
 
     def read(self, begin: int, end: int) -> Array:
@@ -191,7 +192,7 @@ class Sink(Protocol):
 
 
 class WriteLease(Protocol):
-    """Holds this process's exclusive lease to write a store, until `close` or its death."""
+    """Holds this process's exclusive lease to write a store, until `close` or the process ends."""
 
     token: str
 
@@ -199,7 +200,7 @@ class WriteLease(Protocol):
         """Raise UserError if another process has taken the lease over."""
 
     def close(self) -> None:
-        """Let other processes write; a second call does nothing."""
+        """Release the lease, so that other processes can write. A second call does nothing."""
 
 
 class Staging(Protocol):

@@ -34,7 +34,7 @@ Read = Callable[[str, Entry], Array]
 
 
 def columns_of(features: Features) -> list[str]:
-    """List the arrays of any part, in the order of the index."""
+    """List the names of the arrays that every part has, in the order of the index."""
     empty = (0,) * features.views
     return sorted(part_arrays(features, Counts(1, 0, 0, 0, empty, empty)))
 

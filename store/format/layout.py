@@ -93,7 +93,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sizes of a part.
+    """Holds the sizes of a part.
 
     squares: the sum of L^2 over its sequences of length L. spans: the number of masked words in
         each view; of view 0, the number of messages of chats. draws: the number of sampled ids, or

@@ -94,7 +94,8 @@ class Part:
 
     @staticmethod
     def from_json(value: object, shapes: PartShapes, where: str) -> Part:
-        """Check and read a part. Raises StoreError if its arrays do not match the features."""
+        """Parse and check an entry of the manifest. Raises StoreError if it is not valid, or if its
+        arrays do not match the features."""
         number = value.get("part") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or type(number) is not int:
             raise StoreError(f"{where}: a part of the manifest is not valid; {DAMAGED}")

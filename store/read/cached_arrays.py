@@ -13,7 +13,7 @@ BLOCK = 4096  # rows with one flag: a flag for each row would double the memory 
 
 
 class CachedSlices:
-    """Slices of an array that are read once and then served from memory, with a flag for each BLOCK
+    """Reads slices of an array once and then serves them from memory, with a flag for each BLOCK
     of rows that has been read."""
 
     def __init__(self, slices: Slices) -> None:

@@ -47,7 +47,8 @@ def checksum(array: Slices) -> str:
 
 
 class RankedIds:
-    """Slices of the ids [N, K] of ranked logits: `places` in the ids `distinct` [R] of a part."""
+    """Reads slices of the ids [N, K] of ranked logits: `places` in the ids `distinct` [R] of a
+    part."""
 
     def __init__(self, places: Slices, distinct: Array, where: str) -> None:
         self.shape, self.dtype = places.shape, places.dtype
@@ -134,7 +135,7 @@ class PartReader:
         return [f"{name.removesuffix('/ids')}/{leaf}" for leaf in ("distinct", "places")]
 
     def expect(self, name: str) -> None:
-        """Spare the request for a stored array's metadata, if the manifest shows what they are."""
+        """Avoid the request for a stored array's metadata, if they follow from the manifest."""
         if name not in self._open and (fingerprint := self.part.arrays[name].fingerprint):
             group = f"parts/{self.part.number}"
             self._source.expect(group, name, self._specs[name], fingerprint)
@@ -257,8 +258,10 @@ class PartReader:
         return start
 
     def texts(self, begin: int, end: int, chosen: Array | None = None) -> list[str]:
-        """Read the texts of sequences begin..end; "" for a sequence that `chosen`, bool [n], leaves
-        out."""
+        """Read the texts of sequences begin..end; "" where `chosen`, bool [n], is False.
+
+        Raises StoreError for bytes that are not UTF-8.
+        """
         start = self.text_start[begin : end + 1]
         data = self.read("text/utf8", int(start[0]), int(start[-1])).tobytes()
         left, right = start[:-1] - start[0], start[1:] - start[0]

@@ -88,8 +88,8 @@ class Excerpt:
 class Pool:
     """Holds the requested arrays of some blocks, concatenated over sequences, not decoded.
 
-    Sequences are in the order of the store; `place` [n] maps the order of the given blocks to it.
-    Of each array, only an `excerpt` is read.
+    Sequences are in the order of the store. For each sequence of the given blocks, in their order,
+    `place` [n] is its index here. Only the `excerpt` of each array is read.
     """
 
     def __init__(

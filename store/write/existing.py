@@ -130,7 +130,8 @@ def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
 def finished(path: str | Path) -> dict[str, Any] | None:
     """Return the root attributes of a finished store; None if there is none.
 
-    Raises UserError if the path is not a store, or if another process is working on it.
+    Files that a killed writer left next to the store are removed. Raises UserError if the path is
+    not a store, or if another process is working on it.
     """
     staging = staging_of(path)
     stored = root_of(staging)

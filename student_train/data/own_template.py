@@ -1,5 +1,5 @@
-"""Stored chats in a student's own chat template: the contents are the teacher's, with the student's
-marks around them, and the teacher's tokens are moved to the new text."""
+"""Stored chats in a student's own chat template: the same messages with the student's marks (roles,
+special tokens) around them. The offsets of the teacher's tokens are mapped to the new text."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Chat:
 class StudentText:
     """Holds a chat as the student reads it.
 
-    contents: the spans of the contents, [M, 2]. ends: where the special token behind each content
-        ends, [M]; the end of the content if there is no such token.
+    contents: the spans of the messages' contents, [M, 2]. ends: where the special token behind each
+        content ends, [M]; the end of the content if there is no such token.
     """
 
     text: str

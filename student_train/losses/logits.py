@@ -96,8 +96,8 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 def outcomes(
     logits: Tensor, targets: LogitTargets, following: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the student's log-probabilities from logits [G,V]: [G,K+1] of the stored pieces and
-    of all other pieces, and [G] of the pieces `following`, by default 0.
+    """Compute the student's log-probabilities from logits [G,V]: of the K stored pieces and of all
+    others together [G,K+1], and of the piece `following` [G] of each row (default: piece 0).
 
     The last column is -inf where all of V is stored: there are no other pieces.
     """
@@ -114,7 +114,7 @@ def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
     pieces, then all other pieces.
 
     student: the student's log-probabilities [G,K+1]. Where the last is -inf, there are no other
-        pieces, so the teacher's is -inf, too.
+        pieces, so the teacher's last one is -inf, too.
     """
     left = targets.rest.masked_fill(student[:, -1].isneginf(), -torch.inf)
     return torch.cat([targets.logprobs, left[:, None]], dim=1)

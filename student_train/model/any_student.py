@@ -67,7 +67,7 @@ def size_of(student: Any) -> tuple[int, int]:
 
 
 def reads_types(student: PreTrainedModel) -> bool:
-    """Return whether a student has token types for the two texts of a pair."""
+    """Return whether a student has token type embeddings for the two texts of a pair."""
     return (getattr(student.config, "type_vocab_size", None) or 0) > 1
 
 

@@ -52,7 +52,7 @@ class Parts:
 
     layers: the prefix of a layer's number.
     layer: the parameters of each layer; a teacher with other parameters is of another kind.
-    positions: the learnt positions; None if they are rotary.
+    positions: the learnt position embeddings; None if positions are rotary.
     transform: the prefix of the parameters of the masked-LM head's transform.
     bias: the output bias of the masked-LM head.
     stacked: for a parameter of a layer in which several matrices are stacked, their number.

@@ -48,8 +48,8 @@ def push(
 
     Only model files, the card (README.md) and training.json are uploaded. training.json is uploaded
     without local paths and credentials of URLs; the code of the card loads the repository. Licence
-    and languages go into the card, in the folder as well. Raises UserError if the folder has no
-    finished student, if a file to upload is a link, and as `open_repository` does.
+    and languages are written into the card, in the local folder as well. Raises UserError if the
+    folder has no finished student, if a file to upload is a link, and as `open_repository` does.
     """
     check_finished(Path(folder))
     write_metadata(Path(folder), license, language)

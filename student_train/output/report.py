@@ -30,7 +30,8 @@ SHAPE = {
 
 
 def read_report(out: Path) -> dict[str, Any] | None:
-    """Read the training.json of a student, or return None. A finished student's has `result`.
+    """Read the training.json of a student; None if there is none. If the student is finished, it
+    has `result`.
 
     Raises UserError if it is damaged.
     """

@@ -41,10 +41,11 @@ def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> s
 
 
 def student_folder(parent: Path, settings: Mapping[str, Any], digest: str) -> Path:
-    """Return the folder of a student in `parent`: a new one, or the one that ends in its hash.
+    """Return the folder of a student in `parent`: an existing one whose name ends in `digest`, or
+    else a new one.
 
     settings: the settings in a new name. An existing folder may name other settings, if an earlier
-        version made it, or a sweep that varied others.
+        version or a sweep that varied other settings made it.
     """
     room = LONGEST - len(digest) - 1
     words = [word for name, value in settings.items() if (word := _word(name, value))]

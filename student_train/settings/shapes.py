@@ -78,7 +78,7 @@ class Shape:
 
     @property
     def token_types(self) -> bool:
-        """Return whether the student has embeddings of token types."""
+        """Return whether the student has token type embeddings."""
         return SHAPES[self.kind].token_types
 
     @property
@@ -101,7 +101,7 @@ class ShapeKind:
         ValueError with what is wrong and, as a second argument, the size that was probably meant.
     positions: learnt, rotary, or none.
     rate: returns the default peak learning rate of a shape.
-    token_types: whether there are embeddings of token types (first and second text).
+    token_types: whether there are token type embeddings (first and second text).
     causal: whether it is a decoder, trained on next tokens.
     family: for a decoder, the family of its byte-level vocabulary (`training/byte_level.py`).
     models: for a kind of another package, `module:attribute` of its `Kind`; see `model/kinds.py`.

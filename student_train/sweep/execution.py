@@ -118,7 +118,7 @@ def finish(
 
 
 class Workers(Protocol):
-    """Processes that execute runs: on this machine, or on a Ray cluster."""
+    """Executes runs in worker processes: on this machine, or on a Ray cluster."""
 
     deaths: int
     """The run fails after this many deaths of its workers without a new validation in between."""

@@ -105,7 +105,7 @@ def _wait_until_free(out: Path) -> None:
 
 
 class Cluster:
-    """Workers that are Ray tasks, one for each student that the nodes have room for."""
+    """Runs workers as Ray tasks, one for each student that the nodes have room for."""
 
     deaths = 3
 

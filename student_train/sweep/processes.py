@@ -17,7 +17,7 @@ from teachonce.support.signals import Stopped, stoppable
 
 
 class Processes:
-    """Workers in `jobs` processes; if there are several GPUs, each process has one."""
+    """Runs workers in `jobs` processes; if there are several GPUs, each process has one."""
 
     deaths = 1  # no repetition: the cause, often memory, would end the next process as well
 

@@ -179,7 +179,7 @@ class Distiller(nn.Module):
         return Sides(self, batch, self.terms if terms is None else terms)
 
     def weighted(self, losses: Mapping[str, Tensor], terms: Sequence[Term] | None = None) -> Tensor:
-        """Sum losses by name with the weights of their terms: a scalar."""
+        """Return the sum of losses, given by name, with the weights of their terms: a scalar."""
         weights = {term.name: term.weight for term in (self.terms if terms is None else terms)}
         return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
 

@@ -63,8 +63,8 @@ class Trained:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a training calls. An exception in one of them ends the training, without a
-    checkpoint.
+    """Holds functions that a training calls. An exception in one of them ends the training, without
+    a checkpoint.
 
     on_step: receives each step and its losses.
     on_validation: receives the step and figures of each validation.

@@ -22,7 +22,7 @@ Calibration = tuple[Floats, Floats]  # mean and deviation of each channel, [D] e
 
 @dataclass
 class Comparison:
-    """Errors of one feature in the sample: stored values compared with the teacher's.
+    """Holds the errors of one feature in the sample: stored values against the teacher's output.
 
     `promised` is the largest error that the codec allows in the sample. `share` is the largest
     ratio of an error to the error that codec and precision together allow for this value.

@@ -64,7 +64,7 @@ class Document:
 
 
 class Corpus:
-    """Documents of several sources, one after the other.
+    """Yields the documents of several sources, one after the other.
 
     After an iteration, `documents` counts its documents and `empty_lines` the blank texts that it
     left out. `skipped` lists the files of a folder or pattern that are not read: empty, or of an

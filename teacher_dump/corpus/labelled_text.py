@@ -230,7 +230,7 @@ def several_labels(found: Sequence[object], where: object) -> CorpusError:
 def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -> Gold | None:
     """Read a list of tags, one for each word; None if `tags` is None.
 
-    Raises CorpusError if words are not texts, or if the number of tags differs.
+    Raises CorpusError if words are not strings, or if the number of tags differs.
     """
     if not all(isinstance(word, str) for word in words):
         remedy = "is it the right --text-column?"
@@ -328,7 +328,7 @@ def check_tag(tag: str, where: str) -> None:
 def check_order(before: str | None, tag: str, where: str) -> None:
     """Raise UserError, which names `where`, if I-X follows neither B-X nor I-X.
 
-    `before` and `tag` are the parts of a Step.
+    before: the previous word's tag, as in `Step`. tag: the word's tag.
     """
     kind = tag.removeprefix(OTHER)
     if kind == tag or before in (None, FIRST + kind, tag):

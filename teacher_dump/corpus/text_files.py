@@ -37,8 +37,9 @@ FREE = (".csv", ".json")  # a carriage return may be inside of quotes, or betwee
 def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 file without their ends.
 
-    `longest` is the maximum number of bytes of a line, and so of the file in memory; by default
-    MAX_LINE. Raises CorpusError if the file is not UTF-8 text, and OSError.
+    `longest` is the maximum number of bytes of a line, and so of the memory for it; by default
+    MAX_LINE. Raises CorpusError for a longer line, for a carriage return inside a line, and if the
+    file is not UTF-8 text; OSError.
     """
     longest = longest or MAX_LINE
     position = 0

@@ -28,7 +28,7 @@ POOL = 4096  # sequences that are sorted by length and shuffled together
 
 
 class MixedPieces(NamedTuple):
-    """Tokens of one text, from one or both vocabularies.
+    """Holds the tokens of one text, from one or both vocabularies.
 
     ids: int64 [T]. own: bool [T], true for the student's pieces. offsets: int64 [T, 2]. special:
         bool [T]. word: int64 [T], the number of the word; -1 for special tokens before the text.

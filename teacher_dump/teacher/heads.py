@@ -160,7 +160,8 @@ exp(logit - highest) over all other logits."""
 
 
 def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> TopLogits:
-    """Compute the logits of `values` [N,D] in chunks of rows, and yield the top k."""
+    """Compute the logits of `values` [N,D] in chunks of rows, and yield the top k of each chunk
+    and the rest, as in `TopLogits`."""
     for _, logits in decoder.logits(values):
         best, ids = logits.topk(k, dim=-1)
         # The top logits are excluded from the sum, not subtracted from the total: if they have

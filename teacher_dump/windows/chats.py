@@ -81,7 +81,7 @@ class ChatRenderer:
     def _render(
         self, messages: Sequence[Message], document: Document
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text and the spans of the contents."""
+        """Return the text and the spans of the messages' contents."""
         roles = dict.fromkeys(role for role, _ in messages)
         unknown = [role for role in roles if role not in NOT_ANSWERS]
         if self._learn != "all" and unknown and "assistant" not in unknown:
@@ -129,10 +129,10 @@ def _number(role: str) -> int:
 
 
 def messages_of(contents: Sequence[tuple[int, int, int]], begin: int, text: str) -> Array:
-    """Return begin, end and role of the contents in a window of a document, int32 [M, 3].
+    """Return begin, end and role of the messages in a window of a document, int32 [M, 3].
 
-    contents: as in `Document`. begin: the character of the document at which the window, with
-    `text`, starts.
+    contents: the spans of all messages, as in `Document`. begin: the position of the window in the
+        document, in characters. text: the window's text.
     """
     found = np.array(contents, np.int32).reshape(-1, 3)
     spans = found[:, :2] - begin

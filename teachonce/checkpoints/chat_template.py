@@ -17,10 +17,10 @@ PROBE = [{"role": "user", "content": "x"}]
 
 
 def texts_around(write: Callable[[Messages], str], roles: Sequence[str]) -> list[str] | None:
-    """Return what a template writes before, between and after M contents: M + 1 texts.
+    """Return what a template writes before, between and after the contents of M messages: M + 1
+    texts; None if it drops a content, writes one twice, or changes their order.
 
-    write: applies the template, and may raise errors of any type. Returns None if it drops a
-    content, writes one twice, or changes their order.
+    write: applies the template, and may raise errors of any type.
     """
     places = [PLACE.format(number) for number in range(len(roles))]
     rest = write([{"role": r, "content": p} for r, p in zip(roles, places, strict=True)])
@@ -34,7 +34,7 @@ def texts_around(write: Callable[[Messages], str], roles: Sequence[str]) -> list
 
 
 def filled(around: Sequence[str], contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Write M contents between M + 1 texts. Return the text and the spans of the contents."""
+    """Write the contents of M messages between M + 1 texts. Return the text and their spans."""
     pieces, spans, length = [around[0]], list[tuple[int, int]](), len(around[0])
     for content, behind in zip(contents, around[1:], strict=True):
         spans.append((length, length + len(content)))

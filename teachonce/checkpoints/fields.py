@@ -31,7 +31,7 @@ ABSENT: tuple[Any, ...] = (None, False, 0, "", (), [], {})  # values equal to a 
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of one file with the same treatment.
+    """Lists fields of one file with the same treatment.
 
     note: the library that honours them, or why they are refused or harmless.
     accepted: values of a refused field that raise no error.

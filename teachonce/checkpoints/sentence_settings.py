@@ -195,8 +195,8 @@ def fit_tokenizer(tokenizer: Any, settings: SentenceSettings, shorten: bool = Fa
     """Apply the folder's lower-casing and maximum length to a fast tokenizer. As in
     sentence-transformers, these override the tokenizer's own files.
 
-    shorten: also apply a maximum length below the tokenizer's limit, as a CrossEncoder does. An
-        embedder's is only the default of `--max-length`, which may be larger.
+    shorten: also apply a maximum length below the tokenizer's limit, as a CrossEncoder does. The
+        maximum length of an embedder is only the default of `--max-length`, which may be larger.
     """
     if settings.lower_case:
         _lower_case(tokenizer.backend_tokenizer)

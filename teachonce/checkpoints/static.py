@@ -31,8 +31,8 @@ UNBOUND = 10**30  # `model_max_length` of a tokenizer without a limit
 
 
 class StaticConfig(PreTrainedConfig):
-    """Sizes of a static student. `special_ids` are pieces that are left out of the mean, such as
-    [CLS]."""
+    """Holds the sizes of a static student. `special_ids` are pieces that are left out of the mean,
+    such as [CLS]."""
 
     model_type = "static"
 

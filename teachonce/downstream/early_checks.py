@@ -1,6 +1,6 @@
 """The parameters of `downstream`, and the checks that need no torch.
 
-`student-sweep` checks its tables of tasks here, in a process of its own: it must not import torch.
+`student-sweep` checks its tables of tasks here, in a separate process that must not import torch.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Inputs = dict[str, Array]
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a model on one thread of a CPU.
+    """Holds the costs of a model on one thread of a CPU.
 
     bytes: size of its weights on disk.
     load_s: seconds from loading to the first output.

@@ -58,7 +58,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def apply_umask(folder: Path) -> None:
-    """Give the .safetensors files under a folder the file mode of new files, by the umask."""
+    """Give the .safetensors files under a folder the mode that the umask gives new files."""
     # safetensors creates them readable by their owner alone: no other user could load the model.
     # A new file shows the umask. os.umask returns it only by setting another one, for all threads.
     probe = _unfinished(folder / "mode")

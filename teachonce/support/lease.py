@@ -39,7 +39,8 @@ class Taken(UserError):
 
 
 class Lease:
-    """Holds this process's lease to write a store, part or student, until `close` or its death.
+    """Holds this process's lease to write a store, part or student, until `close` or the process
+    ends.
 
     Raises Taken if a living process holds the lease, OSError if nothing can be written.
     """

@@ -61,7 +61,7 @@ class Blocks:
         self._end = len(self.map.data)
         fields = FieldReader(self.read(0, 9, "the superblock"), "the superblock")
         if fields.take(8) != SUPERBLOCK:
-            raise Damage("it does not begin as HDF5 does")
+            raise Damage("it does not begin with the HDF5 signature")
         if fields.number(1) not in (2, 3):
             raise Damage("its metadata are older than HDF5 1.10 and have no checksums")
         fields = self.block(0, 48, SUPERBLOCK, "the superblock")
@@ -79,13 +79,14 @@ class Blocks:
         self._end, self.root = end, fields.address()
 
     def raw(self, address: int, size: int, what: str) -> Bytes:
-        """Return the bytes of the map; nothing is copied."""
+        """Return `size` bytes of the file from `address`, as a view of the memory map. Raises
+        Damage if they lie outside the file."""
         if address + size > self._end:
             raise Damage(f"{what} lies outside the file")
         return self.map.data[address : address + size]
 
     def read(self, address: int, size: int, what: str) -> bytes:
-        """Return the bytes of metadata."""
+        """Return a copy of `size` bytes of metadata. Raises Damage for more than MAX_BLOCK."""
         if size > MAX_BLOCK:
             raise Damage(f"{what} has {size:,} bytes, more than {MAX_BLOCK:,}")
         return self.raw(address, size, what).tobytes()

@@ -217,7 +217,7 @@ class MappedShard(Shard):
 
 
 class ShardSlices(RowSlices):
-    """Slices of rows of an array that is one shard; `opened` returns the shard."""
+    """Reads slices of rows of an array that is one shard; `opened` returns the shard."""
 
     def __init__(self, layout: ShardLayout, where: str, opened: Callable[[], Shard]) -> None:
         super().__init__(layout.shape, layout.dtype, layout.rows, where)

@@ -90,7 +90,7 @@ def open_slices(path: str, name: str, node: dict[str, Any], where: str) -> ZarrS
 
 
 class ZarrSlices:
-    """Slices of rows of a Zarr array, read by zarr-python. For a remote store, the shard is fetched
+    """Reads slices of rows of a Zarr array by zarr-python. For a remote store, the shard is fetched
     into memory first."""
 
     def __init__(self, array: zarr.Array[Any], where: str, fetched: dict[str, Buffer]) -> None:

@@ -35,7 +35,8 @@ def bundle() -> str:
 
 
 class Point(NamedTuple):
-    """Holds a student and its cost, with the quartiles of a cost that was measured repeatedly."""
+    """Holds a student and its cost; `low` and `high` are the quartiles if the cost was measured
+    repeatedly, else the cost."""
 
     student: StudentFiles
     cost: float

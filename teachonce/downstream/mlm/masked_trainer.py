@@ -48,7 +48,7 @@ def on_one_device(arguments: TrainingArguments) -> TrainingArguments:
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Blocks of token ids [n, S] as a dataset of `input_ids`."""
+    """Provides blocks of token ids [n, S] as a dataset of `input_ids`."""
 
     def __init__(self, rows: Array) -> None:
         self.rows = rows
@@ -61,8 +61,8 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Blocks [n, S] in masked batches. A batch has the same masks each time it is read, so that all
-    validations of a run predict the same tokens."""
+    """Yields blocks [n, S] in masked batches. A batch has the same masks each time it is read, so
+    that all validations of a run predict the same tokens."""
 
     def __init__(self, collator: BatchMasking, rows: Array, batch_size: int) -> None:
         self.collator, self.rows, self.batch_size = collator, rows, batch_size

@@ -36,7 +36,8 @@ class GoldAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """Holds a question, its context and its correct answers; none if it has no answer there."""
+    """Holds a question, its context and its correct answers. `answers` is empty if the context has
+    none."""
 
     question: str
     context: str

@@ -36,7 +36,7 @@ from teachonce.teacher_dump.corpus.tagged_files import tagged_layout, tagged_sen
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and one tag for each, at least one word, from the `lines` of `file`."""
+    """Holds words and one tag for each, at least one word, from the `lines` of `file`."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]

@@ -26,7 +26,8 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bin:
-    """Residuals of `elements` ids, with `bits` bits each and one scale of dtype `scale`."""
+    """Holds the residuals of `elements` ids, with `bits` bits each and one scale of dtype
+    `scale`."""
 
     scale: str
     bits: int

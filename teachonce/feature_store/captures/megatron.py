@@ -49,7 +49,7 @@ FIELDS = (
 
 @dataclass(frozen=True, eq=False)
 class Microbatch:
-    """Values float32 [S,B,K] and ids int32 [S,B,K] of a microbatch."""
+    """Holds values float32 [S,B,K] and ids int32 [S,B,K] of a microbatch."""
 
     values: Floats
     ids: Array

@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cell:
-    """Tokens of one side that share characters; `tokens` are their numbers.
+    """Holds tokens of one side that share characters; `tokens` are their numbers.
 
     They cover `width` columns of the cluster, from `column`.
     """
@@ -45,7 +45,8 @@ class Cluster:
 
 @dataclass
 class _Group:
-    """Tokens of one side that share characters; begin and end are equal if they have no text."""
+    """Holds tokens of one side that share characters; begin and end are equal if they have no
+    text."""
 
     begin: int
     end: int

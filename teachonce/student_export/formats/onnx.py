@@ -109,7 +109,8 @@ def _traced(student: LoadedStudent, inputs: tuple[Any, ...], path: Path) -> None
 
 
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
-    """Load a file. Raises UserError if onnxruntime is missing, or cannot run the file."""
+    """Load a file, and return the function that runs it on the CPU. Raises UserError if onnxruntime
+    is missing, or cannot load the file."""
     ort = library("onnxruntime", "export", "--to onnx")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
