@@ -141,7 +141,7 @@ class BucketStaging:
 
     def _removed(self) -> StoreError:
         return StoreError(
-            f"{self.path}: was removed while it was written; run the same command again"
+            f"{self.path}: was deleted while it was being written; run the same command again"
         )
 
     def source(self) -> StoreSource:

@@ -56,7 +56,7 @@ def _file(path: Path) -> tuple[str, str]:
     if start and _is_text(start):
         typed = shlex.quote(str(path))
         return (
-            "a text",
+            "a text file",
             f"`teacher-dump --model MODEL --corpus {typed} --out NAME.zarr` makes a store from it",
         )
     return "neither a Zarr folder nor HDF5", DUMP

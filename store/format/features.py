@@ -136,8 +136,8 @@ class LogitsSpec:
             and SMALLEST_CAP <= self.cap <= LARGEST_CAP
         ):
             raise StoreError(
-                f"features: cap of logits must be a number {SMALLEST_CAP:g}..{LARGEST_CAP:g}, in"
-                f" tier head, got {self.cap!r:.80} of {self.tier}"
+                f"features: cap of logits must be a number {SMALLEST_CAP:g}..{LARGEST_CAP:g}, and"
+                f" only tier head has it, got {self.cap!r:.80} with tier {self.tier}"
             )
 
     def capped(self, outputs: Any, xp: Any = np) -> Any:
@@ -182,14 +182,15 @@ class TaskSpec:
         # JSON gives a list, which would not equal the tuple when features are compared.
         object.__setattr__(self, "labels", tuple(self.labels))
         if not all(isinstance(label, str) for label in self.labels):
-            raise StoreError(f"features: labels of a task must be texts, got {self.labels!r:.80}")
+            raise StoreError(f"features: labels of a task must be strings, got {self.labels!r:.80}")
         _whole(len(self.labels), "number of labels", 1, MAX_LABELS)
         twice, times = Counter(self.labels).most_common(1)[0]
         if times > 1:
             raise StoreError(f"features: the label {twice!r:.80} of the task occurs twice")
         if self.later_label is not None and self.later_number is None:
             raise StoreError(
-                f"features: later_label must be a label of a tagging, got {self.later_label!r:.80}"
+                "features: later_label must be one of the labels of a tagging task, got"
+                f" {self.later_label!r:.80}"
             )
         if self.separator is not None and not (
             self.kind == "classification"
@@ -276,7 +277,7 @@ class EmbeddingSpec:
         _whole(self.width, "width of the embedding", 1, 2**20)
         for key in ("pooling", "prompt"):
             if not isinstance(value := getattr(self, key), str):
-                raise StoreError(f"features: {key} must be a text, got {value!r:.80}")
+                raise StoreError(f"features: {key} must be a string, got {value!r:.80}")
 
     def to_json(self) -> dict[str, Any]:
         return _without_defaults(self)

@@ -112,8 +112,8 @@ def within_bounds(
         return run_bounded(function, *arguments, seconds=seconds, memory=MEMORY)
     except LimitExceeded as error:
         raise StoreError(
-            f"{where}: the tokenizer in it {error}, for {text_bytes:,} bytes of text; do not use"
-            " this store, or dump one with another tokenizer"
+            f"{where}: the tokenizer in it {error}, for {text_bytes:,} bytes of text; use"
+            " another store, or dump one with another tokenizer"
         ) from None
     except UserError as error:
         raise StoreError(str(error)) from None

@@ -96,8 +96,8 @@ def _check_needs(plan: TrainPlan) -> None:
     if needs.get("model") and options.init.startswith("layers:") and "@" not in options.init:
         raise UserError(
             f"--recipe {needs['recipe']}: its student starts from layers of the original teacher,"
-            f" whose students made the stores; give --init {options.init}@DIR, where DIR is the"
-            " folder of that teacher"
+            " but the stores are of students of that teacher; give --init"
+            f" {options.init}@DIR, where DIR is the folder of that teacher"
         )
     if "tied" in needs and options.init == "mixed-vocab":
         _check_tied(needs, stores[0])

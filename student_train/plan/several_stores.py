@@ -41,9 +41,9 @@ def check_labels(first: FeatureStore, other: FeatureStore) -> None:
             f" {here}"
         )
     raise UserError(
-        f"--store {other.path}: its teacher {problem}; a student has one task, with the same labels"
-        " in the same order: dump teachers that were fine-tuned on the same labels (downstream"
-        " --save sorts them), or train a student for each store"
+        f"--store {other.path}: its teacher {problem}; all stores of a student need the same task,"
+        " with the same labels in the same order: dump teachers that were fine-tuned on the same"
+        " labels (downstream --save sorts them), or train a student for each store"
     )
 
 

@@ -153,8 +153,8 @@ def _check_predictions(options: TrainOptions, losses: Sequence[registry.Loss]) -
     if trimmed:
         raise UserError(
             f"--align {trimmed[0]}={own[trimmed[0]]}: next tokens are predicted where tokens of"
-            f" both sides end at the same byte, and {own[trimmed[0]]} trims white space; leave"
-            f" it out, or give {trimmed[0]}={NEXT}"
+            f" teacher and student end at the same byte, and {own[trimmed[0]]} trims white space;"
+            f" leave --align out, or give {trimmed[0]}={NEXT}"
         )
 
 
@@ -173,7 +173,7 @@ def check_alignment_is_read(options: TrainOptions) -> None:
     if options.shape.causal and unread and bare not in ("", NEXT):
         raise UserError(
             f"--align {bare}: next tokens are predicted where tokens of teacher and student end"
-            f" at the same byte, and {bare} trims white space; leave it out, or give {NEXT}"
+            f" at the same byte, and {bare} trims white space; leave --align out, or give {NEXT}"
         )
 
 

@@ -126,13 +126,13 @@ class Corpus:
         if columns.chats and plain:
             raise CorpusError(
                 f"{given['messages']}: {plain[0]} has no columns, so no chats; give tables, such as"
-                " .jsonl, or leave it out"
+                f" .jsonl, or leave --messages out"
             )
         if columns.second is not None and plain:
             option = given["student_column" if columns.parallel else "text_column"]
             raise CorpusError(
-                f"{option}: {plain[0]} has no columns, so no pairs of texts; leave it out, or write"
-                " it as a table"
+                f"{option}: {plain[0]} has no columns, so no pairs of texts; write it as a table,"
+                f" or leave {option.split()[0]} out"
             )
         corpus = cls(found, columns, skipped)
         firsts = [source.first() for source in found]

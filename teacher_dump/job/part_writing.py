@@ -194,8 +194,8 @@ def calibration(
     whole = first_pass if fits and same else None
     again = "" if whole else "; the dump reads them again"
     say(
-        f"calibrate {counted(tokens, 'teacher token')} of the first part are read to measure mean"
-        f" and deviation of the states{again}"
+        f"calibrate {counted(tokens, 'teacher token')} of the first part are read to measure the"
+        f" mean and standard deviation of the states{again}"
     )
     # If the outputs are not stored, the dump reads and counts this part again: the tally is
     # discarded.

@@ -25,7 +25,7 @@ def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
     _check_numbers(config, name)
     if len(set(names)) < len(names):
         raise UserError(
-            f"{name}: two labels have one name in id2label of its config.json; rename one"
+            f"{name}: two labels have the same name in id2label of its config.json; rename one"
         )
     later = getattr(config, "later_label", None) if head == "tagging" else None
     if later is not None and later not in names:

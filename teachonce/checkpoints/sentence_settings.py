@@ -299,14 +299,14 @@ def _prompts(model: str, given: object) -> dict[str, str]:
     if not isinstance(found, dict) or not all(
         text is None or isinstance(text, str) for text in found.values()
     ):
-        raise _wrong(model, SETTINGS, "prompts", found, "a text for each name")
+        raise _wrong(model, SETTINGS, "prompts", found, "a string for each name")
     return {name: text or "" for name, text in found.items()}
 
 
 def _of(model: str, file: str, given: Mapping[str, Any], name: str, kind: type) -> Any:
     value = given.get(name)
     if value is not None and not isinstance(value, kind):
-        raise _wrong(model, file, name, value, {str: "a text", bool: "true or false"}[kind])
+        raise _wrong(model, file, name, value, {str: "a string", bool: "true or false"}[kind])
     return value
 
 

@@ -254,10 +254,10 @@ def _check_key(where: str, key: str, value: Any) -> None:
         )
     values, flag = value if isinstance(value, list) else [value], is_flag(DownstreamOptions, name)
     if any(not isinstance(each, str | int | float) for each in values) or not values:
-        raise UserError(f"{where} {key}: expected a text, a number or a list of these")
+        raise UserError(f"{where} {key}: expected a string, a number or a list of these")
     # A bool passes the check above, as it is an int in Python.
     if any(isinstance(each, bool) != flag for each in values):
-        expected = "true or false" if flag else "a text or a number"
+        expected = "true or false" if flag else "a string or a number"
         raise UserError(f"{where} {key} {json.dumps(value)}: expected {expected}")
 
 

@@ -66,7 +66,10 @@ def read_document_list(file: Path) -> DocumentsToForget:
     try:
         lines = file.read_text("utf-8-sig").splitlines()  # Windows writes a byte order mark
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: is not UTF-8 ({error.reason}); give a list of lines") from error
+        raise UserError(
+            f"{file}: is not UTF-8 ({error.reason}); give a text file with a document number or"
+            " SHA-256 on each line"
+        ) from error
     for place, line in enumerate(map(str.strip, lines), 1):
         # First: a hash may consist of decimal digits alone.
         if SHA256.fullmatch(line):

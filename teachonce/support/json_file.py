@@ -73,11 +73,11 @@ def schema_violation(value: Any, shape: Any, place: str = "it") -> str:
     if not isinstance(value, shape):
         return f"{place} is {_kind(value)}, expected {NAMES[shape]}"
     if shape is str and not _is_text(value):
-        return f"{place} is {value!r:.40}, which is not valid text"
+        return f"{place} is {value!r:.40}, which is not a valid string"
     return ""
 
 
-NAMES = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+NAMES = {str: "a string", dict: "an object", list: "a list", bool: "true or false"}
 
 
 def _misfit_object(value: Any, shape: dict[str, Any], place: str) -> str:
@@ -89,7 +89,7 @@ def _misfit_object(value: Any, shape: dict[str, Any], place: str) -> str:
             return f"{key} of {place} is missing" if place != "it" else f"{key} is missing"
     for key, inner in value.items():
         if not _is_text(key):
-            return f"a key of {place} is {key!r:.40}, which is not valid text"
+            return f"a key of {place} is {key!r:.40}, which is not a valid string"
         found = named.get(key, shape.get("*", object))
         if problem := schema_violation(inner, found, key if place == "it" else f"{place}.{key}"):
             return problem
@@ -107,7 +107,7 @@ def _misfit_number(value: Any, shape: type, place: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a text can be written as UTF-8 and has no NUL, as in a file name."""
+    """Return whether a string can be written as UTF-8 and has no NUL, as in a file name."""
     try:
         value.encode()
     except UnicodeEncodeError:

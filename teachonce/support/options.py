@@ -220,13 +220,14 @@ def check_values(settings: Any) -> None:
 def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     """Convert a value that was given in Python to the type of its field.
 
-    A text is parsed as on the command line. A list of texts is a comma list, as in TOML; if the
-    field is a tuple, a list becomes a tuple, and so does a single value. A path may be text.
-    Raises UserError for a text that the option cannot parse; other values are returned unchanged.
+    A string is parsed as on the command line. A list of strings is a comma-separated list, as in
+    TOML; if the field is a tuple, a list becomes a tuple, and so does a single value. A path may be
+    a string. Raises UserError for a string that the option cannot parse; other values are returned
+    unchanged.
     """
     about, kind = options_of(settings)[name], _type_of(settings, name).kind
     if kind is tuple and isinstance(value, os.PathLike):
-        value = [value]  # not a comma list: a path may have a comma
+        value = [value]  # not a comma-separated list: a path may have a comma
     several = isinstance(value, list | tuple)
     given = value if several else [value]
     words = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in given]
@@ -283,7 +284,7 @@ def _is_choice(about: Option, value: Any) -> bool:
 EXPECTED: dict[type[Any], str] = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     Path: "a path",
 }
@@ -294,7 +295,7 @@ def _is_of(kind: type[Any], value: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     if kind in (str, Path):
-        return isinstance(value, str | os.PathLike)  # a text may be the path of a store or model
+        return isinstance(value, str | os.PathLike)  # a string may be the path of a store or model
     return isinstance(value, {int: Integral, float: Real, bool: bool}[kind])  # NumPy's as well
 
 
@@ -389,8 +390,8 @@ def read_values(
     """Return values for the fields from a TOML table. Types, choices and ranges are checked as on
     the command line.
 
-    A list is read as a comma list. Raises UserError, naming `where`, for a key that is not `known`
-    and for a value that its option does not accept.
+    A list is read as a comma-separated list. Raises UserError, naming `where`, for a key that is
+    not `known` and for a value that its option does not accept.
     """
     found, allowed = {}, set(known)
     for name, value in table.items():
@@ -401,7 +402,7 @@ def read_values(
             )
         about, words = options_of(settings)[name], value if isinstance(value, list) else [value]
         if not all(isinstance(word, str | int | float) for word in words):
-            raise UserError(f"{where}: {name}: expected a text, a number or a list of texts")
+            raise UserError(f"{where}: {name}: expected a string, a number or a list of strings")
         text = ",".join(map(str, words))
         try:
             read = text if about.read else click_type(settings, name).convert(text, None, None)

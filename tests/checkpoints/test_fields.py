@@ -155,7 +155,7 @@ def test_code_of_a_family_that_transformers_has_is_not_refused(
     (
         ({"id2label": {"0": "a", "2": "b"}, "label2id": {}}, r"has the numbers \[0, 2\], expected"),
         ({"label2id": {"a": 1, "b": 0}}, "'a' is number 0 in id2label .* and 1 in label2id"),
-        ({"id2label": {"0": "a", "1": "a"}}, "two labels have one name"),
+        ({"id2label": {"0": "a", "1": "a"}}, "two labels have the same name"),
     ),
 )
 def test_labels_have_one_number_each(
@@ -260,7 +260,10 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
         lambda f: changed(f, SETTINGS, similarity_fn_name="swirl"),
         "similarity_fn_name is 'swirl' .*expected cosine, dot, euclidean, manhattan",
     ),
-    "prompts": (lambda f: changed(f, SETTINGS, prompts=["query"]), "prompts is .* a text for each"),
+    "prompts": (
+        lambda f: changed(f, SETTINGS, prompts=["query"]),
+        "prompts is .* a string for each",
+    ),
     "sparse": (lambda f: changed(f, SETTINGS, model_type="SparseEncoder"), "one dense vector"),
     "output": (
         lambda f: changed(

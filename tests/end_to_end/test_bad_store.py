@@ -101,7 +101,7 @@ def test_store(
 NO_STORES = {  # the content of the path, and its description in the line
     "nowhere.zarr": "teacher-dump",
     "nowhere.h5": "teacher-dump",
-    "corpus.txt": "not a feature store (a text); `teacher-dump --model MODEL --corpus {}",
+    "corpus.txt": "not a feature store (a text file); `teacher-dump --model MODEL --corpus {}",
     "empty.zarr": "if this was one, run `feature-store repair {}`",
     "torn.h5": "if this was one, run `feature-store repair {}`",
     "folder": "teacher-dump",

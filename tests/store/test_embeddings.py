@@ -123,7 +123,7 @@ def test_people_are_reported(made: Made, tmp_path: Path) -> None:
     (
         ({"width": 0, "pooling": "mean"}, "width of the embedding must be a whole number"),
         ({"width": 3}, "embedding must have width and pooling"),
-        ({"width": 3, "pooling": 4}, "pooling must be a text"),
+        ({"width": 3, "pooling": 4}, "pooling must be a string"),
         ({"width": 3, "pooling": "mean", "normalised": 1}, "normalised must be true or absent"),
         ({"width": 3, "pooling": "mean", "turned": True}, "embedding must have width and pooling"),
         ({"width": 3, "pooling": "mean", "normalised": False}, "normalised must be true or absent"),

@@ -484,7 +484,7 @@ def test_an_export_that_was_changed_is_one_line(
         ({"inputs": list(INPUT_NAMES), "max_length": 0}, "inputs have token_type_ids, which its"),
         ({"inputs": list(INPUT_NAMES[:2])}, "max_length is 0, expected 1 to 2,147,483,647; "),
         ({"max_length": 10**30}, "max_length is 1e+30, expected 1 to "),
-        ({"max_length": "long"}, "max_length is a text, expected a number; copy it again"),
+        ({"max_length": "long"}, "max_length is a string, expected a number; copy it again"),
     ):
         changed(tmp_path, "export.json", **change)
         assert f"export.json: {problem}" in refused(tmp_path, "a")

@@ -148,7 +148,7 @@ def test_toml_gives_what_python_gives() -> None:
         ("steps", True, "--steps True: expected a whole number"),
         ("steps", None, "--steps None: expected a whole number"),
         ("best", 1, "--best 1: expected true or false"),
-        ("kind", 3, "--kind 3: expected a text"),
+        ("kind", 3, "--kind 3: expected a string"),
         ("words", None, "--words None: expected a tuple"),
     ],
 )
@@ -165,7 +165,7 @@ def test_python_refuses_what_no_option_takes(name: str, value: Any, expected: st
         ({"rate": 0}, "--rate 0: expected a finite number above 0"),
         ({"steps": "many"}, "'many': expected a whole number, such as 200, 50k or 2m"),
         ({"best": "perhaps"}, "'perhaps' is not a valid boolean"),
-        ({"loss": {"mlm": 1}}, "loss: expected a text, a number or a list of texts"),
+        ({"loss": {"mlm": 1}}, "loss: expected a string, a number or a list of strings"),
         ({"inner": "x"}, "unknown key 'inner'; expected one of best, kind"),
     ],
 )

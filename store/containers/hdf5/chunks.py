@@ -96,7 +96,7 @@ def read_dataset(blocks: Blocks, thing: Object, where: str, is_json: bool) -> Da
     dtype = type_of(thing.one(TYPE, "the type of the array"))
     shape = dataspace(thing.one(SPACE, "the shape of the array"))
     if dtype.kind == "S" or not shape:
-        raise Damage("it is a text, or a single number")
+        raise Damage("it is a string or a scalar")
     filters = _filters(thing)
     layout = _Layout(blocks, thing.one(LAYOUT, "the layout of the array"), shape, dtype, filters)
     found = layout.dataset()

@@ -193,14 +193,14 @@ def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
 
 def _value(fields: FieldReader, kind: FieldReader, shape: tuple[int, ...]) -> bytes | int | str:
     if shape != ():
-        return f"an array of shape {list(shape)} is neither a text nor a whole number"
+        return f"an array of shape {list(shape)} is neither a string nor a whole number"
     dtype = type_of(kind)
     data = fields.take(dtype.itemsize)
     if dtype.kind == "S":
         return data.rstrip(b"\0")
     if dtype.kind in "iu":
         return int(np.frombuffer(data, dtype)[0])
-    return f"{dtype} is neither a text nor a whole number"
+    return f"{dtype} is neither a string nor a whole number"
 
 
 def dataspace(fields: FieldReader) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class Collection:
             title = cells.get("title") or ""
             text = cells.get("text")
             if not isinstance(text, str) or not isinstance(title, str):
-                raise UserError(f"{where}: expected texts as title and text, got {text!r:.60}")
+                raise UserError(f"{where}: expected strings as title and text, got {text!r:.60}")
             # Title, space, text, as in BEIR's own evaluation.
             yield name, f"{title} {text}".strip()
         if not met:

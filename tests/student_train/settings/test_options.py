@@ -121,11 +121,11 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
     assert replace(made, out="y").out == Path("y")
     with pytest.raises(UserError, match="^--out 3: expected a path$"):
         TrainOptions("a.zarr", out=3)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="^--freeze 3: expected a text$"):
+    with pytest.raises(UserError, match="^--freeze 3: expected a string$"):
         TrainOptions("a.zarr", freeze=3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="^--loss: expected one or more losses"):
         TrainOptions("a.zarr", loss=1.0)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="^--vocab 5000: expected a text$"):
+    with pytest.raises(UserError, match="^--vocab 5000: expected a string$"):
         TrainOptions("a.zarr", vocab=5000)  # type: ignore[arg-type]
     with pytest.raises(FrozenInstanceError):
         made.out = Path("y")  # type: ignore[misc]

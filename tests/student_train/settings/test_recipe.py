@@ -106,7 +106,7 @@ def test_a_recipe_is_read_once(own: Path) -> None:
         ("about =", "abuot =", ["recipe two", "'abuot'"]),
         ("vocab =", "vocabulary =", ["vocabulary is not an option"]),
         ("lr = 1e-3", 'lr = "fast"', ["recipe two: lr", "fast"]),
-        ("lr = 1e-3", "lr = { a = 1 }", ["lr: expected a text, a number"]),
+        ("lr = 1e-3", "lr = { a = 1 }", ["lr: expected a string, a number"]),
         ("lr = 1e-3", 'store = "b"', ["store is not an option"]),
         ("lr = 1e-3", 'align = "sideways"', ["align", "span"]),
         ("steps = 3", "student = 3", ["stage 1", "student is not a setting of a stage"]),

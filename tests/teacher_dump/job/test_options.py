@@ -50,7 +50,7 @@ def test_python_takes_single_values_and_lists() -> None:
     assert DumpOptions("model", OUT, corpus=Path("a.txt")).sources() == ("a.txt",)
     assert_type(made.corpus, tuple[str, ...])  # as mypy reads it, which checks this file
     assert_type(made.hidden, str)
-    with pytest.raises(UserError, match="^--corpus 3: expected a text$"):
+    with pytest.raises(UserError, match="^--corpus 3: expected a string$"):
         DumpOptions("model", OUT, corpus=["a.txt", 3])  # type: ignore[list-item]
     assert DumpOptions("model", "s3://a/b.zarr").out == "s3://a/b.zarr"
     numbers: dict[str, Any] = {"limit": "50k", "views": "2", "mask_prob": "0.2"}
