@@ -38,7 +38,7 @@ class PieceBytes:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> PieceBytes:
-        # In the other styles of marks, the start of a word is no byte of the piece.
+        # In the other styles of marks, the start of a word is not a byte of the piece.
         blank = vocabulary.marks.style == "blank"
         each = zip(vocabulary.pieces, vocabulary.special, strict=True)
         written = [
@@ -159,13 +159,13 @@ def _untrimmed(place: Index, octets: TextBytes, blanks: Index, sequence: Index) 
         return place
     end = place[some]
     number = np.arange(1, len(octets.flat) + 1)
-    # solid[i] is the place behind the last byte up to i that is no blank, so that runs of blanks
+    # solid[i] is the place behind the last byte up to i that is not a space, so that runs of spaces
     # need no loop.
     solid = np.maximum.accumulate(np.where(octets.flat == BLANK, 0, number))
-    before = end - np.where(end > 0, solid[end - 1], 0)  # blanks right before the end
+    before = end - np.where(end > 0, solid[end - 1], 0)  # spaces right before the end
     missing = np.maximum(blanks[some] - before, 0)
     behind = end + missing
-    # Only as far as blanks follow: the unused byte after each text is none.
+    # Only as far as spaces follow: the unused byte after each text is not a space.
     trimmed = (behind < octets.start[1:][sequence[some]]) & (solid[behind - 1] <= end)
     found = place.copy()
     found[some[trimmed]] = behind[trimmed]

@@ -291,7 +291,7 @@ def _words(text: bytes, begins: bool, isolates: int) -> list[tuple[bytes, bool]]
     try:
         characters = text.decode()
     except UnicodeDecodeError:
-        # Part of a character has neither blanks nor punctuation.
+        # Part of a character has neither spaces nor punctuation.
         return [(text, begins)]
     flags = [isolation(character) & isolates for character in characters]
     ends = [*map(divides, flags, flags[1:]), False]

@@ -44,13 +44,13 @@ def maps_at(
     own = vocabulary.begins[0][teacher.ids[runs[0]]]
     starts = _word_starts(text, teacher, vocabulary, runs[0])
     if style == "blank":
-        # Right after a letter, WordPiece's `story` means a word after a blank, so its mark is kept.
-        # Where a word can begin without a blank, as after a bracket, it means no blank.
+        # Right after a letter, WordPiece's `story` means a word after a space, so its mark is kept.
+        # Where a word can begin without a space, as after a bracket, it means no space.
         none = ~edge & (own | starts)
         return np.where(edge & ~own, AT_EDGE, np.where(none, INSIDE, AS_MARKED))
     match vocabulary.teacher.marks.style:
         case "blank":
-            # A teacher token with a blank begins a word. The student's token there says nothing
+            # A teacher token with a space begins a word. The student's token there says nothing
             # about the other pieces of the distribution, so their place does.
             return np.where(np.where(shown & ~own, edge, starts), AT_EDGE, AS_MARKED)
         case "prefix":
@@ -74,7 +74,7 @@ def _word_starts(
         return np.zeros(len(tokens), bool)
     low = text.start[np.searchsorted(teacher.start, tokens, "right") - 1]
     place = low + teacher.offsets[tokens, 0]
-    # Some tokenizers do not count the blank of a token in its offsets.
+    # Some tokenizers do not count the space of a token in its offsets.
     uncounted = ~text.space[place] & (place > low) & text.space[place - 1]
     place -= uncounted & vocabulary.teacher_bytes.blank_first[teacher.ids[tokens]]
     found: Booleans = (place == low) | text.space[place - 1]

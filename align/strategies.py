@@ -97,8 +97,8 @@ class _Spans:
         token = np.flatnonzero((end > begin) & ~tokens.special)
         shift = np.repeat(text.start[:-1], counts)[token]
         begin, end = begin[token] + shift, end[token] + shift
-        # Byte-level offsets include the blank before a word and WordPiece's do not: without this,
-        # span and match would lose most words between the two.
+        # Byte-level offsets include the space before a word, offsets of WordPiece do not: without
+        # this, span and match would lose most words between the two.
         _trim(text, begin, end)
         # Runs are contiguous, so a token that begins before an earlier token's end joins its run.
         return cls(token, begin, end, np.maximum.accumulate(end))

@@ -28,7 +28,8 @@ ROLE_NAMES = {
 CHINESE, PUNCTUATION, SYMBOL = 4, 8, 16
 ISOLATING = {"BertPreTokenizer": PUNCTUATION, "Punctuation": PUNCTUATION, "Whitespace": SYMBOL}
 MOST_IDS = 1 << 24  # above the largest id of any known vocabulary; each takes memory
-# The last two: too many repetitions in an expression of a normaliser, too deep nesting.
+# OverflowError: too many repetitions in a normaliser's regular expression. RecursionError: too deep
+# nesting.
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CJK = (
@@ -57,7 +58,7 @@ def isolation(character: str) -> int:
     """Return which tokenizers make this character a word, or a run of such characters: the sum of
     CHINESE (BERT's normaliser), PUNCTUATION (BERT's pre-tokenizer) and SYMBOL (`Whitespace`)."""
     code, category = ord(character), unicodedata.category(character)
-    # BERT takes all ASCII symbols for punctuation, such as $ and ^, which are no punctuation in
+    # BERT takes all ASCII symbols for punctuation, such as $ and ^, which are not punctuation in
     # Unicode.
     ascii_symbol = 32 < code < 127 and not character.isalnum()
     punctuation = ascii_symbol or (code > 127 and category[0] == "P")
@@ -274,7 +275,7 @@ def _marks(settings: dict[str, Any]) -> Marks:
         return Marks("prefix", prefix, False, isolates)
     raw_bytes = bool(model.get("byte_fallback"))
     blank = next((s["replacement"] for s in steps if s.get("type") == "Metaspace"), "\u2581")
-    # The BPE of Llama 2 has no Metaspace step: normalisers (Prepend, Replace) write its blanks.
+    # The BPE of Llama 2 has no Metaspace step: normalisers (Prepend, Replace) write its spaces.
     written = {s.get("prepend") or s.get("content") for s in steps} & {"\u2581"}
     if kind == "Unigram" or "Metaspace" in types or written:
         return Marks("blank", blank, False, isolates, raw_bytes)

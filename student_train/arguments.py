@@ -231,7 +231,7 @@ def predicts_next(store: FeatureStore) -> bool | None:
     if features.logits:
         return features.logits.next_token
     if features.embedding:
-        return False  # whatever the teacher is: the students of vectors are no decoders
+        return False  # whatever the teacher is: the students of vectors are not decoders
     if store.task or not (features.hidden or features.attention):
         return None  # `plan/checks.py` compares the student with a task
     config = store.teacher_settings("config.json")

@@ -124,7 +124,7 @@ def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> 
 
 
 def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) -> None:
-    """Publish the mean and deviation over seeds of every arm."""
+    """Publish the mean and standard deviation over seeds of every arm."""
     rows = []
     for arm, scores in found.items():
         values = ([of_seed[measure] for of_seed in scores] for measure in MEASURES)

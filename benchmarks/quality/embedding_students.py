@@ -224,7 +224,7 @@ def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> t
 @click.option("--store", type=click.Path(path_type=Path), help="Of vectors, made before.")
 @click.option("--model", default="minilm")
 @click.option("--data", type=click.Path(path_type=Path), default=SHARED / "data")
-@click.option("--students", default=",".join(STUDENTS), help="SHAPE@VOCAB, a comma list.")
+@click.option("--students", default=",".join(STUDENTS), help="SHAPE@VOCAB, a comma-separated list.")
 @click.option("--epochs", type=float, default=4.0)
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)

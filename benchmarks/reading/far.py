@@ -242,7 +242,7 @@ def main(
         f"`python -m benchmarks.reading.far --tokens {tokens} --width {width} --kept {kept}"
         f" --rounds {rounds} --latencies {latencies} --seconds {seconds:g}`. A synthetic store"
         f" with the default codec: {bench.tokens:,} tokens, hidden mean, attention mean, values as"
-        " stored. A server runs on loopback in a separate process. Speeds count from the opening of"
+        " stored. A server runs on loopback in a separate process. Speeds include opening"
         f" the store. The figures are medians of {rounds} interleaved rounds and of their ratios;"
         f" the load was {os.getloadavg()[1]:.0f}; {versions()}."
     )

@@ -54,7 +54,7 @@ CLAIMS = (
               TEACHER, number, share=0.91, probe=LONGER)
         for number in "12"
     ),
-    Claim("two teachers bring nothing, on average", "5, Table 5.1", "6", "4", average=True,
+    Claim("a second teacher does not help, on average", "5, Table 5.1", "6", "4", average=True,
           gains=False, probe=LONGER),
     Claim("six layers are ahead of four for entities and parts of speech", "Table 5.1", "2", "4",
           (OF_NER, OF_POS), probe=LONGER, columns=(OF_NER, OF_POS)),

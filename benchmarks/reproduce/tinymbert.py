@@ -39,8 +39,8 @@ IN_MINIATURE = ("--student", "bilstm:100,100", "--vocab", "5k", "--batch-texts",
 DISTILLED = ("D1", "D2", "D3.1", "D3.2", "D4.1", "D4.2")
 SINGLE = "a teacher of each language"
 TABLE_3 = Published(
-    "Table 3: mean and deviation over 41 languages, with 0.7, 1.4 and 7.2M sentences without"
-    " labels. The teachers are from Table 5, `D4.2, last layer` is from Table 13",
+    "Table 3: mean and standard deviation over 41 languages, with 0.7, 1.4 and 7.2M sentences"
+    " without labels. The teachers are from Table 5, `D4.2, last layer` is from Table 13",
     ("entity F1, 0.7M", "deviation", "entity F1, 1.4M", "deviation", "entity F1, 7.2M",
      "deviation"),
     {

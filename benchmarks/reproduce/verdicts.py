@@ -15,7 +15,7 @@ HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
 UNTRAINED, NO_DATA, NO_ARM = "not trained", "no data here", "no such arm"
 CHANCE = "chance"
 SPREAD = "deviation"
-"""A published column that is no figure to compare."""
+"""A published column that is not a figure to compare."""
 CLAIMS = (
     "claim",
     "where in the paper",

@@ -190,7 +190,7 @@ OF_VOCABULARIES = Source(
         "5k teacher, vanilla": Arm(("--recipe", "zhao-vanilla-30k", *STAGE_TWO), (3,)),
     },
     claims=(
-        *(Claim(f"{each} pieces bring nothing over 5k", "6", f"mixed, {each}", "mixed", gains=False)
+        *(Claim(f"{each} pieces are no better than 5k", "6", f"mixed, {each}", "mixed", gains=False)
           for each in VOCABULARIES[1:]),
         Claim("mixed beats vanilla distillation from a teacher of 5k pieces", "6", "mixed",
               "5k teacher, vanilla"),

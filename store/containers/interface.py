@@ -74,7 +74,7 @@ class RowSlices:
         inside = begin >= 0 and end <= self.shape[0]
         if not inside or (out.shape, out.dtype) != expected or not out.flags.c_contiguous:
             raise ValueError(f"{self.where}: rows {begin}..{end} do not fit into {out.shape}")
-        # Unreachable passes through, because a failure of the network is no damage.
+        # Unreachable passes through, because a failure of the network is not damage.
         try:
             self.decode(begin, end, out)
         except (Damage, OSError) as error:

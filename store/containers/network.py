@@ -234,7 +234,7 @@ class Retrier:
                 return result
             except ABSENT as error:
                 self.answered = True
-                # A missing bucket is a FileNotFoundError, too, but is no missing object.
+                # A missing bucket is a FileNotFoundError, too, but is not a missing object.
                 if (answer := http_answer(error)) and answer.code == "NoSuchBucket":
                     raise self._refused(what, error) from error
                 raise

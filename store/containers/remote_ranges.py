@@ -96,7 +96,8 @@ class RemoteRanges:
             return (future or self._request(wanted)).result()
         except CancelledError:
             raise self._failure or Unreachable(
-                f"{self._fetch.retrier.url}: was closed while it was read; open the store again"
+                f"{self._fetch.retrier.url}: was closed while it was being read; open the"
+                " store again"
             ) from None
 
     def put(self, wanted: ByteRange, piece: FetchedBytes) -> None:

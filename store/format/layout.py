@@ -375,8 +375,8 @@ def dimension_names(path: str, dimensions: int) -> tuple[str, ...]:
     See FORMAT.md, section 6. Arrays that are not listed there get names of their own: `leaf:0`,
     `leaf:1`.
     """
-    # xarray requires dimensions of one name in a group to have one length. Files and weights share
-    # no length.
+    # xarray requires dimensions of the same name in a group to have the same length. Files and
+    # weights share no length.
     if path.endswith("/logits/ids") and dimensions == 1:
         return ("draw",)  # tier `sample`; ids of `topk` are [N, K]
     for pattern, names in _DIMENSIONS.items():

@@ -131,7 +131,8 @@ def _squares_are_finite(values: Array) -> bool:
 
 
 def calibration_problem(mean: Floats, deviation: Floats) -> str:
-    """Describe what is wrong with the mean and deviation [D] of hidden states; "" if nothing is."""
+    """Describe what is wrong with the mean and standard deviation [D] of hidden states; "" if
+    nothing is."""
     if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
         return "is not finite with deviations over 0"
     found = row_violation(np.stack([mean, deviation]))

@@ -86,8 +86,8 @@ class ChangeWatch:
                 found = os.stat(self._place / ROOT)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
-                f"{self._source.path}: was removed or moved while it was read; restore it, or make"
-                " it again"
+                f"{self._source.path}: was deleted or moved while it was being read; restore it,"
+                " or make it again"
             ) from error
         return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -107,4 +107,4 @@ class ChangeWatch:
     def compare(self, checksum: object) -> None:
         """Raise StoreError if `checksum` differs from the checksum of the opened store."""
         if checksum != self.opened:
-            raise StoreError(f"{self._source.path}: was rewritten while it was read; {AGAIN}")
+            raise StoreError(f"{self._source.path}: was rewritten while it was being read; {AGAIN}")

@@ -259,7 +259,7 @@ def missing_outside(source: StoreSource) -> set[str]:
 
 
 def calibration_paths(name: str) -> tuple[str, str]:
-    """Return the paths of mean and deviation of a hidden state."""
+    """Return the paths of the mean and the standard deviation of a hidden state."""
     return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"
 
 
@@ -295,7 +295,7 @@ def check_finite(values: Array, what: str) -> Array:
 def check_calibration(
     pair: tuple[Array, ...], features: Features, what: str
 ) -> tuple[Floats, Floats]:
-    """Return mean and deviation of a hidden state.
+    """Return mean and standard deviation of a hidden state.
 
     Raises StoreError unless both are float32 [D] and keep the laws of values.
     """

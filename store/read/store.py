@@ -151,7 +151,8 @@ class FeatureStore(Sequence[Record]):
         self.watch.compare(checksum)
 
     def read_calibration(self, name: str) -> tuple[Floats, Floats]:
-        """Read mean and deviation [D] of a hidden state. Raises StoreError if they are damaged."""
+        """Read mean and standard deviation [D] of a hidden state. Raises StoreError if they are
+        damaged."""
         arrays = self.manifest.arrays
         pair = tuple(read_outside(self.source, arrays, path) for path in calibration_paths(name))
         return check_calibration(pair, self.features, f"{self.path}: calibration of {name}")

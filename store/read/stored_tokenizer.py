@@ -81,7 +81,7 @@ def _load_there(data: str) -> None:
 
 
 def json_object(data: bytes, where: str) -> dict[str, Any]:
-    """Read a file of a tokenizer or a model. Raises StoreError if it is no JSON object."""
+    """Read a file of a tokenizer or a model. Raises StoreError if it is not a JSON object."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -224,7 +224,7 @@ class Streamer:
                 found[0].read(taken)
                 found[0].check_values(self._calibration, self._lawful)
                 if following := next(pools, None):
-                    # From a cold disk 1.03 million tokens a second in place of 0.93.
+                    # From a cold disk, this raises 0.93 to 1.03 million tokens a second.
                     ahead.submit(following[0].prefetch)
                 yield found
         finally:

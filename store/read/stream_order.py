@@ -150,7 +150,8 @@ def shuffled_batches(
     B * max length <= batch_tokens, or B = `batch_texts` if given.
     """
     mixed = permutation(len(lengths), seed, epoch, 2, pool)
-    # Shuffled before a stable sort: sequences of one length have other neighbours in each epoch.
+    # Shuffled before a stable sort: sequences of the same length have other neighbours in each
+    # epoch.
     ordered = mixed[np.argsort(-lengths[mixed], kind="stable")]
     batches = _cut(ordered, _edges(lengths[ordered], batch_tokens, batch_texts, descending=True))
     return [batches[number] for number in permutation(len(batches), seed, epoch, 3, pool)]

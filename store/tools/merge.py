@@ -131,10 +131,10 @@ def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> No
         if normalised and not same_calibration(first.calibration, other.calibration):
             command = shlex.join([*(store.path for store in stores), str(target)])
             raise UserError(
-                f"{other.path}: codec {codec!r} normalises hidden states by the mean and deviation"
-                f" of their own dump, and those of {first.path} differ; to encode the states again,"
-                " which adds the error of the codec once more, run: feature-store merge --recode"
-                f" {command}"
+                f"{other.path}: codec {codec!r} normalises hidden states by the mean and standard"
+                f" deviation of their own dump, and those of {first.path} differ; to encode the"
+                " states again, which adds the error of the codec once more, run: feature-store"
+                f" merge --recode {command}"
             )
 
 

@@ -110,7 +110,7 @@ def teacher_name(identity: Mapping[str, Any]) -> str:
 def _facts(store: FeatureStore) -> str:
     """Return the lines of `feature-store info`, without local paths."""
     lines = "\n".join(info_lines(store))
-    for path in _paths(store):  # `publishable` would cut a path at a blank
+    for path in _paths(store):  # `publishable` would cut a path at a space
         lines = lines.replace(path, PurePath(path).name)
     # Three backquotes in a name would end the block of the card in which the lines are.
     return str(publishable(lines.replace("```", "'''")))

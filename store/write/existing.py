@@ -176,7 +176,7 @@ def _clean_up(staging: Staging) -> None:
     left += [staging.parts] if isinstance(staging, Hdf5Staging) else []
     if not any(path.exists() for path in left):
         return
-    # A read-only folder is no reason to refuse a finished store.
+    # A finished store in a read-only folder must not be refused.
     with suppress(OSError), closing(Lease(staging.path)):
         stored = root_of(staging)
         if stored and stored["state"] == "sealed":  # a repair may have unsealed it meanwhile

@@ -171,7 +171,9 @@ class PartWriter:
             values = hidden.normalise(values, *self._calibration[name])
         limit = hidden.codec.limit
         far = np.abs(values) >= limit
-        self._check(path, numbers, far, f"is over {limit:.3g} deviations away from the mean", EXACT)
+        self._check(
+            path, numbers, far, f"is over {limit:.3g} standard deviations away from the mean", EXACT
+        )
         for key, array in hidden.codec.encode(values).items():
             # A scale is rounded up, and may so decode to states whose squares overflow.
             law = find_violation(self._features, self._calibration, f"{path}/{key}", array)

@@ -104,7 +104,7 @@ class PartQueue:
             except FileNotFoundError:  # the queue was removed: the store is finished
                 return None
             self._taken[number] = lease
-            # There are no data if another process has published the part since the listing.
+            # The data are missing if another process has published the part since the listing.
             if (data := self.read(number)) is not None:
                 return QueuedPart(number, data, lease)
             self.release(number)

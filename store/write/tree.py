@@ -60,7 +60,7 @@ class OutsideArguments(TypedDict, total=False):
 class OutsideParts:
     """Holds the arrays of a store that belong to no part.
 
-    calibration: mean and deviation [D] of each hidden state.
+    calibration: mean and standard deviation [D] of each hidden state.
     files: files of the teacher, by name.
     weights: arrays of the teacher, by name, stored as float16.
     head: weight [V, D] and bias [V] of the LM head, for logits of tier `head`.

@@ -70,14 +70,14 @@ class StoreWriter:
     ) -> StoreWriter:
         """Create a store, or resume an unfinished one of the same identity and features.
 
-        `outside` are the arrays outside the parts: `calibration`, the mean and deviation [D] of
-        each hidden state; the teacher's `files` and `weights` by name; `head`, the weight [V, D]
-        and bias [V] of its LM head, for logits of tier `head`; `extras`, optional groups. A resumed
-        store retains the arrays that it has; arrays that `repair` has quarantined are written
-        again, and must have the same values. If the caller passes its own `lease` of the store,
-        other processes may be writing parts: their unfinished parts are not touched, and the
-        software must be the same. Raises UserError if the path is taken, or if its store has other
-        arguments; StoreError if the store is damaged.
+        `outside` are the arrays outside the parts: `calibration`, the mean and standard
+        deviation [D] of each hidden state; the teacher's `files` and `weights` by name; `head`, the
+        weight [V, D] and bias [V] of its LM head, for logits of tier `head`; `extras`, optional
+        groups. A resumed store retains the arrays that it has; arrays that `repair` has quarantined
+        are written again, and must have the same values. If the caller passes its own `lease` of
+        the store, other processes may be writing parts: their unfinished parts are not touched, and
+        the software must be the same. Raises UserError if the path is taken, or if its store has
+        other arguments; StoreError if the store is damaged.
         """
         shared, arrays = lease is not None, tree.OutsideParts(**outside)
         existing.check_writable(path, shared)
@@ -127,7 +127,8 @@ class StoreWriter:
         attributes = existing.new_attributes(identity, features, software)
         if not existing.check_continued(staging, attributes, shared=True):
             raise UserError(
-                f"{path}: was removed while its parts were written; run the same command again"
+                f"{path}: was deleted while its parts were being written; run the same command"
+                " again"
             )
         staging.mark = lease.token
         with suppress(OSError):  # a process that lost its lease may still be writing it

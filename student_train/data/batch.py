@@ -392,7 +392,7 @@ def _moved(value: Any, device: torch.device) -> Any:
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
         return {key: _moved(item, device) for key, item in value.items()}
-    # A `TeacherHead` is no dataclass and passes as it is: it moves itself when it is used.
+    # A `TeacherHead` is not a dataclass and passes as it is: it moves itself when it is used.
     if hasattr(value, "__dataclass_fields__"):
         return replace(value, **{key: _moved(item, device) for key, item in vars(value).items()})
     return value

@@ -104,7 +104,8 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
     ids = torch.cat([each.ids for each in targets], dim=1)
     new = []
     for number, each in enumerate(targets):
-        # `LogitTargets` has a piece once in a row: only the first teacher's slot of it stays valid.
+        # A row of `LogitTargets` must not repeat a piece: only the first teacher's slot stays
+        # valid.
         met = [_log_probabilities(before, each.ids)[0] for before in targets[:number]]
         new.append(reduce(lambda valid, one: valid & ~one, met, each.valid))
     valid = torch.cat(new, dim=1)

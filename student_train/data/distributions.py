@@ -77,7 +77,7 @@ class Distributions:
         if exact and head is not None:
             self.whole = whole_head(vocabulary, tokenizer.get_vocab_size(), head, spec)
         styles = vocabulary.teacher.marks.style, vocabulary.student.marks.style
-        # The pieces of a WordPiece, or with suffixes, have no blank, whatever the text has.
+        # The pieces of a WordPiece, or with suffixes, have no space, whatever the text has.
         self._spaces_by_text = styles[0] != "blank" and styles[1] == "blank"
         self._readers = dict[tuple[str, bool], TargetReader]()  # by `Aligned.reader_key`
 
@@ -119,8 +119,8 @@ class Distributions:
         if self._spaces_by_text:
             places = spaced.astype(np.int64)
         else:
-            # Where only one of the two next tokens has a blank, as at the start of a text in front
-            # of which one tokenizer puts a blank, the student's piece is not the mapped one.
+            # Where only one of the two next tokens has a space, as at the start of a text in front
+            # of which one tokenizer puts a space, the student's piece is not the mapped one.
             same = theirs[sides.teacher.ids[rows + 1]] == spaced
             rows, before = rows[same], before[same]
         assert batch.logits is not None

@@ -182,7 +182,7 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     It is the first piece of the student's own encoding of the teacher piece's bytes. A special
     token of the teacher becomes the student's special token of the same role.
 
-    blank: whether the text has a space there that is no part of the teacher's pieces.
+    blank: whether the text has a space there that is not part of the teacher's pieces.
     """
     # Not the longest student piece that the bytes begin with: it differs for 17 % of the pieces,
     # and is the student's next token at 95.1 % of the places; the first piece is so at 97.5 %
@@ -231,7 +231,7 @@ def _first_piece(tokenizer: Tokenizer, marks: Marks, raw: bytes) -> int | None:
             # first one has the next token.
             word = tokenizer.pre_tokenizer.pre_tokenize_str(text)[0][0]
         if raw[:1] != b" ":
-            word = word.removeprefix(marks.mark)  # the blank that some pre-tokenizers add in front
+            word = word.removeprefix(marks.mark)  # the space that some pre-tokenizers add in front
         tokens = tokenizer.model.tokenize(word)
     elif text:
         tokens = tokenizer.model.tokenize(text.replace(" ", marks.mark))

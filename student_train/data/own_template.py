@@ -214,7 +214,7 @@ class OwnTemplate:
 
 def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
     """Return bool [N], which tokens cover one of the characters `marks`, bool [C], of the joined
-    texts. The first token of a content may begin with blanks before it."""
+    texts. The first token of a content may begin with spaces before it."""
     text = FlatText.of(texts)
     shift = np.repeat(text.start[:-1], np.diff(tokens.start))
     begin, end = tokens.offsets.astype(np.int64).T + shift
@@ -224,7 +224,7 @@ def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
 
 
 def _before_blanks(text: str, low: int, high: int) -> int:
-    """Return the end of text[low:high] without its trailing blanks, as a position in `text`."""
+    """Return the end of text[low:high] without its trailing spaces, as a position in `text`."""
     return low + len(text[low:high].rstrip(" "))
 
 
@@ -232,7 +232,7 @@ def _before_blanks(text: str, low: int, high: int) -> int:
 class _Places:
     """Holds the positions that correspond in the teacher's and the student's text of a chat: the
     start of the text; for each message the start and end of its content and the end of the token
-    that ends the message; the end of the text. The first token of a content may include blanks
+    that ends the message; the end of the text. The first token of a content may include spaces
     before it, which do not belong to the marks.
 
     theirs, own: [3 M + 2], ascending; the teacher's contents begin with the blanks before them.

@@ -223,7 +223,7 @@ def word_begins(batch: Batch) -> Array:
         # A last word beyond the text, so that the search below finds a next word for each token.
         start, stop = np.array([*words, (len(text) + 1, len(text) + 1)]).T
         begin, end = batch.offsets[first:last].T
-        # Not the word at `begin`: some tokenizers add the blank to the following word.
+        # Not the word at `begin`: some tokenizers add the space to the following word.
         following = np.searchsorted(start, begin)
         at, free = start[following], np.append(0, stop)[following] <= begin
         found = np.flatnonzero((at < end) & free & ~batch.special[first:last])

@@ -85,7 +85,8 @@ class ModelFolder:
             heads = {name: value for name, value in whole if not name.startswith(encoder)}
             found |= {n: value for n, value in heads.items() if value.data_ptr() not in own}
             found["decoder.bias"] = output.bias.detach()
-        # Contiguous, as `content` hashes the buffers. Integers such as position ids are no weights.
+        # Contiguous, as `content` hashes the buffers. Integers such as position ids are not
+        # weights.
         return {
             n: v.float().contiguous().numpy() for n, v in found.items() if v.is_floating_point()
         }

@@ -76,7 +76,7 @@ def _read_rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]
                     _check_size(path, 1, width, int(header[1]))
                 elif row:
                     word, *fields = row.rsplit(b" ", width)
-                    # Some words have blanks inside, but none of them ends in a number.
+                    # Some words have spaces inside, but none of them ends in a number.
                     more = word.count(b" ") if _is_number(word.rpartition(b" ")[2]) else 0
                     _check_size(path, number, width, len(fields) + more)
                     yield number, word, fields

@@ -17,7 +17,7 @@ SCORED = "scores"
 SCORES = "scores"
 """In a row, the figures of each task, by name."""
 DEVIATION, QUARTILES = "deviation", ("lower quartile", "upper quartile")
-"""Endings of the names of a figure's deviation over seeds, and of its quartiles over
+"""Endings of the names of a figure's standard deviation over seeds, and of its quartiles over
 repetitions."""
 SPREADS = (DEVIATION, *QUARTILES)
 
@@ -68,7 +68,7 @@ SMALLER_IS_BETTER = " ↓"
 LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)
 """Endings of the names of scores of which the smallest is the best."""
 NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", *SPREADS)
-"""Figures of a task that are no score, or that vocabularies of different sizes cannot share."""
+"""Figures of a task that are not scores, or that vocabularies of different sizes cannot share."""
 CONSTANT = {
     "entity F1": "every word the tag O",
     "Matthews": "everything the same label",

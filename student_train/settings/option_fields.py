@@ -124,8 +124,8 @@ class OptionFields:
     )
     loss: Weights = option(
         factory=lambda: dict(terms.DEFAULT_LOSS),
-        help="Train on the weighted sum of these losses, NAME=WEIGHT, repeated or a comma list:"
-        f" {registry.help_text()}.",
+        help="Train on the weighted sum of these losses, NAME=WEIGHT, repeated or a comma-separated"
+        f" list: {registry.help_text()}.",
         default_text=f"{loss_words(terms.DEFAULT_LOSS)};"
         " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, ce=1 if there"
         f" are gold labels, and {loss_words(terms.TASK_STATES_LOSS)} if the store has hidden"
@@ -181,8 +181,8 @@ class OptionFields:
     matryoshka: Sizes = option(
         (),
         "Compute similarity and similarity-kl on the first N numbers of a text vector as well, for"
-        " each N of a comma list such as 256,128, so that the vector can be truncated (Kusupati et"
-        " al. 2022).",
+        " each N of a comma-separated list such as 256,128, so that the vector can be truncated"
+        " (Kusupati et al. 2022).",
         read=values.parse_widths,
         check=values.check_widths,
     )
@@ -354,7 +354,7 @@ class OptionFields:
     )
     freeze: Words = option(
         (),
-        "Do not train these parts, a comma list: embeddings (or words, positions, types"
+        "Do not train these parts, a comma-separated list: embeddings (or words, positions, types"
         " separately), layers, layers.N, head, projection.",
         words=values.PARTS,
         read=values.parse_parts,
@@ -444,8 +444,8 @@ class OptionFields:
     )
     log: Words = option(
         (),
-        "Log each step's figures to wandb, mlflow, trackio, or a comma list of these, in addition"
-        " to metrics.jsonl and the TensorBoard files.",
+        "Log each step's figures to wandb, mlflow, trackio, or a comma-separated list of these, in"
+        " addition to metrics.jsonl and the TensorBoard files.",
         repeated=True,
         default_text="none",
         words=tuple(TRACKERS),

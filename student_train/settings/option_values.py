@@ -95,7 +95,7 @@ def is_part(word: str) -> bool:
 
 
 def parse_parts(words: str) -> tuple[str, ...]:
-    """Split a comma list into its words."""
+    """Split a comma-separated list into its words."""
     return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
@@ -107,7 +107,7 @@ def check_parts(parts: Sequence[str]) -> None:
 
 
 def parse_widths(words: str) -> tuple[int, ...]:
-    """Read a comma list of numbers. Raises UserError for anything else."""
+    """Read a comma-separated list of numbers. Raises UserError for anything else."""
     widths = parse_parts(words)
     if not all(width.isdecimal() for width in widths):
         raise UserError(

@@ -19,7 +19,7 @@ DEFAULT_LOSS: Mapping[str, float] = {"mlm": 1.0, "hidden": 30.0}
 # For text vectors. `similarity=30` is no better (RESULTS, "Students of sentence embeddings").
 VECTOR_LOSS: Mapping[str, float] = {"embedding": 1.0, "similarity": 10.0}
 # 2.090 bits a byte after two million tokens (three seeds, start `cut`), `next` alone 2.141. Hidden
-# states in addition bring nothing (RESULTS, "Decoder students"): `next=1,hidden=1`, for stores
+# states in addition do not help (RESULTS, "Decoder students"): `next=1,hidden=1`, for stores
 # without logits, is level with `next`.
 NEXT_LOSS: Mapping[str, float] = {"next": 0.34, "kl-next": 0.33, "alm": 0.33}
 NEXT_PIECES_LOSS: Mapping[str, float] = {"next": 0.5, "kl-next": 0.5}
@@ -81,7 +81,7 @@ class BatchPlan:
 
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
-    """Parse `name=weight` words, repeated or in comma lists, into weights by name.
+    """Parse `name=weight` words, repeated or in comma-separated lists, into weights by name.
 
     A name without a weight has weight 1. Raises UserError for a weight that is not a number, and
     for a loss that is given twice.

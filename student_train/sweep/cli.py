@@ -82,7 +82,7 @@ OF_SWEEP = (
     click.Option(
         ["--page"],
         type=LocalPath(),
-        help="Only write index.html of a sweep's folder; the sweep may still run.",
+        help="Only write index.html of a sweep's folder; the sweep may still be running.",
     ),
     click.Option(
         ["--json", "as_json"],
@@ -92,8 +92,8 @@ OF_SWEEP = (
 )
 OF_SWEEP_NAMES = ("grid", "trials", "prune", "jobs", "ray", "ray_gpus", "downstream", "page")
 FIRST = next(iter(GROUPS))  # as in student-train --help
-REPEATED = "repeated or a comma list"
-IN_SWEEP = "a comma list; each repetition is another setting of the sweep"
+REPEATED = "repeated or a comma-separated list"
+IN_SWEEP = "a comma-separated list; each repetition is another setting of the sweep"
 """How the help of --loss describes repetition: in student-train, and in student-sweep."""
 
 
@@ -102,9 +102,9 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     """Train a student for every combination of the repeated options and compare them in one table,
     the best first.
 
-    Give --loss once for each setting, as a comma list (--loss mlm=1 --loss mlm=1,hidden=3).
-    --grid FILE.toml has lists of settings, and with --trials N also ranges to search. Finished
-    students are not trained again; a student that fails does not stop the others.
+    Give --loss once for each setting, as a comma-separated list (--loss mlm=1 --loss
+    mlm=1,hidden=3). --grid FILE.toml has lists of settings, and with --trials N also ranges to
+    search. Finished students are not trained again; a student that fails does not stop the others.
     """
     say = partial(click.echo, err=as_json)
     if page:

@@ -58,7 +58,7 @@ class Processes:
         return found
 
     def answer(self, number: int, why: str) -> None:
-        with suppress(OSError):  # it has died; `events` reports that
+        with suppress(OSError):  # the worker has died; `events` reports that
             self._running[number][1].send(why)
 
     def stop(self) -> None:

@@ -138,7 +138,7 @@ def _in_slices(
         return [measure(states, targets)]
     size = max(1, most // pieces)
     # Nothing random is recomputed, so no state of a generator is stored. The reentrant way tracks
-    # gradients only if an argument requires one, and the weights of the head are no argument.
+    # gradients only if an argument requires one, and the weights of the head are not an argument.
     again = partial(checkpoint, measure, use_reentrant=False, preserve_rng_state=False)
     slices = (slice(first, first + size) for first in range(0, len(states), size))
     return [again(states[some], _sliced(targets, some)) for some in slices]

@@ -14,10 +14,10 @@ from teachonce.store.format.layout import EMBEDDING
 from teachonce.support.arrays import Floats
 from teachonce.teacher_dump.teacher.heads import Decoder, all_logits
 
-# A normal variable is further away with a probability of 2e-9.
+# A normal variable is further from its mean with a probability of 2e-9.
 STANDARD_ERRORS = 6.0  # allowed distance of random draws from their expectation
 FLOOR = -63.0  # log-probabilities below it count as equal
-Calibration = tuple[Floats, Floats]  # mean and deviation of each channel, [D] each
+Calibration = tuple[Floats, Floats]  # mean and standard deviation of each channel, [D] each
 
 
 @dataclass
@@ -70,7 +70,8 @@ class Errors:
     def __init__(self, features: Features, tolerance: float, times: float) -> None:
         self.features, self.tolerance, self.times = features, tolerance, times
         self.tallies: dict[str, Tally] = {}
-        self.draws = np.zeros(4)  # sums: tokens, entropy, surprise above it, variance of that
+        # Sums: tokens, entropy, the draws' mean -log p minus the entropy, variance of that mean.
+        self.draws = np.zeros(4)
 
     def _add(
         self, feature: str, unit: str, error: Any, promised: Any, slack: Any, record: Record

@@ -41,7 +41,8 @@ from teachonce.teacher_dump.windows.window import Window, length_batches
 from teachonce.training.device import resolved_device
 
 # Errors that another order of the same sums, on another machine, may add to the codec's. They are
-# relative to 1 + |value|, in deviations of the channel for hidden states, in nats for logits.
+# relative to 1 + |value|, in standard deviations of the channel for hidden states, in nats for
+# logits.
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
 
 
@@ -67,7 +68,7 @@ the expected values as text, and a check of the value."""
 RENUMBERED = ("merged", "forgotten", "grown_from")
 
 # Factor of the codec's bound if `merge --recode` may have encoded twice, the first time relative to
-# deviations up to twice as large.
+# standard deviations up to twice as large.
 MERGED = 3.0
 
 

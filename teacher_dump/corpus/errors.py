@@ -17,7 +17,7 @@ def no_column(
     """Return the error for a row or table that lacks a column; `role` describes the column."""
     known = list(columns)
     listed = ", ".join(map(repr, known)) or "none"
-    if any(" " in each for each in known):  # a name seldom has blanks, a text nearly always
+    if any(" " in each for each in known):  # a name rarely has spaces, a text nearly always
         remedy += "; or, if these are a text and its label, add a header in front of them"
     return CorpusError(
         f"{where}: no column {name!r}{role}; {suggest(name, known)}its columns are {listed};"

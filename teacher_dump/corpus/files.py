@@ -286,8 +286,9 @@ class FileSource(CorpusSource):
     def _changed(self, before: SizeAndHash, now: SizeAndHash) -> CorpusError:
         had, has = (f"{size:,} bytes, sha256 {sha256[:12]}" for size, sha256 in (before, now))
         return CorpusError(
-            f"{self._path}: was changed while it was read, from {had} to {has}, so the output is"
-            " not finished; remove it, and run the command again with a file that does not change"
+            f"{self._path}: was changed while it was being read, from {had} to {has}, so the output"
+            " is not finished; remove it, and run the command again with a file that does not"
+            " change"
         )
 
 

@@ -115,7 +115,7 @@ class Gold:
         before, expected = BEGINNING, 0
         for begin, end, tag in self.tags:
             yield before if begin == expected else None, tag
-            before, expected = tag, end + 1  # one blank between words
+            before, expected = tag, end + 1  # one space between words
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class HubSource(CorpusSource):
         """Hash a local folder again; a revision of the hub cannot change. Raises CorpusError."""
         if self._identified is not None and self._hashed() != self._identified:
             raise CorpusError(
-                f"{self.name}: the folder was changed while it was read, so the output is not"
+                f"{self.name}: the folder was changed while it was being read, so the output is not"
                 " finished; remove it, and run the command again with a folder that does not change"
             )
 

@@ -267,7 +267,7 @@ def _check_no_columns(row: Row, where: str) -> None:
 
 
 def _skip_blanks(text: str, place: int) -> int:
-    # The four blanks of JSON (RFC 8259). `str.isspace` accepts more.
+    # The four whitespace characters of JSON (RFC 8259). `str.isspace` accepts more.
     while place < len(text) and text[place] in " \t\r\n":
         place += 1
     return place

@@ -241,7 +241,7 @@ def _write(
     # New documents are numbered after those of the old store, so their share of the corpus is
     # unknown; but the comparison has counted their tokens.
     limit = copy_plan.tokens if copy_plan else plan.options.limit
-    # If texts are truncated or rendered, or windows overlap, the characters read are no share of
+    # If texts are truncated or rendered, or windows overlap, the characters read are not a share of
     # the corpus.
     by_documents = any(
         (plan.features.task, plan.features.embedding, plan.options.stride, plan.options.messages)

@@ -89,7 +89,8 @@ class Growth:
             for key, old, new in fact_differences(then, now)
             if key.split(".")[0] != "corpus"
             and key not in may_differ(features) - BOUND
-            # `merge` leaves out arguments in which its stores differ: such a key is no difference.
+            # `merge` leaves out arguments in which its stores differ: such a key is not a
+            # difference.
             and not (merged and key not in BOUND and old == ABSENT)
             and not changes_no_value(key, ABSENT in (old, new), versions)
         ]

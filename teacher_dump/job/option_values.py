@@ -35,7 +35,7 @@ def shard_of(spec: str | None) -> Shard | None:
     """Return the place of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
 
     Returns None if it is the only process. Raises UserError if `--shard` is not i/n, or if a
-    variable is no number.
+    variable is not a number.
     """
     if spec is None:
         size = torchrun_number("WORLD_SIZE", 1)

@@ -146,8 +146,8 @@ class DumpOptions:
     hidden: CommaList = option(
         AUTO,
         "Store hidden states: mean (of all layers) | mean:0 (with the embeddings) | groups:N"
-        " (means of N groups of layers) | layer:I (0 = embeddings) | none; a comma list for"
-        " several. auto: mean; none with --head embedding or score; layer:6 for minilm if no"
+        " (means of N groups of layers) | layer:I (0 = embeddings) | none; a comma-separated list"
+        " for several. auto: mean; none with --head embedding or score; layer:6 for minilm if no"
         " feature is requested.",
         words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
         check=partial(feature_words, where="--hidden "),

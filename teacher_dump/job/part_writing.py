@@ -164,8 +164,8 @@ def calibration(
     say: Callable[[str], object],
     first_pass: FirstPass | None = None,
 ) -> dict[str, tuple[Array, Array]]:
-    """Return mean and deviation [D] of the channels of each hidden state; codecs encode relative to
-    them.
+    """Return mean and standard deviation [D] of the channels of each hidden state; codecs encode
+    relative to them.
 
     An unfinished store has them already. Otherwise they are measured on windows spread evenly over
     the first part, over which the teacher then runs again. If these are all of its windows,
@@ -218,7 +218,8 @@ def calibration(
 
 
 def mean_and_deviation(parts: list[Array]) -> tuple[Array, Array]:
-    """Measure mean and deviation [D] of states [n,D]. A constant channel has deviation 1."""
+    """Measure mean and standard deviation [D] of states [n,D]. The deviation of a constant channel
+    is set to 1."""
     # Along this axis NumPy adds one row after the other, which in float32 loses digits.
     states = np.concatenate(parts).astype(np.float64)
     deviation = states.std(axis=0)

@@ -258,8 +258,8 @@ def planned(
             say(f"{'bos':9} {piece} ({teacher.first_token}) in front of each window (--bos)")
         if teacher.one_length:
             say(
-                f"{'batches':9} hold texts of one length only: padding would change the output of"
-                f" {type(teacher.base).__name__}"
+                f"{'batches':9} hold texts of the same length only: padding would change the output"
+                f" of {type(teacher.base).__name__}"
             )
         features = as_started(features_of(resolved, teacher), started)
         if growth:

@@ -88,20 +88,20 @@ class MixedTeacher(nn.Module):
 
     @torch.no_grad()
     def _start(self, words: torch.Tensor, seed: int) -> None:
-        """Initialise embeddings at random; the projected embeddings get the mean and deviation of
-        `words`."""
+        """Initialise embeddings at random; the projected embeddings get the mean and standard
+        deviation of `words`."""
         chance = torch.Generator().manual_seed(seed)
         width = self.student.weight.shape[1]
         mean = words.mean(0)
         self.student.weight.normal_(0, float((words - mean).std()), generator=chance)
-        # A sum of `width` products with this deviation has the deviation of the embeddings.
+        # A sum of `width` products with this standard deviation has that of the embeddings.
         self.up.weight.normal_(0, width**-0.5, generator=chance)
         self.up.bias.copy_(mean)
 
     @torch.no_grad()
     def _start_tied(self, words: torch.Tensor, seed: int) -> None:
         """Initialise tied pieces from the principal components of the teacher's embeddings. The
-        other pieces are drawn at random with the same deviations."""
+        other pieces are drawn at random with the same standard deviations."""
         # Zhao et al. do not describe this start: principal components approximate the teacher's
         # embeddings best.
         rows, ids = self._tied()

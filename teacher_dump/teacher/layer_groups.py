@@ -10,9 +10,9 @@ BEFORE_NORM = "-before-norm"  # the end of a name: the last layer, before the no
 
 
 def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
-    """Parse `mean`, `mean:0`, `groups:3`, `layer:4` or a comma list of them into (kind, number)
-    pairs; `none` gives []. The number of a mean is its first layer. `layer:4-before-norm`, which
-    captures of other tools may have, is of kind `layer-before-norm`.
+    """Parse `mean`, `mean:0`, `groups:3`, `layer:4` or a comma-separated list of them into (kind,
+    number) pairs; `none` gives []. The number of a mean is its first layer. `layer:4-before-norm`,
+    which captures of other tools may have, is of kind `layer-before-norm`.
 
     Raises UserError, which begins with `where`, for an unknown word and for `none` with others.
     """

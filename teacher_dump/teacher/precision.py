@@ -11,8 +11,8 @@ from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.teacher_dump.windows.window import padded
 
 TEXTS, TOKENS = 8, 64  # of the corpus, from its beginning; tokens of each at most
-# In deviations of a channel, root mean square. SmolLM2-135M has .027 in its last state (30 layers),
-# MiniLM .010 (6 layers). The int8 codec of hidden states adds .007.
+# In standard deviations of a channel, root mean square. SmolLM2-135M has .027 in its last state (30
+# layers), MiniLM .010 (6 layers). The int8 codec of hidden states adds .007.
 TOLERANCE = 0.05
 
 
@@ -38,8 +38,8 @@ def load_fastest(
     name, largest = order[-1] if order else ("nothing", 0.0)
     precision = "bf16" if largest <= TOLERANCE else "fp32"
     say(
-        f"precision {precision}: in bf16 {name} differs from fp32 by {largest:.2g} deviations"
-        f" (at most {TOLERANCE}); --precision bf16 or fp32 skips this comparison"
+        f"precision {precision}: in bf16 {name} differs from fp32 by {largest:.2g} standard"
+        f" deviations (at most {TOLERANCE}); --precision bf16 or fp32 skips this comparison"
     )
     if precision == "fp32":
         del teacher  # before the next copy is loaded

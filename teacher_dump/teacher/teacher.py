@@ -76,8 +76,8 @@ class Teacher:
     is True if Python code of the checkpoint may run. `head`, `decoder`, `task` and `text_vectors`
     are the fields of `Head`. `notes` are lines about fields of the checkpoint's files that nothing
     reads. `one_length` is True if padding changes the output for a text: each batch then has texts
-    of one length. `first_token` is the id that `start_with` lets the tokenizer put in front of each
-    text, or None.
+    of the same length. `first_token` is the id that `start_with` lets the tokenizer put in front of
+    each text, or None.
     """
 
     def __init__(

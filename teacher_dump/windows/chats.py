@@ -26,7 +26,7 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.labelled_text import Message
 
 NOT_ANSWERS = ROLES[1:]
-"""Roles whose messages are no answers of the model."""
+"""Roles whose messages are not answers of the model."""
 
 
 class ChatRenderer:
@@ -94,7 +94,7 @@ class ChatRenderer:
         text = apply([{"role": role, "content": content} for role, content in messages])
         # Contents are not searched for in the text: a content may be a word of the template, too.
         around = texts_around(apply, [role for role, _ in messages])
-        # Many templates trim contents; the text then holds them without blanks at their ends.
+        # Many templates trim contents; the text then holds them without spaces at their ends.
         for contents in ([c for _, c in messages], [c.strip() for _, c in messages]):
             # Different if the template treats a content in another way than a mark.
             if around is not None and (found := filled(around, contents))[0] == text:

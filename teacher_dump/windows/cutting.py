@@ -209,7 +209,7 @@ class Cutter:
         # int64 and contiguous: np.searchsorted would copy any other array at every call.
         words = word_spans(text).astype(np.int64)
         self._word_begin, self._word_end = words.T.copy()
-        # Before a blank: in many vocabularies a token begins with the blank before its word.
+        # Before a space: in many vocabularies a token begins with the space before its word.
         blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]
         first_choice = np.concatenate([np.array(blanks, np.int64), cjk_positions(text)])
         # Places to cut, each list ascending: preferred places, then all ends and begins of words.
@@ -279,7 +279,7 @@ class Cutter:
 
         surplus: tokens by which the rejected window was too long. ceiling: the largest end.
         """
-        # SentencePiece tokenizers may put a token before a text that does not begin with a blank.
+        # SentencePiece tokenizers may put a token before a text that does not begin with a space.
         budget = max(1, self._budget - surplus - (begin > 0 and not self.text[begin].isspace()))
         first, high = self._limit(begin, budget)
         high = min(high, ceiling)

@@ -55,7 +55,7 @@ class Labels:
         if any(name.lstrip("-").isdigit() for name in task.labels):
             ids = {NO_LABEL: -1}
         self._numbers = ids | {name: number for number, name in enumerate(task.labels)}
-        # The corpus has tags of words; `later_label` is for pieces that are no beginning of a word.
+        # The corpus has tags of words; `later_label` is for pieces that do not begin a word.
         self._names = [name for name in task.labels if name != task.later_label]
         # Whether a label is a number -> the first such label and its place.
         self._first_seen: dict[bool, tuple[str, str]] = {}

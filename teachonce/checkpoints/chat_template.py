@@ -10,7 +10,7 @@ from typing import Any
 from teachonce.checkpoints.first_token import prepended_token
 
 # A mark in place of a content shows what the template writes around it. Private-use characters:
-# no template looks for them, and blanks at the ends would be trimmed.
+# no template looks for them, and spaces at the ends would be trimmed.
 PLACE = "\ue0f0{}\ue0f1"
 Messages = list[dict[str, str]]
 PROBE = [{"role": "user", "content": "x"}]
@@ -64,11 +64,11 @@ def _fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
 
 def closing(text: str, specials: Iterable[str], begin: int = 0) -> int:
     """Return the length of the special token that ends a message whose content ends at `begin` of a
-    text, with blanks before it; 0 if there is none.
+    text, with spaces before it; 0 if there is none.
 
     specials: see `special_tokens`.
     """
-    # Llama 2 writes a blank between an answer and its end.
+    # Llama 2 writes a space between an answer and its end.
     at = begin
     while text.startswith(" ", at):
         at += 1

@@ -79,7 +79,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
             **options,
         )
     except Exception as error:  # libraries raise errors of any type for a bad file
-        # A lack of memory is no fault of the checkpoint; `command_errors` prints its own line.
+        # A lack of memory is not the checkpoint's fault; `command_errors` prints its own line.
         if out_of_memory(error):
             raise
         if not (flag or model.trusted) and "trust_remote_code" in str(error):
@@ -182,7 +182,7 @@ def load_network(
     other_sizes = {key for key, *_ in report["mismatched_keys"]}
     missing = sorted(k for k in report["missing_keys"] | other_sizes if "position_ids" not in k)
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
-    # Checkpoints of masked LMs have no pooler, so a missing one is no damage.
+    # Checkpoints of masked LMs have no pooler, so a missing one is not damage.
     encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
     if encoder:
         what = f"{flag}: {model.name}" if flag else f"model {model.name}: the checkpoint"

@@ -14,7 +14,7 @@ language has 1.1 (30,000 English pieces) to 2.1 (1,000 Russian pieces); the Engl
 has 2.2 on Slovak, 2.6 on German, 3.1 on Finnish and 5.2 on Russian text."""
 UNKNOWN = 0.05
 """Share of words with an unknown piece, which a vocabulary of the language has under 1 %."""
-# Numbers and marks are no words: tables and code would have many pieces with any vocabulary.
+# Numbers and marks are not words: tables and code would have many pieces with any vocabulary.
 WORD = re.compile(r"[^\W\d_]+")
 # Tibetan, Thai, Lao, Burmese, Khmer, kana and Han: no spaces divide their words.
 UNSPACED = re.compile(

@@ -120,7 +120,7 @@ def read_json(model: ResolvedModel, file: str) -> Any:
 
 def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
     """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None if there
-    is no transformer). Raises UserError for refused fields and wrong values."""
+    is not a transformer). Raises UserError for refused fields and wrong values."""
     given = _table(model, SETTINGS)
     check_fields(model.name, SETTINGS, given)
     settings = settings_from(given, model.name)

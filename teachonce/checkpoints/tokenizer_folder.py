@@ -62,7 +62,7 @@ def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
     """Return the files of a fast tokenizer as bytes by name: tokenizer.json, tokenizer_config.json
     and, if it has one, its chat template for plain chats."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # These are left by the tokenizer's last call, and are no part of it.
+    # These are left by the tokenizer's last call, and are not part of it.
     backend["truncation"] = backend["padding"] = None
     names = [f"{role}_token" for role in ("cls", "sep", "mask", "pad", "unk", "bos", "eos")]
     settings = {n: getattr(tokenizer, n) for n in names if getattr(tokenizer, n, None)}

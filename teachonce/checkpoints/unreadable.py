@@ -74,7 +74,7 @@ def not_a_model(folder: Path) -> str:
     if (folder / SCORES).is_file():
         return _results(folder, one)
     if (folder / "runs.json").is_file():
-        what = "the folder of a student-sweep, which is no model"
+        what = "the folder of a student-sweep, which is not a model"
         return f"{what}; {one or 'continue the sweep: it has no finished student'}"
     if (folder / "training.json").is_file():
         return (

@@ -33,12 +33,12 @@ HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it o
 
 mlm continues the masked-LM training of MODEL on text with one document per line. If MODEL is
 scratch:HxLxA (hidden size x layers x heads, or any other value of student-train --student), it
-trains a new model: a ModernBERT, as student-train does. It prints the mean and deviation of the
-loss on held-out text over --seeds (default 1).
+trains a new model: a ModernBERT, as student-train does. It prints the mean and standard
+deviation of the loss on held-out text over --seeds (default 1).
 
 pos, ner, classify, pair, sts and qa fine-tune MODEL once for each seed, and print the mean and
-deviation of its scores. The best epoch is chosen on --dev. A label that is missing in --train is
-refused; with --unseen-labels count it counts as an error of the model.
+standard deviation of its scores. The best epoch is chosen on --dev. A label that is missing in
+--train is refused; with --unseen-labels count it counts as an error of the model.
 
 With --as-is, all of these tasks except qa score MODEL on --test without training. MODEL needs the
 head of the task: a masked LM, a student of a task teacher, or a model saved with --save. sts needs

@@ -330,8 +330,8 @@ class DownstreamOptions:
     )
 
     log: Words = _option(
-        "Log losses, scores on --dev and, at the end, on --test: wandb | mlflow | trackio, or a"
-        " comma list. One tracked run per seed.",
+        "Log losses, scores on --dev and, at the end, on --test to wandb, mlflow, trackio, or a"
+        " comma-separated list of these. One tracked run per seed.",
         TRAINED,
         default=(),
         several=TRAINED,
@@ -432,7 +432,7 @@ def splits_to_test(paths: Sequence[Path]) -> dict[str, Path]:
     Raises UserError for a file that is given twice.
     """
     for path in paths:
-        # Splits are named by their paths, and two of one name would be one.
+        # Splits are named by their paths, and two of the same name would become one.
         if paths.count(path) > 1:
             raise UserError(f"--test {path}: is given twice; give each file once")
     return {TEST if len(paths) == 1 else f"{TEST} {path}": path for path in paths}

@@ -58,9 +58,9 @@ def result_of(
     about: the task's name, measures, primary and scale.
     files, settings: paths become text.
 
-    `deviation` is the sample deviation over the runs, 0 for a single run. With several test files,
-    the mean over them is added to `examples` and to each run, and `file_deviation` is the sample
-    deviation over the means of the files.
+    `deviation` is the sample standard deviation over the runs, 0 for a single run. With several
+    test files, the mean over them is added to `examples` and to each run, and `file_deviation` is
+    the sample standard deviation over the means of the files.
     """
     tests, counts = [name for name in files if name.startswith(TEST)], dict(examples)
     if len(tests) > 1:
@@ -109,10 +109,12 @@ def _deviation(values: list[float]) -> float:
 
 
 def seed_table(result: dict[str, Any]) -> Table:
-    """Make a table with a row for each split: mean ± deviation over the seeds, shares in percent.
+    """Make a table with a row for each split: mean ± standard deviation over the seeds, shares in
+    percent.
 
-    A single seed has no deviation. If several models were scored without training, each has its own
-    rows; those of the mean follow only for models of one architecture and size (`_alike`).
+    A single seed has no standard deviation. If several models were scored without training, each
+    has its own rows; those of the mean follow only for models of one architecture and size
+    (`_alike`).
     """
     as_is, models = result["settings"].get("as_is"), _each_model(result)
     runs = len(result["seeds"])
@@ -152,7 +154,7 @@ def _alike(models: Sequence[str]) -> bool:
 def _cells(
     result: dict[str, Any], scores: dict[str, float], deviation: dict[str, float] | None = None
 ) -> list[str]:
-    """Return a cell for each measure of a split, with the deviation if there is one."""
+    """Return a cell for each measure of a split, with the standard deviation if there is one."""
     scale, places = result["scale"], result.get("decimals", 2)
     return [
         f"{scale * scores[name]:.{places}f}"

@@ -80,7 +80,7 @@ class MeasuredModel:
     @torch.inference_mode()
     def run(self, inputs: Sequence[torch.Tensor], device: str) -> float:
         """Run a forward pass over each of the inputs; return the total time in seconds."""
-        # Before the clock starts: copying to a GPU is no part of the time.
+        # Before the clock starts: copying to a GPU is not part of the time.
         inputs = [ids.to(device) for ids in inputs]
         masks = [torch.ones_like(ids) for ids in inputs]
         _wait(device)

@@ -233,7 +233,8 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
     "--recode",
     is_flag=True,
     help="Encode hidden states again if the stores were normalised by different means and"
-    " deviations, as two dumps with codec default or small are. Adds the codec's error again.",
+    " standard deviations, as two dumps with codec default or small are. Adds the codec's error"
+    " again.",
 )
 @printed
 def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Output]:
@@ -353,8 +354,8 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
     "sequences",
     multiple=True,
     default=("0",),
-    help="Show these sequences, a comma list of numbers such as 17,42; negative numbers count from"
-    " the end.",
+    help="Show these sequences, a comma-separated list of numbers such as 17,42; negative numbers"
+    " count from the end.",
 )
 @click.option(
     "--vocab",

@@ -35,7 +35,7 @@ class PieceNames:
         if not self.byte_level or not all(letter in alphabet for letter in piece):
             return piece
         raw = bytes(alphabet[letter] for letter in piece)
-        # surrogateescape maps a byte that is no complete letter to U+DC80..U+DCFF.
+        # surrogateescape maps a byte that is not a complete character to U+DC80..U+DCFF.
         letters = raw.decode("utf-8", "surrogateescape")
         return "".join(_letter(each) for each in letters)
 

@@ -205,7 +205,7 @@ def _exported(
         with tempfile.TemporaryDirectory(prefix="float-", dir=folder) as plain:
             source = Path(plain) / Path(format.names[""]).name
             format.write(student, source)
-            # A wrong float32 export is no fault of the quantisation, and is refused as such.
+            # A wrong float32 export is not the quantisation's fault, and is refused as such.
             _check_float(_share(student, check, format, source), name, check, options.least)
             in_float, share = _quantise(student, check, format, source, path, options)
         if in_float:

@@ -317,7 +317,7 @@ def _activated(logits: Array, name: str) -> Array:
     try:
         found: Array = activation()(torch.as_tensor(logits)).numpy()
     except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
-        # Of classes that are no activations, such as Linear or LSTM.
+        # Of classes that are not activations, such as Linear or LSTM.
         raise UserError(
             f"activation {name!r:.40}: cannot be applied to a score ({first_line(error)}); export"
             " it again"

@@ -31,7 +31,8 @@ class Text(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete the word after the last comma, because some options are comma lists."""
+        """Complete the word after the last comma, because some options are comma-separated
+        lists."""
         # Files come first: bash drops what was offered before them, and shows them if no word fits.
         before, comma, typed = incomplete.rpartition(",")
         words = self._words() if callable(self._words) else self._words
@@ -91,7 +92,8 @@ class NameOrAdded(Names):
 
 
 def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
-    """Return the end of a message, which shows how to repeat an option in place of a comma list.
+    """Return the end of a message, which shows how to repeat an option in place of a
+    comma-separated list.
 
     Returns "" if `value` has no comma, or if no command accepts repetitions. sweep: the command
     that accepts them if the running one does not; or "".

@@ -31,7 +31,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 def torchrun_number(name: str, default: int) -> int:
     """Return the number in a variable of torchrun: RANK, LOCAL_RANK or WORLD_SIZE; `default` if it
-    is empty or not set. Raises UserError if it is no number."""
+    is empty or not set. Raises UserError if it is not a number."""
     word = os.environ.get(name) or str(default)
     # Not `isdigit`, which accepts superscripts that `int` refuses.
     if not word.isdecimal():
@@ -43,7 +43,8 @@ def torchrun_number(name: str, default: int) -> int:
 
 
 def check_torchrun() -> None:
-    """Raise UserError if a variable of torchrun is no number: libraries would raise ValueError."""
+    """Raise UserError if a variable of torchrun is not a number: libraries would raise
+    ValueError."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         torchrun_number(name, 0)
 

@@ -253,7 +253,7 @@ def _process(pid: object) -> dict[str, Any]:
         # Machines may have the same host name, and a restart reuses the process numbers.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
-        # Field 22 of proc(5). The name in field 2 may hold blanks and brackets.
+        # Field 22 of proc(5). The name in field 2 may contain spaces and brackets.
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     known = {"host": host, "boot": boot, "namespace": namespace, "pid": pid, "begun": started}
     return {**known, "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}

@@ -44,8 +44,8 @@ def write_page(path: Path, templates: Path, name: str, what_for: str, **values: 
 def check_page(path: Path, what_for: str) -> None:
     """Raise UserError if Jinja2 is missing, or if `path` is a folder or a file that is not HTML.
 
-    An existing page is no error: `write_page` replaces it, as a page can be made again at any time.
-    `what_for` names the command that needs Jinja2.
+    An existing page is not an error: `write_page` replaces it, as a page can be made again at any
+    time. `what_for` names the command that needs Jinja2.
     """
     library("jinja2", "report", what_for)
     if path.is_dir():

@@ -29,7 +29,7 @@ def added_object(group: str, name: str, option: str = "") -> Any | None:
     if not re.fullmatch(r"[\w.-]+", name):
         return None
     entries = tuple(entry_points(group=group, name=name))
-    # Packages that add the same object under one name are no conflict.
+    # Packages that add the same object under the same name do not conflict.
     if len(values := {entry.value for entry in entries}) > 1:
         raise UserError(
             f"{option}{name}: several installed packages add it to {group}:"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
-# Of a URL: the user, or user and password; a password may have any character but a blank.
+# Of a URL: the user, or user and password; a password may have any character except a space.
 CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/?#@]*@|[^\s/@?#:\"']+:(?!\d+(?:/|$))[^\s@\"']*@)")
 QUERY = re.compile(r"(?<=://)([^\s?#\"'<>)]*)\?[^\s\"'<>)]*")  # of a URL: signatures are there
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")  # of the hub
@@ -64,6 +64,6 @@ def without_paths(text: str) -> str:
     if "/" not in text:
         return text
     if text.startswith(("/", "~", "./", "../")) and "\n" not in text:
-        return PurePath(text).name  # a path, which may hold blanks
+        return PurePath(text).name  # a path, which may contain spaces
     text = FILE_URL.sub(lambda found: PurePath(found[2]).name, text)
     return PATH.sub(lambda found: PurePath(found[0]).name, text)

@@ -19,7 +19,7 @@ def resolved_device(device: str) -> str:
     """Return the device for a value of `--device`. `auto` is a GPU if there is one; of several
     processes of torchrun, each gets its own GPU.
 
-    Raises UserError if the machine lacks the device, or if LOCAL_RANK is no number.
+    Raises UserError if the machine lacks the device, or if LOCAL_RANK is not a number.
     """
     import torch
 

@@ -174,7 +174,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
 
     The environment variables of torchrun describe them; without these variables the process is
     alone. Raises UserError if the others cannot be reached, or have other versions, and if a
-    variable is no number.
+    variable is not a number.
     """
     check_torchrun()
     if torchrun_number("WORLD_SIZE", 1) <= 1:

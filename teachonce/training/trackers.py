@@ -60,7 +60,7 @@ class RunDescription:
 
 
 def parse_trackers(words: str | Iterable[str]) -> tuple[str, ...]:
-    """Parse names of trackers, given as words or comma lists."""
+    """Parse names of trackers, given as words or comma-separated lists."""
     given = [words] if isinstance(words, str) else words
     names = [name.strip() for word in given for name in word.split(",")]
     return tuple(dict.fromkeys(name for name in names if name))
@@ -71,7 +71,7 @@ def check_known(names: Iterable[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise UserError(
-                f"--log {name}: expected {', '.join(TRACKERS)}, or a comma list of them"
+                f"--log {name}: expected {', '.join(TRACKERS)}, or a comma-separated list of them"
             )
 
 

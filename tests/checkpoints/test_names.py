@@ -67,7 +67,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
             {"task": "ner", "seeds": [{"best_epoch": 1}]},
             "of `downstream --task ner` .* was not saved; fine-tune again with --save",
         ),
-        ("runs.json", {}, "a student-sweep, which is no model; continue the sweep"),
+        ("runs.json", {}, "a student-sweep, which is not a model; continue the sweep"),
         ("training.json", {}, "a training that is not finished; .* --resume"),
     ],
 )

@@ -278,7 +278,7 @@ def test_a_store_that_is_removed_before_the_end(
         if line.startswith("part"):
             old.unlink()
 
-    with pytest.raises(UserError, match=r"old\.zarr: was removed or moved while it was read"):
+    with pytest.raises(UserError, match=r"old\.zarr: was deleted or moved while it was being read"):
         share(options, Shard(0, 1), say)
     assert StoreWriter.peek(out, "sealed") is None
 

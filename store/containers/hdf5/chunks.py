@@ -209,7 +209,7 @@ class _Layout:
         if kind == FIXED:
             entry = 8 + (entry_bytes(size, wide) if self.filters else 0)
             return fixed_array(self.blocks, address, bits, count, size, entry)
-        # Chunks without an index have one size, which a filter would change. Their number is
+        # Chunks without an index have the same size, which a filter would change. Their number is
         # compared with the file before memory is allocated for them.
         if self.filters or count * size > len(self.blocks.map.data):
             raise Damage("chunks without an index do not fit into the file, or have a filter")

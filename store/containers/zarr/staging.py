@@ -44,7 +44,7 @@ class ZarrStaging(OnDisk):
         for name in sorted(missing):
             files.rename(work / name, self.path / name)
         shutil.rmtree(work)
-        if made != attributes:  # the metadata written now differ: by another release of zarr
+        if made != attributes:  # another release of zarr writes other metadata
             self.replace_root(made)
 
     def source(self) -> StoreSource:

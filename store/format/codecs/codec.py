@@ -129,13 +129,13 @@ NORMALISED = "state = value * deviation[channel] + mean[channel]"
 class HiddenCodec:
     """Encodes hidden states [N, D].
 
-    If `normalised`, each channel is encoded as (state - mean) / deviation; mean and deviation are
-    float32 [D].
+    If `normalised`, each channel is encoded as (state - mean) / deviation; mean and standard
+    deviation are float32 [D].
     """
 
     codec: Codec
-    # A single channel at 18 deviations would set the scale of every token. Normalised by channel,
-    # int8 has half the error: relative L2 0.7 % in place of 1.4 %.
+    # A single channel at 18 standard deviations would set the scale of every token. Normalised by
+    # channel, int8 has half the error: relative L2 0.7 % in place of 1.4 %.
     normalised: bool = True
 
     @property

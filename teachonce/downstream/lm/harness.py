@@ -69,7 +69,7 @@ def score_harness_task(
             model=read,
             tasks=[name],
             task_manager=tasks,
-            bootstrap_iters=0,  # the deviation over documents is not ours, which is over seeds
+            bootstrap_iters=0,  # its deviation is over documents, ours over seeds
             log_samples=False,
         )
     except Exception as error:  # of the hub, of data sets, of a task's definition

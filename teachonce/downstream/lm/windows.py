@@ -62,7 +62,7 @@ def read_documents(tokenizer: Any, texts: Sequence[str]) -> Documents:
 
 def _with_start(tokens: Tokens, start: int | None) -> Tokens:
     """Replace the special tokens around each text by `start` in front of it."""
-    # Tokens that a tokenizer adds behind a text are no text, and would be scored.
+    # Tokens that a tokenizer adds after a text are not part of it, and would be scored.
     own = ~np.asarray(tokens.special)
     sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))[own]
     # `minlength`: a text without a token at the end of the list has a length, too.

@@ -207,7 +207,7 @@ def check_loss(loss: float, blame: str) -> None:
 
 def held_out_batches(tokenizer: Any, rows: Any) -> MaskedBatches:
     """Make the masked batches of a validation."""
-    # In batches of one size, whatever the training's: the masks depend on the whole batch.
+    # Always in batches of the same size: the masks depend on the whole batch.
     masking = BatchMasking(tokenizer, EVAL_MASK_PROB, EVAL_SEED)
     return MaskedBatches(masking, rows, MlmSettings.batch_size)
 

@@ -59,9 +59,9 @@ def fine_tune(
     {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score},
     "deviation": ...}`. A score has a figure for each measure of the task; `primary` is the figure
     that chooses the epoch. Tables print figures times `scale`. With several test files, `test` is
-    the mean over them. The deviation is the sample deviation over the seeds, 0 for a single seed.
-    A seed whose model gives the same answer to everything also has a `warning`, one whose model is
-    saved may have a `note` for its users.
+    the mean over them. The deviation is the sample standard deviation over the seeds, 0 for a
+    single seed. A seed whose model gives the same answer to everything also has a `warning`, one
+    whose model is saved may have a `note` for its users.
 
     Raises UserError for a wrong model or file, and if the predictions become NaN or infinite.
     """

@@ -17,8 +17,8 @@ IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
 
 def unstandardise(network: Any, mean: float, deviation: float) -> bool:
-    """Make the scores of a head d * score + m, and record the mean m and the deviation d in the
-    config.
+    """Make the scores of a head d * score + m, and record the mean m and the standard
+    deviation d in the config.
 
     CrossEncoder then gives these scores, too, without its sigmoid. Returns False and changes no
     weight if the head's last layer has no bias.

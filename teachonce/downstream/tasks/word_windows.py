@@ -97,7 +97,7 @@ def word_pieces(
     Words after `max_length` tokens have no pieces; None for no limit.
     """
     # By offsets and not by `is_split_into_words`: with it, byte-level tokenizers tokenize a word as
-    # if no blank preceded it.
+    # if no space preceded it.
     encoded = tokenizer(
         text,
         truncation=max_length is not None,

@@ -149,8 +149,8 @@ def import_capture(
         # check.
         if file_versions(files) != before:
             raise UserError(
-                f"{options.source}: was changed while it was read; remove {options.target}, and"
-                " run the command again while nothing writes to the capture"
+                f"{options.source}: was changed while it was being read; remove {options.target},"
+                " and run the command again while nothing writes to the capture"
             )
     return ImportSummary(chosen.name, **dict[str, Any](tally))
 

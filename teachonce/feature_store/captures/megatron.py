@@ -177,8 +177,8 @@ class Megatron:
                     where = f"{path}, {name}"
                     batches = _microbatches(unzstd(data, where), where)
                     for number, batch in enumerate(batches):
-                        # Fewer are no error: with a nucleus (top-p), Megatron-LM stores as many as
-                        # the largest nucleus of the microbatch has.
+                        # Fewer are not an error: with a nucleus (top-p), Megatron-LM stores as many
+                        # as the largest nucleus of the microbatch has.
                         if (size := batch.values.shape[2]) > self._most:
                             raise UserError(
                                 f"{where}, microbatch {number}: has {size:,} ids for a token, and"
@@ -228,7 +228,8 @@ def _microbatches(data: bytes, where: str) -> list[Microbatch]:
     if len(counts) > 1 or not max(counts):
         raise UserError(
             f"{where}: expected {', '.join(field.name for field in FIELDS)}, a list of tensors"
-            f" [{', '.join(DIMS)}] each, all of one length; this is not a payload of Megatron-LM"
+            f" [{', '.join(DIMS)}] each, all of the same length; this is not a payload of"
+            " Megatron-LM"
         )
     made = []
     for number, tensors in enumerate(zip(*(each for each in lists if each), strict=True)):

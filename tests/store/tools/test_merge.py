@@ -99,7 +99,7 @@ def test_merge_of_other_calibrations_gives_the_command(tmp_path: Path) -> None:
     one, two = stores_to_merge(tmp_path, "default", change=True)
     target = tmp_path / "all of them.h5"
     line = refused("merge", one, two, target)
-    assert "the mean and deviation of their own dump" in line
+    assert "the mean and standard deviation of their own dump" in line
     command = line.partition("once more, run: ")[2]
     assert command == f"feature-store merge --recode {one} {two} '{target}'"
     assert not target.exists()

@@ -241,7 +241,7 @@ def test_a_reader_stops(path: Path, how: str) -> None:
     batches = _reading(how, path)
     next(batches)
     forgotten(path)
-    with pytest.raises(StoreError, match=f"was rewritten while it was read; {CHANGED}"):
+    with pytest.raises(StoreError, match=f"was rewritten while it was being read; {CHANGED}"):
         list(batches)
 
 
@@ -267,7 +267,7 @@ def test_another_process_opens_the_same_store(path: Path) -> None:
         with pytest.raises(StoreError, match=CHANGED):
             pickle.loads(pickled)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-        with pytest.raises(StoreError, match="was removed or moved while it was read"):
+        with pytest.raises(StoreError, match="was deleted or moved while it was being read"):
             store.watch.check()
 
 

@@ -88,7 +88,7 @@ def test_a_table_divided_by_another_separator(
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
 def test_two_columns_of_one_name(tmp_path: Path, suffix: str) -> None:
-    """Two columns of one name are refused if the name is read, and allowed otherwise."""
+    """Two columns of the same name are refused if the name is read, and allowed otherwise."""
     path = tmp_path / f"a{suffix}"
     if suffix == ".parquet":
         columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]

@@ -260,7 +260,7 @@ def test_padding_that_changes_numbers_is_left_out(
         ),
         said.append,
     )
-    assert any(line.startswith("batches   hold texts of one length only") for line in said)
+    assert any(line.startswith("batches   hold texts of the same length only") for line in said)
     plain = getattr(transformers, f"{family}{kind}").from_pretrained(folder).eval()
     records = list(open_store(tmp_path / "s.zarr"))
     assert len({len(record.token_ids) for record in records}) > 2
