@@ -139,7 +139,7 @@ def test_recipes_train(
     if name == "slovakbert-6":
         init = f"layers:1,2@{tiny_teacher('bert')}"
         line = refused(student_train, *given, "--recipe", name, *CUT, *SIZE, "--out", tmp_path)
-        says(line, name, "layers of the original teacher, whose students", "--init layers:1,4@DIR")
+        says(line, name, "layers of the original teacher, but the stores", "--init layers:1,4@DIR")
         words = ("--student", "teacher:2", "--init", init)
     options = options_of(name)
     if "vocab" not in (*options, *words) or options.get("vocab") == "5k":
