@@ -22,7 +22,7 @@ WORDS = 10_000
 """Words of the text, the most frequent ones, that one of Model2Vec's students has as well."""
 
 LAYERS = (1, 4)
-"""Of the teacher, counted from 0: those of sentence-transformers' own example of distillation."""
+"""Layers of the teacher, from 0, as in sentence-transformers' own example of distillation."""
 
 EPOCHS = 0.5
 """Of sentence-transformers' distillation: half of one takes 38 minutes of a core."""

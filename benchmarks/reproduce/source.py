@@ -13,7 +13,7 @@ SMALL, FULL = SIZES = ("small", "full")
 OURS = "ours"
 ABOUT = "The published setting, with the given teacher and data."  # of the full size
 TEACHER = "teacher"
-FEWEST = 300  # pieces of a scaled vocabulary: letters need some hundred
+FEWEST = 300  # pieces of a scaled vocabulary: letters need a few hundred
 Scores = dict[str, dict[str, list[float]]]  # of an arm, by measure, for every seed
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.speed.many_parts [--most N]
 
 What is opened is real: manifest, index, entries and lengths of every part. The parts are one part
-of a few sequences: a link to it stands for each of the others, as a million folders of some 60
+of a few sequences: a link to it stands for each of the others, as a million folders of about 60
 files would take hours to make and measure the file system. Each figure is of a process of its own.
 """
 
@@ -38,7 +38,7 @@ WORKS = ("open", "first batch", "epoch plan", "content hash")
 HEAD = ("parts", "version", *(f"{work}, {unit}" for work in WORKS for unit in ("s", "CPU s", "MB")))
 SETTINGS = (
     "`python -m benchmarks.speed.many_parts`. MB is the peak memory of the process, libraries"
-    " included (some 80 MB when they are loaded). The manifest, index, entries and lengths are"
+    " included (about 80 MB when they are loaded). The manifest, index, entries and lengths are"
     " those of a store with the given number of parts of a few sequences each. The arrays exist for"
     " one part only; every other part is a link to it. The benchmark therefore measures the store's"
     " bookkeeping, not a million folders and not the reading of features. Version 1 with 10,000"

@@ -7,10 +7,10 @@ import stat
 
 from teachonce.store.errors import StoreError
 
-MAX_JSON = 2**25  # parsed JSON takes some 30 times as many bytes of memory
+MAX_JSON = 2**25  # parsed JSON takes about 30 times as many bytes of memory
 # MAX_CHUNK, MAX_RATIO and SMALL are limits of FORMAT.md, section 3.
 MAX_CHUNK = 2**30
-MAX_RATIO = 2**15  # the limit; Blosc packs a chunk of equal bytes into some 60 bytes
+MAX_RATIO = 2**15  # the limit; Blosc packs a chunk of equal bytes into about 60 bytes
 SMALL = 2**26  # decoded bytes that an array may have whatever its stored size
 MAX_LISTED = 8  # damaged chunks of an array named in messages; a few bytes may declare 2^26 chunks
 # Limits of the manifest: half of it is checksums, which do not compress.

@@ -12,10 +12,10 @@ from typing import Any
 
 LONGEST_WORD = 200  # characters: WordPiece takes the square of it in time; BERT has 100
 LONGEST_PIECE = 256  # characters: Unigram looks this far ahead from each character
-PIECES_CHARACTERS = 1 << 24  # of all pieces: a Unigram's trie takes some 100 bytes for each
+PIECES_CHARACTERS = 1 << 24  # of all pieces: a Unigram's trie takes about 100 bytes for each
 LONGEST_MARK = 16  # characters that a model puts before or after each character or piece
 LONGEST_ADDED = 1000  # characters of an added token
-ADDED_CHARACTERS = 1 << 20  # of all added tokens: their automaton takes some 100 bytes for each
+ADDED_CHARACTERS = 1 << 20  # of all added tokens: their automaton takes about 100 bytes for each
 AROUND = 64  # tokens around a text, at most
 MOST_STEPS = 8  # of a normalizer, pre-tokenizer or post-processor
 SPARE_IDS = 10_000  # ids without a piece, for each of which memory is allocated

@@ -353,7 +353,7 @@ class FeatureStore(Sequence[Record]):
         """Return the store as an Arrow table with a row for each sequence.
 
         `columns` and `floats` as for `to_parquet`. The table has a `schema`, and `batches()` of
-        some 16 MB, which are read on iteration.
+        about 16 MB, which are read on iteration.
         """
         # Imported here: reading and training do not wait for pyarrow.
         from teachonce.store.read.arrow import Table
@@ -378,7 +378,7 @@ class FeatureStore(Sequence[Record]):
         columns: names of the columns, in order; None for all.
         floats: float32 or float16, the type of states, maps, vectors and inputs of the head.
         file_bytes: approximate size of each file of a folder.
-        on_rows: called with the number of rows of each row group, which has some 64 MB. One row
+        on_rows: called with the number of rows of each row group, which has about 64 MB. One row
             group at a time is in memory.
 
         The schema's metadata have the store's features and identity under `teachonce`. Raises

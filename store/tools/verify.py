@@ -55,7 +55,7 @@ def verify(
 ) -> Report:
     """Check every array of a store against the manifest, then the values of every sound part.
 
-    A thread checks one part at a time and holds some 16 MB of an array, or the tokens of the part.
+    A thread checks one part at a time and holds about 16 MB of an array, or the tokens of the part.
     `progress(items, unit)` wraps a sequence, as tqdm does. With `allow_partial`, the published
     parts of an unfinished store are checked. If the root or the manifest is damaged, the rest of
     the store is checked as far as its metadata can be recovered. Raises StoreError if they cannot

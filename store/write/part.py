@@ -175,7 +175,7 @@ class PartWriter:
             path, numbers, far, f"is over {limit:.3g} standard deviations away from the mean", EXACT
         )
         for key, array in hidden.codec.encode(values).items():
-            # A scale is rounded up, and may so decode to states whose squares overflow.
+            # A scale is rounded up, so it may decode to states whose squares overflow.
             law = find_violation(self._features, self._calibration, f"{path}/{key}", array)
             self._check_law(f"{path}/{key}", numbers, law)
             self._arrays[f"{path}/{key}"][numbers] = array

@@ -253,7 +253,7 @@ class _Places:
         for (begin, end), limit, (low, high), last in zip(
             contents, limits, own.contents, own.ends, strict=True
         ):
-            # The student is trained on the end of a message if the teacher's is learnt.
+            # The student is trained on the end of a message if the end of the teacher's message is.
             closes = learnt & (offsets[:, 0] >= end) & (offsets[:, 1] <= limit)
             reach = int(offsets[closes, 1].max(initial=end))
             theirs += [_before_blanks(chat.text, theirs[-1], begin), end, reach]

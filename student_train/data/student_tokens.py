@@ -121,7 +121,7 @@ class MaskedTokens:
 class Masker:
     """Masks tokens as BERT does (Devlin et al. 2019, section 3.1).
 
-    Of the chosen tokens 80 % become the mask, 10 % a random piece, 10 % are unchanged. Special
+    80 % of the chosen tokens become the mask, 10 % a random piece, 10 % are unchanged. Special
     tokens are never chosen. Every draw depends on an explicit key.
 
     probability: the share of tokens that are chosen.

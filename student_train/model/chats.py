@@ -61,7 +61,7 @@ def _refusal(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
             return f"{store.path} has no spans of messages; dump it again with --messages"
         own = OwnTemplate.of(tokenizer, store)
         if own and (reason := own.refusal()):
-            return f"the tokenizer's does not write the chats of {store.path} ({reason})"
+            return f"the tokenizer's template does not write the chats of {store.path} ({reason})"
     return ""
 
 

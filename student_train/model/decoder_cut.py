@@ -346,7 +346,7 @@ def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         # On the meta device, which allocates nothing: only the names are needed.
         names = list(type(student.base_model)(config).state_dict())
-    # Of all parameters, `DecoderParts` lacks only the word embeddings.
+    # `DecoderParts` lacks only one parameter, the word embeddings.
     (words,) = (name for name in names if _axes(name, parts) is None)
     config.vocab_size = len(weights[words])
     with torch.random.fork_rng(devices=[]):

@@ -62,7 +62,7 @@ def initialise(
     - `teacher` and `layers` of a decoder: single layers, evenly spaced for `teacher`, with the
       channels, heads and feed-forward units of the largest activations (`decoder_cut.py`), and the
       rows of `vocab` in these channels. The teacher is of the student's kind. Its word embeddings
-      become the student's output embeddings, too, whatever the teacher's are.
+      become the student's output embeddings, too, even if the teacher has other ones.
     - `mixed-vocab`: the word embeddings of a mixed-vocabulary training in the store (Zhao et al.
       2021); other weights are random.
     - `random`: random weights.

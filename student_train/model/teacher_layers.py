@@ -51,7 +51,7 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
         return 0, "the teacher's embeddings are narrower than its layers"  # a small ELECTRA's
     behind = len(parts.layers)
     found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
-    # Of all layers together, as a ModernBERT's first layer lacks `attn_norm`.
+    # Compared for all layers together, as a ModernBERT's first layer lacks `attn_norm`.
     if {part for _, part in found} != set(parts.layer):
         return 0, f"the teacher's layers have other parameters than a {kind}'s"
     if not parts.positions:

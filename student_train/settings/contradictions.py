@@ -201,7 +201,7 @@ def _check_decoder(options: TrainOptions, losses: Sequence[registry.Loss]) -> No
     if refused := [option for option, is_set in masks.items() if is_set]:
         raise UserError(
             f"{refused[0]}: --student {options.student} is a decoder, which reads no masks;"
-            " leave it out"
+            f" leave {refused[0].split()[0]} out"
         )
 
 

@@ -26,7 +26,7 @@ def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> s
     settings: the result of `TrainOptions.describing`.
     chosen: the settings that are not at their default.
     """
-    # Of a path, only the last component enters the hash: a store that was moved, or is spelled
+    # Only the last component of a path enters the hash: a store that was moved, or is spelled
     # as a relative path, gives the same folder.
     kind, colon, named = settings["init"].partition(":")
     layers, at, path = named.rpartition("@")  # of layers:1,2@DIR

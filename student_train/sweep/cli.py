@@ -147,7 +147,8 @@ def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:
     ray, gpus, prune = words["ray"], words["ray_gpus"], words["prune"]
     if ray is None and gpus is not None:
         raise UserError(
-            f"--ray-gpus {gpus:g}: applies only to students on Ray; add --ray, or leave it out"
+            f"--ray-gpus {gpus:g}: applies only to students on Ray; add --ray, or leave --ray-gpus"
+            " out"
         )
     if ray is not None:
         check_address(ray)

@@ -29,7 +29,7 @@ class Processes:
         return self._jobs
 
     def start(self, number: int, work: Work) -> None:
-        # By slot, not by number of the run: so students that run at once are on different GPUs.
+        # By slot, not by run number, so that students that run at once are on different GPUs.
         slot = min(set(range(self._jobs)) - {slot for slot, *_ in self._running.values()})
         context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads
         ours, theirs = context.Pipe()

@@ -122,11 +122,13 @@ class Corpus:
         if given and len(plain) == len(found):
             option = next(iter(given.values()))
             has = "has" if len(plain) == 1 else "have"
-            raise CorpusError(f"{option}: {', '.join(plain)} {has} no columns; leave it out")
+            raise CorpusError(
+                f"{option}: {', '.join(plain)} {has} no columns; leave {option.split()[0]} out"
+            )
         if columns.chats and plain:
             raise CorpusError(
                 f"{given['messages']}: {plain[0]} has no columns, so no chats; give tables, such as"
-                f" .jsonl, or leave --messages out"
+                " .jsonl, or leave --messages out"
             )
         if columns.second is not None and plain:
             option = given["student_column" if columns.parallel else "text_column"]

@@ -106,7 +106,7 @@ def _head_contradictions(options: DumpOptions) -> Iterator[str]:
         if options.head != "embedding" and getattr(options, name) is not None:
             yield (
                 f"{flag_of(name)} {getattr(options, name)}: applies to vectors of texts; add --head"
-                " embedding, or leave it out"
+                f" embedding, or leave {flag_of(name)} out"
             )
 
 
@@ -114,7 +114,7 @@ def _chat_contradictions(options: DumpOptions) -> Iterator[str]:
     """Yield a message for each option that contradicts --messages."""
     if options.messages is None:
         if options.learn is not None:
-            yield f"--learn {options.learn}: applies to chats; add --messages, or leave it out"
+            yield f"--learn {options.learn}: applies to chats; add --messages, or leave --learn out"
         return
     for name in ("text_column", "label_column", "student_column"):
         if (column := getattr(options, name)) is not None:
@@ -157,8 +157,8 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
     if head not in ("classification", "tagging") and options.label_column is not None:
         yield (
             f"--label-column {options.label_column}: labels are stored with the logits of a"
-            f" classification or tagging head, and the teacher's head is: {head}; leave it out, or"
-            " fine-tune the teacher on them first"
+            f" classification or tagging head, and the teacher's head is: {head}; leave"
+            " --label-column out, or fine-tune the teacher on the labels first"
         )
     if head != "classification" and pair_of(options.text_column):
         yield (
@@ -179,11 +179,11 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
     if head != "causal" and options.messages is not None:
         yield (
             f"--messages {options.messages}: applies to a causal head, and {found}; give a decoder"
-            " and its logits, or leave it out"
+            " and its logits, or leave --messages out"
         )
     # Both words change nothing for other heads (`Teacher.start_with`).
     if head != "causal" and options.bos not in (AUTO, "none"):
-        yield f"--bos {options.bos}: applies to a causal head, and {found}; leave it out"
+        yield f"--bos {options.bos}: applies to a causal head, and {found}; leave --bos out"
     if head == "causal" and options.views > 1:
         # A causal teacher never saw [MASK]; its logits for masked words would mean nothing.
         yield f"--views {options.views}: a causal head reads no masked words; use --views 1"

@@ -107,7 +107,7 @@ def check_length(requested: int | None, limit: int | None) -> None:
     if requested is not None and limit is not None and requested > limit:
         raise UserError(
             f"--max-length {requested}: the teacher reads at most {limit} tokens; give a smaller"
-            " length, or leave it out"
+            " length, or leave --max-length out"
         )
 
 

@@ -32,7 +32,7 @@ from teachonce.teacher_dump.windows.window import Window, length_batches, tokens
 
 Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the sequence in the store
 
-# Of a first part of PART_TOKENS every eighth window is read; of one below 32,768 tokens, all.
+# Every eighth window of a first part of PART_TOKENS is read; of a part below 32,768 tokens, all.
 CALIBRATION_TOKENS = 1 << 14
 # 256 MiB in float32. Only maps are bounded: they grow with the square of a window's length.
 KEPT_WEIGHTS = 1 << 26  # attention weights that the first pass may hold in memory

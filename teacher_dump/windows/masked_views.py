@@ -24,7 +24,7 @@ from teachonce.training.rare_masks import rare_weights, sampling_keys
 
 MASK, RANDOM, KEEP = 0, 1, 2  # actions on a masked word: mask token, random token, unchanged
 Key = tuple[int, int, int]  # seed, view, sequence
-COUNTED_WORDS = 1 << 23  # counting takes some ten seconds, and 1 GB if all words differ
+COUNTED_WORDS = 1 << 23  # counting takes about ten seconds, and 1 GB if all words differ
 
 # Without U+3099 and U+309A, which are combining marks.
 _CJK = "\u3005-\u3007\u3040-\u3098\u309b-\u30ff\u3100-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"

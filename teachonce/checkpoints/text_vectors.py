@@ -119,7 +119,7 @@ def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:
     if chosen and chosen not in prompts:
         raise UserError(
             f"--prompt {chosen}: {model} has no such prompt; it has: {', '.join(prompts) or 'none'}"
-            f" ({SETTINGS}); give one of them, or leave it out"
+            f" ({SETTINGS}); give one of them, or leave --prompt out"
         )
     return prompts[chosen] if chosen else ""
 

@@ -21,8 +21,8 @@ def added_object(group: str, name: str, option: str = "") -> Any | None:
     """Load the object that an installed package adds under a name; None if no package does.
 
     Call it only for a name that is not built in, because searching all installed packages takes
-    some 50 ms. Raises UserError, which starts with the `option`, if the object cannot be loaded, or
-    if several packages add one.
+    about 50 ms. Raises UserError, which starts with the `option`, if the object cannot be loaded,
+    or if several packages add one.
     """
     from importlib.metadata import entry_points
 

@@ -80,7 +80,8 @@ def check_installed(names: Iterable[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(
-                f"--log {name}: {name} is not installed; `pip install {name}`, or leave it out"
+                f"--log {name}: {name} is not installed; `pip install {name}`, or leave --log"
+                f" {name} out"
             )
 
 
@@ -112,7 +113,7 @@ class Trackers:
                 self.close(False)
                 raise UserError(
                     f"--log {name}: cannot start ({first_line(error)}); check its settings and the"
-                    " network, or leave it out"
+                    f" network, or leave --log {name} out"
                 ) from error
         if self._open and facts.resumable:
             files.write(path, json.dumps(runs).encode())

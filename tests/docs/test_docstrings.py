@@ -13,7 +13,8 @@ FOLDERS = ("align", "store", "student_train", "teacher_dump", "teachonce")
 NO_VERBS = re.compile(
     "A|An|The|Whether|What|Which|Where|How|Of|In|With|For|By|Each|All|Every|One|Two|Both|None|Its"
     "|Names|Numbers|Bytes|Paths?|Keys|Texts|Files|Arrays|Logits|Size|Width|Raises|This|Everything"
-    "|Settings|Options|Keyword|Shape|[a-z].*"
+    "|Settings|Options|Keyword|Shape|Objects|Errors|Fields|Costs|Residuals|Words|Tokens|Workers"
+    "|Sizes|[a-z].*"
 )
 """First words of docstrings that are, or begin, a noun or a dtype."""
 

@@ -182,8 +182,8 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--loss", "kl=1,next=1"), ("--loss kl", "a decoder", "next, kl-next")),
         (("--align", "kl-next=span"), ("--align kl-next=span", "white space", "kl-next=bytes")),
         (("--align", "reduce"), ("--align reduce", "white space", "give bytes")),
-        (("--mask-prob", "0.3"), ("--mask-prob 0.3", "a decoder", "leave it out")),
-        (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave it out")),
+        (("--mask-prob", "0.3"), ("--mask-prob 0.3", "a decoder", "leave --mask-prob out")),
+        (("--mask-words", "rare"), ("--mask-words rare", "a decoder", "leave --mask-words out")),
         (("--vocab", "words"), ("--vocab words", "every byte")),
         (("--vocab", "200"), ("--vocab 200", "256 bytes", "259")),
         (
@@ -194,7 +194,7 @@ def test_the_teachers_vocabulary_gives_ordinary_distillation(
         (("--student", "./nowhere"), ("--student ./nowhere: no such folder", "128x2x2")),
         (("--student", "teacher:x"), ("--student teacher:x: expected teacher:L with a number",)),
         (("--loss", "sentence=1,next=1"), ("--loss sentence", "a decoder", "hidden")),
-        (("--view", "1"), ("--view 1", "a decoder", "leave it out")),
+        (("--view", "1"), ("--view 1", "a decoder", "leave --view out")),
         (("--prune-to", "300"), ("--prune-to 300", "a decoder", "pruned:SIZE")),
     ],
 )

@@ -59,7 +59,7 @@ DUMP = """
 --mask-prob 1.5 | --mask-prob 1.5
 --mask-words rare | --mask-words rare | --views 2
 --views 2 --mask-words odd | --mask-words | uniform | rare
---text-column nope | --text-column nope | corpus.txt | no columns | leave it out
+--text-column nope | --text-column nope | corpus.txt | no columns | leave --text-column out
 --max-length 9999 | --max-length 9999 | reads at most 128 tokens
 --max-length 0 | --max-length 0 | at least 4
 --stride 500 | less than --max-length 128

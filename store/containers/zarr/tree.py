@@ -287,7 +287,7 @@ class ZarrSource:
 
     def files(self, arrays: Collection[str], group: str = "") -> tuple[set[str], set[str]]:
         """Return the paths of the files of a group with these arrays, and the arrays that cannot be
-        opened. Of the files of these, only zarr.json is included."""
+        opened. For an array that cannot be opened, only zarr.json is included."""
         paths, broken = groups_of(arrays, group).union(arrays), set[str]()
         files = {f"{path}/zarr.json".lstrip("/") for path in paths}
         for name in arrays:

@@ -90,7 +90,7 @@ def forms_of(codec: object) -> tuple[Level, ...]:
         forms = added if isinstance(added, tuple) else (added,)
         if not all(isinstance(form, Level) for form in forms):
             raise StoreError(f"codec {codec}: expected a Level, got {type(added).__name__}")
-        # Searching all installed packages takes some 50 ms, and `Features.level` calls this often.
+        # Searching all installed packages takes about 50 ms, and `Features.level` calls this often.
         LEVELS[str(codec)] = forms
     return LEVELS[str(codec)]
 

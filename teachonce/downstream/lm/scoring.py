@@ -127,7 +127,7 @@ def _window(settings: LmSettings, config: Any, tokenizer: Any) -> tuple[int, int
     if not 0 < shared < size:
         raise UserError(
             f"--stride {shared}: consecutive windows must share 1 to {size - 1:,} tokens of"
-            f" --max-length {size:,}; leave it out to share half of a window"
+            f" --max-length {size:,}; leave --stride out to share half of a window"
         )
     return size, shared
 

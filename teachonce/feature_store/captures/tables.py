@@ -32,7 +32,7 @@ class Table:
     files: list[Path]
     columns: tuple[str, ...]
     schemas: list[Any]
-    """Of each file; columns and types are equal, metadata may differ."""
+    """The schema of each file; columns and types are equal, metadata may differ."""
 
     @property
     def schema(self) -> Any:

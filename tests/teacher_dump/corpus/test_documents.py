@@ -109,7 +109,7 @@ def test_a_column_of_no_table(tmp_path: Path, name: str, option: str) -> None:
     path = tmp_path / name
     path.write_text("words\tNN\n\nmore\tJJ\nwords\tNN\n")
     with pytest.raises(
-        CorpusError, match=rf"--\w+-column nope: {name} has no columns; leave it out"
+        CorpusError, match=rf"(--\w+-column) nope: {name} has no columns; leave \1 out"
     ):
         Corpus.open([str(path)], **{option: "nope"})
     table = write_table(tmp_path / "b.csv", [{"nope": "1", "text": "more"}])
