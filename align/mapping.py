@@ -92,12 +92,12 @@ class VocabularyMap:
         suffixes, else its start), and elsewhere. `align.places.maps_at` finds the map of each
         place.
 
-        A byte-level tokenizer has one piece ` story` after a blank, and another one, `story`, both
-        in `(story)` and inside `history`. WordPiece has `story` after a blank and in `(story)`, and
+        A byte-level tokenizer has one piece ` story` after a space, and another one, `story`, both
+        in `(story)` and inside `history`. WordPiece has `story` after a space and in `(story)`, and
         `##story` inside `history`. A vocabulary of suffixes has `story</w>` in all of these, and
         `story` in `storyteller`. So between these the piece depends on the place. It does between
         two WordPieces of which only one isolates Chinese, and between two vocabularies that mark
-        blanks, unless they have one tokenizer: only one of them may put a blank in front of a text.
+        spaces, unless they have one tokenizer: only one of them may put a space in front of a text.
         Between others, this is the only map.
         """
         # Made when an alignment needs them: that of decoders, `bytes`, never does.

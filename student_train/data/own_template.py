@@ -235,8 +235,8 @@ class _Places:
     that ends the message; the end of the text. The first token of a content may include spaces
     before it, which do not belong to the marks.
 
-    theirs, own: [3 M + 2], ascending; the teacher's contents begin with the blanks before them.
-    ahead: as own, but contents begin with the blanks before them. shift: how far the student's
+    theirs, own: [3 M + 2], ascending; the teacher's contents begin with the spaces before them.
+    ahead: as own, but contents begin with the spaces before them. shift: how far the student's
     contents are behind the teacher's, at the places of their begins.
     """
 

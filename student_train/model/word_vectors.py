@@ -24,7 +24,7 @@ def set_word_vectors(
     """Set the embeddings of the pieces that are whole words of the file. Returns a line with their
     number.
 
-    A line of the file is `word v1 v2 ...`, separated by blanks; the first line may be a header of
+    A line of the file is `word v1 v2 ...`, separated by spaces; the first line may be a header of
     two numbers. Case matters. The first line of a repeated word is used. Vectors are not scaled.
     others: draw all other pieces but the padding uniformly from -0.1 to 0.1 (Mukherjee & Awadallah
         2019, section 6).

@@ -46,10 +46,11 @@ def push(
 ) -> str:
     """Upload a finished student's folder to a model repository. Returns the commit's URL.
 
-    Only model files, the card (README.md) and training.json are uploaded. training.json is uploaded
-    without local paths and credentials of URLs; the code of the card loads the repository. Licence
-    and languages are written into the card, in the local folder as well. Raises UserError if the
-    folder has no finished student, if a file to upload is a link, and as `open_repository` does.
+    Only model files, exports, LICENSE, the card (README.md) and training.json are uploaded.
+    training.json is uploaded without local paths and credentials of URLs; the code of the card
+    loads the repository. Licence and languages are written into the card, in the local folder as
+    well. Raises UserError if the folder has no finished student, if a file to upload is a link, and
+    as `open_repository` does.
     """
     check_finished(Path(folder))
     write_metadata(Path(folder), license, language)

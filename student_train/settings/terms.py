@@ -33,7 +33,7 @@ STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
 TASK_STATES_LOSS: Mapping[str, float] = {"hidden": 30.0}
 # For a teacher of scores or other numbers.
 SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
-# Batches of 64 texts move no figure (RESULTS, "Students of sentence embeddings").
+# Batches of 64 texts change no figure (RESULTS, "Students of sentence embeddings").
 VECTOR_TEXTS = 128
 """The default of `--batch-texts` for losses of text vectors."""
 # STS mean .701 and nDCG@10 .360 of 128 numbers for each of 20,000 pieces, .682 and .348 of 512 for

@@ -146,7 +146,7 @@ def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text
     """Return which tokens of a window, with `offsets` [T,2], are inside one of the `spans` of its
     document: bool [T].
 
-    A token may begin with blanks before the span. begin: the character of the document at which the
+    A token may begin with spaces before the span. begin: the character of the document at which the
     window, with `text`, starts.
     """
     pieces = [text[low:high] for low, high in offsets.tolist()]

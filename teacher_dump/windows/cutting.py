@@ -44,7 +44,7 @@ def iter_windows(
 
     `tokenizer` is a fast tokenizer of transformers. With stride 0 the concatenated windows are the
     document. With stride N windows overlap: each begins at the first word that is at most N tokens
-    before the end of the previous window. Cuts are made before blanks and CJK characters, else
+    before the end of the previous window. Cuts are made before whitespace and CJK characters, else
     between words (`masked_views.word_spans`). A word longer than a window is cut inside, but not
     between a letter and its combining marks.
 
@@ -209,7 +209,7 @@ class Cutter:
         # int64 and contiguous: np.searchsorted would copy any other array at every call.
         words = word_spans(text).astype(np.int64)
         self._word_begin, self._word_end = words.T.copy()
-        # Before a space: in many vocabularies a token begins with the space before its word.
+        # Before whitespace: in many vocabularies a token begins with the space before its word.
         blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]
         first_choice = np.concatenate([np.array(blanks, np.int64), cjk_positions(text)])
         # Places to cut, each list ascending: preferred places, then all ends and begins of words.

@@ -60,12 +60,12 @@ class Predictor:
         if self.pairs and (student.kind in ("mlm", "tagging") or student.pairs is False):
             raise UserError(
                 f"{given[0].where}: is a pair, and the student reads single texts ({student.kind});"
-                " give a text a line (column text)"
+                " give one text per line (column text)"
             )
         if given[0].words and student.kind != "tagging":
             raise UserError(
                 f"{given[0].where}: has words with tags, and the student reads texts"
-                f" ({student.kind}); give a text a line (.txt), or a table with column text"
+                f" ({student.kind}); give one text per line (.txt), or a table with column text"
             )
         numbers = student.task is not None and student.task.output_kind == "numbers"
         if top is not None and (numbers or student.kind not in ("classification", "mlm")):
