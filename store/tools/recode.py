@@ -27,7 +27,7 @@ ENCODED = re.compile(
 
 
 def same_calibration(one: Calibration, other: Calibration) -> bool:
-    """Return whether `other` has the means and deviations of `one`."""
+    """Return whether `other` has the means and standard deviations of `one`."""
     return all(
         np.array_equal(a, b) for name in one for a, b in zip(one[name], other[name], strict=True)
     )

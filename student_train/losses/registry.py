@@ -234,7 +234,7 @@ class Term:
 
 
 HALVES = "half squared distances"
-DEVIATIONS = "squared deviations of a channel"
+DEVIATIONS = "squared standard deviations of a channel"
 A_LABEL = "nats a label"
 ODDS = "squared log-odds"
 ONE: OutputKind = "one label"
@@ -244,7 +244,14 @@ LOSSES = (
     Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
     Loss("next", "next_token.next_token", "nothing", "next", "nats a token"),
     Loss("hidden", "states.hidden", "normalised", "runs", DEVIATIONS, "always"),
-    Loss("hidden-sum", "states.hidden_sum", "normalised", "runs", "squared deviations", "always"),
+    Loss(
+        "hidden-sum",
+        "states.hidden_sum",
+        "normalised",
+        "runs",
+        "squared standard deviations",
+        "always",
+    ),
     Loss(
         "hidden-raw", "states.hidden", "raw", "runs", "squared differences of a channel", "always"
     ),

@@ -46,7 +46,7 @@ def initialise(
       teacher's pieces, centred and projected on the principal directions.
     - `svd`: word embeddings, averaged over teacher pieces and projected on their principal
       directions to the student's hidden size (Mukherjee & Awadallah 2020, section 4.1), scaled
-      to the deviation of the random start, which is our choice.
+      to the standard deviation of the random start, which is our choice.
     - `svd:STORE`: as `svd`, from the teacher of another store with the same vocabulary, such as the
       pre-trained model of a fine-tuned teacher.
     - `teacher`: the averages of `svd`, cut to the hidden size instead, and layers, averaged in

@@ -77,7 +77,7 @@ def test_a_teacher_of_this_machine_is_not(
     for figure, printed in (
         ("mlm", "is in nats a masked token"),
         ("mlm_per_character", "divides it by the number of characters of the masked tokens"),
-        ("hidden", "is in squared deviations of a channel"),
+        ("hidden", "is in squared standard deviations of a channel"),
     ):
         assert f"`valid_{figure}` {printed}" in text
     assert "`valid_kl`" not in text  # not one of its losses
