@@ -278,7 +278,7 @@ def _choice(
         text += f". To export it, run this command in the folder that contains {place}"
     if f"{measure.name} {DEVIATION}" not in best.figures:
         text += (
-            ". These figures have no deviations: with several seeds the order may be another one"
+            ". These figures have no standard deviations: with several seeds the order may differ"
         )
     out = shlex.quote(f"{Path(best.folder).name}-onnx")
     return {"text": f"{text}.", "command": f"student-export {path} --to onnx --out {out}"}

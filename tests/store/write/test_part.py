@@ -184,7 +184,7 @@ def test_features_of_a_task_in_json() -> None:
     for cap in (0, -1.0, np.inf, np.nan, True, "30", None, 10**400, 1e300, 1e-300):
         with pytest.raises(StoreError, match="cap of logits must be a number"):
             LogitsSpec.from_json({"tier": "head", "size": 3, "cap": cap})
-    with pytest.raises(StoreError, match="cap of logits .* got 3.0 of topk"):
+    with pytest.raises(StoreError, match="cap of logits .* got 3.0 with tier topk"):
         LogitsSpec("topk", 3, True, cap=3.0)
     with pytest.raises(StoreError, match="observed must be true or absent"):
         LogitsSpec.from_json({"tier": "topk", "size": 3, "next_token": True, "observed": 1})

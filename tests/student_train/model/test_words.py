@@ -1,4 +1,4 @@
-"""A vocabulary of lower-cased words between blanks, for the RNN of Mukherjee & Awadallah 2019."""
+"""A vocabulary of lower-cased words between spaces, for the RNN of Mukherjee & Awadallah 2019."""
 
 from __future__ import annotations
 

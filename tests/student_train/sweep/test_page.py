@@ -153,7 +153,7 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     page = write_report(tmp_path / "sweep").read_text()
     assert page.count("finished, not trained") == 1
     assert "Ship number 5, because" in page and "± 0.5" in page
-    assert "These figures have no deviations" in page
+    assert "These figures have no standard deviations" in page
     first, second = content["runs"][0]["settings"], content["runs"][4]["settings"]
     content["varied"].append("seed")
     first["seed"], second["seed"] = "0", "1"
@@ -162,7 +162,7 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     (tmp_path / "sweep/runs.json").write_text(json.dumps(content))
     seeds = write_report(tmp_path / "sweep").read_text()
     assert f"{other:.5g} ± {abs(one - other) / 2**0.5:.5g}" in seeds  # of two
-    assert "These figures have no deviations" not in seeds
+    assert "These figures have no standard deviations" not in seeds
     assert "No scores yet: other. They follow the last student." in page
 
 
@@ -341,7 +341,7 @@ OF_A_STUDENT: list[tuple[str, str | bytes, str]] = [
     ("training.json", '{"settings": 3, "store": {}, "environments": [], "tokenizer": 1}',
      "settings is a number"),
     ("training.json", '{"settings": {"loss": "mlm"}, "store": {}, "environments": [], "tokenizer":'
-     ' 1}', "settings.loss is a text"),
+     ' 1}', "settings.loss is a string"),
     ("training.json", '{"settings": {}, "store": [], "environments": [], "tokenizer": 1}',
      "store is a list"),
     ("training.json", '{"settings": {}, "store": {}, "environments": [], "tokenizer": 1, "result":'
@@ -350,7 +350,7 @@ OF_A_STUDENT: list[tuple[str, str | bytes, str]] = [
     ("metrics.jsonl", "3\n", "line 1: it is a number, expected an object"),
     ("metrics.jsonl", '{"step": 4}\n{"valid_loss": 2}\n', "line 2: step is missing"),
     ("metrics.jsonl", '{"step": 0.5, "valid_loss": 2}', "line 1: step is 0.5"),
-    ("metrics.jsonl", '{"step": 4, "valid_loss": "2"}', "line 1: valid_loss is a text"),
+    ("metrics.jsonl", '{"step": 4, "valid_loss": "2"}', "line 1: valid_loss is a string"),
     ("metrics.jsonl", b"\xff\xfe", "metrics.jsonl: cannot be read"),
     ("README.md", bytes(2 << 20), "README.md: has more than 1,048,576 bytes"),
 ]  # fmt: skip
