@@ -93,12 +93,17 @@ def documents_to_forget(
 
     Returns a hash of the request, by which a stopped command recognises that it continues, and a
     function that finds the requested documents in a store. Raises UserError for a list or text that
-    cannot be read, and if neither is given.
+    cannot be read, if neither is given, and for a column without texts.
     """
     from teachonce.teacher_dump.corpus.documents import Corpus
 
     if documents is None and not texts:
         raise UserError("name the documents: --documents FILE (numbers, hashes) or --texts FILE")
+    if text_column is not None and not texts:
+        raise UserError(
+            f"--text-column {text_column}: applies only to --texts; add --texts TABLE, or leave it"
+            " out"
+        )
     given = read_document_list(documents) if documents is not None else DocumentsToForget()
     corpus = Corpus.open(texts, text_column) if texts else None
     if corpus is None:

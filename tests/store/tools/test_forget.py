@@ -342,6 +342,8 @@ def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
         file.write_text(text)
         assert words in refused("forget", path, "--documents", file)
     assert "name the documents" in refused("forget", path)
+    line = refused("forget", path, "--documents", file, "--text-column", "text")
+    assert "--text-column text: applies only to --texts" in line
     assert "copy the store there with `feature-store convert`" in refused(
         "forget", "s3://bucket/a.zarr", "--documents", file
     )

@@ -292,6 +292,8 @@ def test_command(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
     ):
         said = run("--model", tiny_teacher("bert"), option, wrong).splitlines()[-1]
         assert said.startswith("Error: ") and option in said and printed in said
+    for words in (("--sample", 3), ("--seed", 0), ("--device", "cpu"), ("--trust-remote-code",)):
+        assert run(*words).startswith(f"Error: {words[0]}: applies only to --model; add --model")
 
 
 def test_arguments_that_no_dump_has(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
