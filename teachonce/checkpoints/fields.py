@@ -346,7 +346,12 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
     ),
     TOKENIZER: (
         honoured("model pre_tokenizer normalizer post_processor added_tokens", "tokenizers"),
-        harmless("truncation padding", "switched off: windows are cut between words"),
+        honoured(
+            "truncation",
+            "Teachonce: the longest text of a StaticEmbedding; switched off for a transformer,"
+            " which has other fields for it",
+        ),
+        harmless("padding", "switched off"),
         harmless("version decoder", "used in decoding only"),
     ),
     ADAPTER: (

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -112,4 +113,15 @@ def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]
         network.embedding.weight.copy_(vectors)
     backend = found.tokenizer
     backend.post_processor = None  # StaticEmbedding encodes without special tokens
-    return network, PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=UNBOUND)
+    limit = longest_text(backend) or UNBOUND
+    return network, PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=limit)
+
+
+def longest_text(backend: Tokenizer) -> int | None:
+    """Return the number of tokens to which a StaticEmbedding truncates a text; None for no limit.
+
+    It has no setting of its own, and encodes with the truncation in tokenizer.json. The tokenizer
+    of a transformer, from which a table may have been made, often has one.
+    """
+    length = (backend.truncation or {}).get("max_length")
+    return None if length is None else int(length)

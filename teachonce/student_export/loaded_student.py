@@ -25,6 +25,7 @@ from teachonce.checkpoints.loading import (
 from teachonce.checkpoints.names import ResolvedModel, resolve_model, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import declared_activation, read_settings
+from teachonce.checkpoints.static import longest_text
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.downstream.tasks.score_scale import MEAN
 from teachonce.store import TaskSpec
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 
 CLASSIFIER = "classification"
+LONGEST = 8192
+"""The most tokens of a text that an exported embedder reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +209,7 @@ def _embedding(folder: Path) -> LoadedStudent:
         network=VectorNetwork(encoder.eval(), found.head, found.prompt_tokens).eval(),
         tokenizer=tokenizer,
         inputs=_inputs(tokenizer),
-        max_length=min(longest, found.max_length or longest, 8192),
+        max_length=min(longest, found.max_length or longest, LONGEST),
         prompt=found.prompt,
         config=encoder.config,
         about=_prompts(folder),
@@ -223,8 +226,10 @@ def _static(folder: Path) -> LoadedStudent:
     names = first.tokenizer.get_vocab()
     # Any piece will do without such a name: the mask leaves padding out of the mean.
     padding = next((name for name in ("[PAD]", "<pad>") if name in names), min(names))
+    # transformers also takes the side of the truncation from tokenizer.json.
+    longest = min(longest_text(first.tokenizer) or LONGEST, LONGEST)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=first.tokenizer, pad_token=padding, model_max_length=8192
+        tokenizer_object=first.tokenizer, pad_token=padding, model_max_length=longest
     )
     return LoadedStudent(
         folder=folder,
@@ -232,7 +237,7 @@ def _static(folder: Path) -> LoadedStudent:
         network=StaticVectorNetwork(model).eval(),
         tokenizer=tokenizer,
         inputs=INPUTS[:2],
-        max_length=8192,
+        max_length=longest,
         special=False,
         prompt=settings.prompts.get(settings.default_prompt or "", ""),
         about=_prompts(folder),

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model2vec import StaticModel
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import EmbeddingSpec, open_store
+from teachonce.student_export.formats.model2vec import write_float
+from teachonce.student_export.loaded_student import load_student
 from teachonce.student_train.cli import main as student_train
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
@@ -82,6 +86,40 @@ def test_word_vectors_are_a_teacher(
     changed(folder, "config_sentence_transformers.json", swirl=0.5)
     teacher = load_teacher(str(folder), head="embedding", hidden="none", attention="none")
     assert "config_sentence_transformers.json: swirl: not in the list" in teacher.notes[0]
+
+
+@pytest.mark.parametrize("side", ("right", "left"))
+def test_texts_are_truncated_as_by_the_tokenizer_of_the_folder(
+    make_tokenizer: MakeTokenizer, tmp_path: Path, side: str
+) -> None:
+    """A StaticEmbedding that was made from a transformer's tokenizer often has its truncation."""
+    folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.enable_truncation(5, direction=side)
+    made.save(str(folder / "tokenizer.json"))
+    corpus, texts = texts_of(tmp_path / "a.txt"), list(ENGLISH[:12])
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **VECTORS))
+    wanted = library(folder, texts)
+    assert all(len(record.token_ids) <= 5 for record in store)
+    if side == "left":  # a dump begins at the next word
+        read = zip(texts, (record.text for record in store), strict=True)
+        assert all(text.endswith(part) and text != part for text, part in read)
+    else:
+        assert np.allclose(store.embeddings(), wanted, atol=1e-6)
+    with pytest.raises(UserError, match="at most 5 tokens"):
+        dumped(folder, corpus, tmp_path / "b.zarr", **VECTORS, max_length=6)
+    student = load_student(folder)
+    assert np.allclose(student.run(student.encode(texts)), wanted, atol=1e-6)
+    about = json.loads((tmp_path / "m" / "modules.json").read_text())[:1]
+    (folder / "modules.json").write_text(json.dumps(about))  # model2vec has no Dense with Tanh
+    (tmp_path / "x").mkdir()
+    if side == "left":
+        with pytest.raises(UserError, match="leaves out the start of a long text"):
+            write_float(load_student(folder), tmp_path / "x" / "model.safetensors")
+        return
+    write_float(load_student(folder), tmp_path / "x" / "model.safetensors")
+    # Its `encode` also cuts long texts by their characters, before it tokenizes them.
+    assert StaticModel.from_pretrained(tmp_path / "x").max_length == 5
 
 
 def test_a_student_is_trained_on_word_vectors(

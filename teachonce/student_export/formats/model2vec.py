@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.student_export.formats import Runner
-from teachonce.student_export.loaded_student import StaticVectorNetwork
+from teachonce.student_export.loaded_student import LONGEST, StaticVectorNetwork
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 
@@ -21,7 +21,7 @@ CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 def write_float(student: Any, path: Path) -> None:
     """Write the table, config.json and tokenizer.json, as model2vec's own `save_pretrained` does.
 
-    Raises UserError for a student that is not a table of word vectors.
+    Raises UserError for a student that is not a table of word vectors, or truncates at the left.
     """
     from safetensors.numpy import save_file
 
@@ -30,6 +30,11 @@ def write_float(student: Any, path: Path) -> None:
             "--to model2vec: exports only static students (static:256), and this student has"
             " layers; give --to onnx"
         )
+    if student.max_length < LONGEST and student.tokenizer.truncation_side == "left":
+        raise UserError(
+            "--to model2vec: the student leaves out the start of a long text (truncation in its"
+            " tokenizer.json), and model2vec the end; give --to onnx"
+        )
     table, normalised = _table_of(student.network)
     save_file({TABLE: table}, path, {"format": "np"})
     config = {
@@ -37,7 +42,7 @@ def write_float(student: Any, path: Path) -> None:
         "architectures": ["StaticModel"],
         "normalize": normalised,
         # The library's default would truncate texts at 512 tokens.
-        "max_length": None,
+        "max_length": student.max_length if student.max_length < LONGEST else None,
         "embedding_dtype": "float32",
     }
     (path.parent / CONFIG).write_text(json.dumps(config, indent=1) + "\n", "utf-8")
