@@ -166,12 +166,12 @@ def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
 
 def _reads_pairs(folder: Path, config: Any, activation: str) -> bool | None:
     """Return whether a classifier reads pairs of texts; None if its folder does not say so."""
-    if activation or hasattr(config, MEAN):  # of `downstream --task pair`
-        return True
     # No file of transformers says so, but a student's store has texts or pairs.
     report = read_report(folder) or {}
-    task = report.get("store", {}).get("features", {}).get("task")
-    return "separator" in task if task else None
+    if task := report.get("store", {}).get("features", {}).get("task"):
+        return "separator" in task
+    # Of `downstream --task pair`; any other model with one output is taken for a reranker.
+    return True if activation or hasattr(config, MEAN) else None
 
 
 def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:

@@ -149,15 +149,27 @@ MASKS = """def answer(text):
     places = (n for n, piece in enumerate(encoding.tokens) if piece == mask)
     for place, found in zip(places, re.finditer(re.escape(mask), text)):
         begin, end = found.span()
-        best = ((n, round(float(shares[place, n]), 6)) for n in np.argsort(-shares[place])[:5])
+        order = np.argsort(-shares[place])[:5].tolist()
+        best = ((n, round(float(shares[place, n]), 6)) for n in order)
         # False: a special piece is printed, too
         pieces = [{"piece": tokenizer.decode([n], False), "probability": p} for n, p in best]
         masks.append({"begin": begin, "end": end, "pieces": pieces})
         before, piece = text[done:begin], pieces[0]["piece"].strip()
-        # a piece with ## continues the word before it
-        filled += before.rstrip() + piece[2:] if piece[:2] == "##" else before + piece
+${inner}        filled += before + piece
         done = end
     return {"filled": filled + text[done:], "masks": masks}
+"""
+# How a piece inside a word is joined to the text before it, by the style of a vocabulary's marks.
+INNER = {
+    "prefix": """        if piece.startswith($mark):  # continues the word before it
+            before, piece = before.rstrip(), piece.removeprefix($mark)
+""",
+    "blank": """        token = tokenizer.id_to_token(order[0]) or mask
+        if not token.startswith($mark) and token not in special:  # continues the word before it
+            before = before.rstrip(" ")
+""",
+}
+SPECIAL = """special = {each.content for each in tokenizer.get_added_tokens_decoder().values()}
 """
 
 
@@ -218,8 +230,13 @@ def _answering(student: StudentInputs) -> Answering:
         prompt = f"{_quoted(student.prompt)} + " if student.prompt else ""
         return Answering(_filled(VECTORS, prompt=prompt))
     if student.kind == "mlm":
-        mask = f"mask = {_quoted(student.tokenizer.mask_token)}\n"
-        return Answering(MASKS, SOFTMAX, mask, module="re")
+        settings = f"mask = {_quoted(student.tokenizer.mask_token)}\n"
+        inner = ""
+        if student.vocabulary is not None:
+            marks = student.vocabulary.marks
+            inner = _filled(INNER.get(marks.style, ""), mark=_quoted(marks.mark))
+            settings += SPECIAL * (marks.style == "blank")
+        return Answering(_filled(MASKS, inner=inner), SOFTMAX, settings, module="re")
     task = student.task
     assert task is not None  # only LM heads and embedders have none
     if student.kind == "tagging":

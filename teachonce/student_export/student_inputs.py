@@ -4,11 +4,14 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from teachonce.align import AlignmentError, Vocabulary
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.corpus.tag_schemes import scheme_of
@@ -57,6 +60,13 @@ class StudentInputs:
     def output(self) -> str:
         """Return the name of the output that has the answer."""
         return self.outputs[0]
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """Return the tokenizer's vocabulary; None for a tokenizer that `align` cannot read."""
+        with suppress(AlignmentError):
+            return Vocabulary.from_tokenizer_json(self.tokenizer.backend_tokenizer.to_str())
+        return None
 
     @property
     def joins_entities(self) -> bool:

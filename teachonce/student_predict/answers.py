@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from teachonce.align import Vocabulary
 from teachonce.downstream.tasks.tagging import continued
 from teachonce.downstream.tasks.word_windows import Spans, WordWindow, word_windows
 from teachonce.student_export.formats import Runner
@@ -101,6 +102,11 @@ class Predictor:
     def notes(self) -> Iterator[str]:
         """Yield a line each on the blank texts, the long texts and those with a long word."""
         total, limit = len(self.given), self.student.max_length
+        if self.student.pairs and not self.pairs:
+            yield (
+                "single texts, and the student scores pairs: give two texts with a TAB between them"
+                " and --pairs, or a table with columns text_a and text_b"
+            )
         if self.blank:
             yield f"{self.blank:,} of {counted(total, 'text')} blank: without an answer"
         if self.long:
@@ -261,17 +267,26 @@ class Predictor:
                         for n in order
                     ]
                     masks.append({**span, "pieces": pieces})
-                    filled += _with_piece(text[end : span["begin"]], tokenizer, int(order[0]))
+                    shown = pieces[0]["piece"]
+                    before = text[end : span["begin"]]
+                    filled += _with_piece(before, self.student.vocabulary, shown, int(order[0]))
                     end = span["end"]
             yield {"filled": filled + text[end:], "masks": masks, **more}
 
 
-def _with_piece(before: str, tokenizer: Any, piece: int) -> str:
-    """Return a text followed by a piece; if the piece continues a word, without a space between
-    them."""
-    inner = str(tokenizer.convert_ids_to_tokens(piece)).startswith("##")
-    shown = str(tokenizer.decode([piece])).strip()
-    return before.rstrip() + shown.removeprefix("##") if inner else before + shown
+def _with_piece(before: str, vocabulary: Vocabulary | None, shown: str, number: int) -> str:
+    """Return a text followed by a piece, which is `shown` as decoded; if the piece continues a
+    word, without a space between them."""
+    shown = shown.strip()
+    # A masked LM may have more outputs than its tokenizer has pieces.
+    if vocabulary is None or number >= len(vocabulary) or vocabulary.special[number]:
+        return before + shown
+    piece, marks = vocabulary.pieces[number], vocabulary.marks
+    if piece.begins or piece.free:
+        return before + shown
+    # A line begins without the mark of a space (`Ġ`, `▁`).
+    blanks = None if marks.style == "prefix" else " "
+    return before.rstrip(blanks) + shown.removeprefix(marks.mark)
 
 
 def _entities(text: str, words: Sequence[Answer]) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,10 @@ from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import ExportOptions
 from teachonce.student_export.run_code import run_code
 from teachonce.student_export.student_inputs import INPUTS as INPUT_NAMES
+from teachonce.student_predict.answers import Predictor
 from teachonce.student_predict.cli import main
+from teachonce.student_predict.texts import InputText
+from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.words import word_spans
 from tests.checkpoints.test_embedders import static
@@ -252,6 +256,47 @@ def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
     assert filled["filled"] == f"old {mask['pieces'][0]['piece']}".replace(" ##", "")
 
 
+@pytest.mark.parametrize(
+    ("kind", "token", "filled"),
+    [
+        ("bpe", "s", "the olds\nlamp"),
+        ("bpe", "Ġs", "the old s\nlamp"),
+        ("bpe", "<unk>", "the old <unk>\nlamp"),
+        ("unigram", "s", "the olds\nlamp"),
+        ("unigram", "▁", "the old \nlamp"),
+        ("wordpiece", "##s", "the olds\nlamp"),
+        ("wordpiece", "s", "the old s\nlamp"),
+        ("wordpiece", ".", "the old .\nlamp"),
+        ("wordpiece", None, "the old \nlamp"),
+    ],
+)
+def test_a_piece_inside_a_word_is_filled_in_without_a_space(
+    make_tokenizer: MakeTokenizer, tmp_path: Path, kind: str, token: str | None, filled: str
+) -> None:
+    """The marks of the vocabulary tell whether a piece begins a word. None is an output without a
+    piece."""
+    tokenizer = make_tokenizer(kind)
+    student = load_student(made(tmp_path / "student", tokenizer, "MaskedLM", ()))
+    number = len(tokenizer) if token is None else tokenizer.convert_tokens_to_ids(token)
+    assert token is None or tokenizer.convert_ids_to_tokens(number) == token
+
+    def one_piece(inputs: dict[str, Array]) -> Array:
+        logits = np.zeros((*inputs["input_ids"].shape, len(tokenizer) + 1), np.float32)
+        logits[..., number] = 1
+        return logits
+
+    text = f"the old {tokenizer.mask_token}\nlamp"
+    (answer,) = Predictor(student, one_piece, [InputText((text,), "TEXT 1")]).answers()
+    assert answer["filled"] == filled
+    # the function of an export's program
+    code = run_code(student, "onnx", "onnx/model.onnx")
+    names: dict[str, Any] = {"tokenizer": tokenizer.backend_tokenizer, "np": np, "re": re}
+    names["run"] = lambda encoding: one_piece({"input_ids": np.array([encoding.ids])})[0]
+    settings = code[code.index("mask = ") : code.index("def run(")]
+    exec(settings + code[code.index("def softmax(") : code.index("if __name__")], names)
+    assert names["answer"](text)["filled"] == filled
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_an_export_whose_outputs_are_others_is_one_line(
     students: dict[str, Path], tmp_path: Path
@@ -273,6 +318,20 @@ def test_an_export_whose_outputs_are_others_is_one_line(
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
     line = refused(tmp_path, "a")
     assert "model.pt: cannot be run with the inputs of export.json (" in line
+
+
+def test_scores_of_single_texts(students: dict[str, Path], tmp_path: Path) -> None:
+    """A reranker that gets single texts is pointed to pairs. A model with one output that was
+    trained on single texts is no reranker."""
+    folder = shutil.copytree(students["reranker"], tmp_path / "s")
+    result = run(folder, "the lamp")
+    assert result.exit_code == 0 and "the student scores pairs: give two texts" in result.stderr
+    task = {"features": {"task": {"kind": "classification"}}}
+    record = {"settings": {}, "store": task, "environments": [], "tokenizer": ""}
+    (folder / "training.json").write_text(json.dumps(record))
+    assert not run(folder, "the lamp").stderr
+    assert "is a pair, and the student reads single" in refused(folder, "the lamp\tmoss", "--pairs")
+    assert "def answer(text):" in run_code(load_student(folder), "onnx", "onnx/model.onnx")
 
 
 def test_words_have_the_tag_of_their_first_piece(students: dict[str, Path]) -> None:
