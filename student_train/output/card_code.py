@@ -14,6 +14,10 @@ THIS_FOLDER = '"this folder"'
 """The model that the code of a card loads; `push` replaces it by the repository."""
 
 
+MOST_NEW = 40
+"""Tokens by which the code of a card continues a text; fewer if the student has few positions."""
+
+
 @dataclass(frozen=True)
 class Head:
     """Describes a head for a card: the Auto class that loads it, its pipeline, a description, and
@@ -109,6 +113,11 @@ def how_to_load(student: PreTrainedModel, pairs: bool = False, head: Head | None
     note = note or f"`{head.auto}` loads it as well.{_note_on_pooler(student)}"
     pair = '{"text": "A text.", "text_pair": "Another text."}'
     text = head.text.replace('"A text."', pair) if pairs else head.text
+    if head.pipeline == HEADS["causal"].pipeline:
+        # By default the pipeline continues by 256 tokens, for which learnt positions may not
+        # suffice.
+        positions = getattr(student.config, "max_position_embeddings", None) or MOST_NEW
+        text += f", max_new_tokens={min(MOST_NEW, max(1, positions // 2))}"
     return f"""```python
 {imported}from transformers import pipeline
 

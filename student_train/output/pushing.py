@@ -30,8 +30,9 @@ WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 MODULE = re.compile(r"\d+_[A-Za-z]+/")
 EXPORT = re.compile(
     r"onnx/model\w*\.onnx(_data|\.data)?|openvino/openvino_model\w*\.(xml|bin)"
-    r"|torchscript/model\w*\.pt"
+    r"|torchscript/model\w*\.pt|answer_(onnx|openvino|torchscript)\.py"
 )
+"""Exported files, and the programs that run them, which the card of an export names."""
 
 
 def push(

@@ -119,6 +119,20 @@ def test_a_teacher_is_named_by_its_folder(teacher: str | None, name: str) -> Non
     assert teacher_name({"teacher": {"id": teacher}}) == name
 
 
+@pytest.mark.parametrize("size", ["gpt2:32x1x4", "llama:32x1x4"])
+def test_the_code_of_a_decoders_card_stays_within_its_positions(
+    size: str, make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """A GPT-2 has an embedding for each position, and the pipeline would write 256 tokens."""
+    tokenizer = make_tokenizer("bpe-plain")
+    student = make_student(size, tokenizer, 64)
+    student.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", how_to_load(student), re.S)
+    assert "max_new_tokens=32" in code
+    exec(code.replace("this folder", str(tmp_path)), {})
+
+
 @pytest.mark.parametrize("task", [None, "classification", "tagging"])
 @pytest.mark.parametrize("size", ["32x1x4", "modernbert:32x1x4", "bilstm:8,8"])
 def test_the_code_of_the_card_loads_the_student_and_predicts(

@@ -12,8 +12,11 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce.store import FeatureStore
+from teachonce.student_export.formats.registry import FORMATS
+from teachonce.student_export.run_code import LIBRARIES
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.card import model_card
+from teachonce.student_train.output.pushing import _is_sent
 from tests.end_to_end.support import STUDENT, Word, ok, refused, says
 from tests.hub_contents import READER, Hub
 from tests.hub_server import asked_by_this_process, serving
@@ -111,6 +114,13 @@ def test_what_does_not_belong_to_a_student_is_not_sent(hub: Hub, copied: Path) -
         "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json",
     }  # fmt: skip
     assert not any(b"PRIVATEKEY" in text for text in texts_of(hub, "models/user/chosen"))
+
+
+def test_an_export_is_sent_with_the_programs_that_its_card_names() -> None:
+    for name in LIBRARIES:
+        for file in (*FORMATS[name].names.values(), f"answer_{name}.py"):
+            assert _is_sent(file), file
+    assert not _is_sent("answer_mine.py")
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "README.md", "1_Dense/model.safetensors"])
