@@ -4,8 +4,9 @@ then the recipe's, then defaults that depend on the store's teacher and features
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from teachonce.checkpoints.declared import (
@@ -74,15 +75,36 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
         given = _over_recipe(given, name, excluded)
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
+    _fill_in(given, lambda: stores.opened)
+    return TrainOptions(**given)
+
+
+def with_store_defaults(options: TrainOptions, stores: Sequence[FeatureStore]) -> TrainOptions:
+    """Set the options that were not given to the defaults of the command, which depend on the
+    stores. Raises UserError like `checked_from`."""
+    values = {name: getattr(options, name) for name in options.given}
+    given = {name: value for name, value in values.items() if value is not None}
+    before = dict(given)
+    _fill_in(given, lambda: stores)
+    found = {name: value for name, value in given.items() if value is not before.get(name)}
+    return replace(options, **found) if found else options
+
+
+def _fill_in(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]) -> None:
+    """Set the defaults that depend on the stores, the shape of `teacher:L`, and the shape,
+    vocabulary and weights of the folder of a decoder."""
     if given.get("student", "").startswith(AS_TEACHER):
-        given["student"] = _student_like_teacher(given["student"], stores.opened[0])
+        given["student"] = _student_like_teacher(given["student"], opened()[0])
     if is_model_folder(student := given.get("student", "")):
         option = f"--student {student}"
         shape = shape_of_folder(checked_folder(student, option), student, option)
         # A --vocab or --init that was given stays: `TrainOptions` refuses one that does not fit.
-        given = {"vocab": student, "init": FOLDER + student, **given, "student": shape}
-    fill_in_defaults(given, lambda: stores.opened)
-    return TrainOptions(**given)
+        for name, value in (("vocab", student), ("init", FOLDER + student)):
+            given.setdefault(name, value)
+        given["student"] = shape
+    fill_in_defaults(given, opened)
+    # Now the stores have decided it, and `TrainOptions` compares it with the losses.
+    given.setdefault("student", default_of(TrainOptions, "student"))
 
 
 def _over_recipe(given: dict[str, Any], name: str, excluded: frozenset[str]) -> dict[str, Any]:
@@ -134,7 +156,7 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
     return shape
 
 
-def fill_in_defaults(given: dict[str, Any], opened: Callable[[], list[FeatureStore]]) -> None:
+def fill_in_defaults(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]) -> None:
     """Set the options whose defaults depend on the student, the losses or the stores.
 
     opened: returns the open stores. It is called only if a default depends on them, because a store
@@ -175,7 +197,7 @@ def _losses_in(*tables: Mapping[str, Any]) -> list[Loss]:
     return [loss for table in tables for name in table.get("loss", ()) for loss in find(name)]
 
 
-def default_losses(given: Mapping[str, Any], stores: list[FeatureStore]) -> dict[str, float]:
+def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> dict[str, float]:
     """Return the losses of a training for which none were given, with their weights.
 
     Raises UserError if the default losses do not fit the teacher's predictions: a decoder is
@@ -242,7 +264,7 @@ def predicts_next(store: FeatureStore) -> bool | None:
     return None if kind is None else kind.causal
 
 
-def _next_losses(stores: list[FeatureStore], combined: bool) -> dict[str, float]:
+def _next_losses(stores: Sequence[FeatureStore], combined: bool) -> dict[str, float]:
     """Return the default losses of a decoder. `combined`: the stores count as one teacher.
 
     Raises UserError if no default loss can be computed from all stores.

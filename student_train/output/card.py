@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from teachonce.store import FeatureStore
 from teachonce.store.tools.store_card import hub_datasets, teacher_name
-from teachonce.student_train.losses.registry import losses_for, named, reads_masked_tokens
+from teachonce.student_train.losses.registry import losses_for
 from teachonce.student_train.model.any_student import head_of
 from teachonce.student_train.output.card_code import (
     CHAT,
@@ -32,7 +32,6 @@ from teachonce.student_train.output.card_code import (
 from teachonce.student_train.output.report import trained_losses
 from teachonce.support.redaction import publishable
 
-MASKING = ("mask_prob", "mask_words", "max_masks")
 LONGEST = 1000  # characters of a cell: the names of a corpus of many files would fill pages
 
 
@@ -55,12 +54,17 @@ def hub_id(store: FeatureStore) -> str | None:
 
 
 def model_card(
-    report: dict[str, Any], base_model: str | None, student: PreTrainedModel, vectors: bool = False
+    report: dict[str, Any],
+    base_model: str | None,
+    student: PreTrainedModel,
+    vectors: bool = False,
+    unread: Collection[str] = (),
 ) -> str:
     """Return the model card of a finished student, in Markdown.
 
     base_model: the teacher's id on the hub, if it has one.
     vectors: whether the student is a sentence embedding model.
+    unread: names of the options that had no effect (`TrainPlan.without_effect`).
     """
     report = publishable(report)  # no local paths or credentials: cards are published
     settings, result = report["settings"], report["result"]
@@ -116,7 +120,7 @@ pipeline_tag: {head.pipeline}
 
 | option | value |
 |---|---|
-{_settings(settings)}
+{_settings(settings, unread)}
 
 ## Origin
 
@@ -174,26 +178,11 @@ def _results(report: dict[str, Any], student: PreTrainedModel) -> str:
     return f"{rows}\n\n{units and units + '.'}{_note_on_shared(report)}"
 
 
-def _masks_tokens(names: Iterable[str]) -> bool:
-    """Return whether a student reads masked tokens in a stage with these losses."""
-    losses = named(names)
-    plain = any(loss.of_next or loss.head == "task" for loss in losses)
-    return reads_masked_tokens(losses) and not plain
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    """Return table rows of the options that have a value and an effect. Local paths are reduced to
-    their last component."""
+def _settings(settings: dict[str, Any], unread: Collection[str]) -> str:
+    """Return table rows of the options that have a value and are not `unread`. Local paths are
+    reduced to their last component."""
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
-    stages = settings.get("stages") or [{}]
-    masked = any(_masks_tokens(stage.get("loss", settings["loss"])) for stage in stages)
-    unread = set() if masked else {*MASKING}
-    losses = named(trained_losses(settings))
-    if any(loss.of_next for loss in losses):
-        # A decoder's predictions are paired by bytes, its states at the last token of a run.
-        states = any(not (loss.of_next or loss.of_text_alone) for loss in losses)
-        unread |= {"pool"} if states else {"pool", "align"}
     given = {
         k: v
         for k, v in {**settings, **paths}.items()

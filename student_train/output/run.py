@@ -15,6 +15,7 @@ from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.stored_tokens import check_tokens
+from teachonce.student_train.arguments import with_store_defaults
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.vocabularies import check_vocabulary
 from teachonce.student_train.model.freezing import merge_low_rank
@@ -30,6 +31,7 @@ from teachonce.student_train.output.report import (
 )
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan
+from teachonce.student_train.plan.vector_space import lost_lengths
 from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
@@ -48,11 +50,13 @@ def run(
     """Train a student and write it to its folder. Returns the content of training.json.
 
     say: receives lines for the user, such as warnings and progress.
-    A finished student of the same options is left unchanged. Raises UserError for invalid input,
+    Options that were not given have the defaults of the command, which depend on the stores. A
+    finished student of the same options is left unchanged. Raises UserError for invalid input,
     before anything is written.
     """
     with open_stores(options) as stores:
-        return run_plan(checked_plan(options, *stores).resolved(), resume=resume, say=say)
+        filled = with_store_defaults(options, stores)
+        return run_plan(checked_plan(filled, *stores).resolved(), resume=resume, say=say)
 
 
 def run_plan(plan: TrainPlan, *, resume: bool, say: Any) -> dict[str, Any]:
@@ -169,11 +173,13 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
     if cut := collator.cut_line():
         say(f"start     {cut}")
     of_texts = any(term.loss.of_text for term in plan.terms)
+    for line in filter(None, map(lost_lengths, plan.stores if of_texts else ())):
+        say(f"vectors   {line}")
     if not of_texts and any(each.features.embedding for each in plan.stores):
         say("losses    none uses the text vectors in the store")
     # Not refused: the students of a sweep over losses share their other options.
     for option in plan.unread():
-        say(f"losses    none of this training uses {option}: it has no effect")
+        say(f"unread    nothing in this training uses {option}: it has no effect")
 
 
 def _make_folder(plan: TrainPlan, out: Path, report: Mapping[str, Any]) -> None:
@@ -249,7 +255,8 @@ def _finish(
         "parameters": parameters,
     }
     report = {**report, "result": result}
-    card = model_card(report, hub_id(stores[0]), student, head is not None)
+    unread = plan.without_effect()
+    card = model_card(report, hub_id(stores[0]), student, head is not None, unread)
     files.write(out / "README.md", card.encode())
     # Last, as its `result` is what marks a student as finished.
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())

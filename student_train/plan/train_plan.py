@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks, view_of
-from teachonce.student_train.losses.registry import Term, reads_masked_tokens
+from teachonce.student_train.losses.registry import Loss, Term, reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape
@@ -97,25 +97,60 @@ class TrainPlan:
         """Return the open stores."""
         return [source.store for source in self.sources]
 
-    def unread(self) -> list[str]:
-        """List the options, as typed, that no loss of the training reads."""
-        losses, causal = [term.loss for term in self.terms], self.options.shape.causal
-        masks = not (causal or self.store.task) and reads_masked_tokens(losses)
-        # A masked view has the masks of its dump.
-        masks = masks and view_of(0, self.store.features, self.options.view) == 0
+    def without_effect(self) -> set[str]:
+        """Return the names of the options that nothing in the training reads."""
+        losses, shape = [term.loss for term in self.terms], self.options.shape
+        sides = {loss.student for loss in losses}
+        aligned = any(term.alignment and not term.loss.of_next for term in self.terms)
+        own = self.options.projection == "student"  # a part of the model, whatever the losses are
+        maps = {loss.of_text for loss in losses if self._is_projected(loss)}
+        masks = any(map(self._draws_masks, self.stages))
+        task = self.store.task
         readers = {
+            "combine": len(self.sources) > 1,
+            "align": aligned,
+            # A decoder's states are read at the last token of a run.
+            "pool": not shape.causal and not sides.isdisjoint({"runs", "pieces"}),
             "temperature": any(loss.tempered for loss in losses),
             "targets": any(loss.feature == "logits" for loss in losses),
-            "projection": any(loss.projection != "none" for loss in losses),
+            "projection": bool(maps) or own,
+            # The map of text vectors has no bias, and always the initial weights of PyTorch.
+            "projection_start": False in maps and not own,
+            "outputs": {"classes", "scores"} <= sides,
+            "dropout": shape.layers > 0,
+            "classifier_pooling": task is not None and task.kind == "classification",
             **dict.fromkeys(("mask_prob", "mask_words", "max_masks"), masks),
         }
-        given = {n: getattr(self.options, n) for n, is_read in readers.items() if not is_read}
+        return {name for name, is_read in readers.items() if not is_read}
+
+    def unread(self) -> list[str]:
+        """List the options, as typed, that were given and that nothing in the training reads."""
+        given = {name: getattr(self.options, name) for name in self.without_effect()}
         defaults = {name: default_of(TrainOptions, name) for name in given}
-        if causal and "temperature" in given:
-            defaults["temperature"] = NEXT_TEMPERATURE
+        if self.options.shape.causal:
+            # The default of a decoder, and its only alignment.
+            defaults |= {"temperature": NEXT_TEMPERATURE, "align": given.get("align")}
         return [
-            f"{flag_of(name)} {value}" for name, value in given.items() if value != defaults[name]
+            f"{flag_of(name)} {given[name]}"
+            for name in (each.name for each in fields(TrainOptions))
+            if name in given and given[name] != defaults[name]
         ]
+
+    def _is_projected(self, loss: Loss) -> bool:
+        """Return whether the student's states pass through a linear map in a loss."""
+        if loss.projection != "widths differ":
+            return loss.projection == "always"
+        features = self.store.features
+        vector = features.embedding.width if features.embedding else 0
+        return self.options.shape.width != (vector if loss.of_text else features.width)
+
+    def _draws_masks(self, stage: Stage) -> bool:
+        """Return whether a training draws the masks of a stage; a masked view has the masks of its
+        dump."""
+        if self.options.shape.causal or self.store.task:
+            return False
+        views = {view_of(0, each.features, stage.options.view) for each in self.stores}
+        return 0 in views and reads_masked_tokens([term.loss for term in stage.terms])
 
     def resolved(self) -> TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""

@@ -43,3 +43,16 @@ def check_space(store: FeatureStore) -> None:
             " directions only; leave losses of vectors out, or dump a teacher with cosine or dot"
             " similarity"
         )
+
+
+def lost_lengths(store: FeatureStore) -> str:
+    """Return a line about a teacher whose similarity depends on the lengths of its vectors, which a
+    student does not have; "" for other teachers."""
+    spec = store.features.embedding
+    if spec is None or spec.normalised or vector_settings(store).similarity != "dot":
+        return ""
+    return (
+        f"{store.path}: its teacher compares texts by the dot product of vectors of any length, and"
+        " the student's vectors have length 1: documents that it embeds are ranked by directions"
+        " alone"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from teachonce.store.containers.cache_option import is_disk_cache
@@ -20,16 +20,21 @@ if TYPE_CHECKING:
 NEXT = "bytes"  # the one alignment under which next tokens are predicted at the same place
 
 
-def check_together(options: TrainOptions) -> None:
-    """Raise UserError for the first options that contradict each other."""
-    losses = registry.named(options.loss)
+def check_together(options: TrainOptions, unknown: Collection[str] = ()) -> None:
+    """Raise UserError for the first options that contradict each other.
+
+    unknown: `loss` and `student`, if the stores decide them; options are not compared with these.
+    """
     _check_length(options)
     _check_rate(options)
     _check_start(options)
     _check_bilstm(options)
-    _check_data(options, losses)
-    _check_predictions(options, losses)
-    _check_losses(options, losses)
+    if "loss" not in unknown:
+        losses = registry.named(options.loss)
+        _check_data(options, losses)
+        if "student" not in unknown:
+            _check_predictions(options, losses)
+        _check_losses(options, losses)
     _check_cache(options)
 
 

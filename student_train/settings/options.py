@@ -4,11 +4,13 @@ them."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
@@ -32,7 +34,12 @@ from teachonce.student_train.settings.option_fields import (
     STAGE,
     OptionFields,
 )
-from teachonce.student_train.settings.option_values import EXPECTED_PARTS, FOLDER, is_part
+from teachonce.student_train.settings.option_values import (
+    AS_TEACHER,
+    EXPECTED_PARTS,
+    FOLDER,
+    is_part,
+)
 from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.student_train.settings.terms import (
     DEFAULT_ALIGNMENT,
@@ -64,23 +71,49 @@ CONTINUED = 0.1  # factor of the default learning rate for a model that is alrea
 class TrainOptions(OptionFields):
     """Holds every setting of a training; `student-train --help` documents each option.
 
+    `run` replaces the default of an option that was not given if another one fits the stores, as
+    the command does: the losses, the kind of student, its vocabulary and temperature, the size of a
+    batch.
+
     Raises UserError for an invalid value, in a stage as well, and for options that contradict each
     other.
     """
 
+    given: frozenset[str]
+    """The names of the options that were given, even if the value is the default."""
+
+    if not TYPE_CHECKING:  # a type checker reads the arguments of the dataclass
+
+        def __new__(cls, *values: Any, **named: Any) -> TrainOptions:
+            found = super().__new__(cls)
+            names = (each.name for each in fields(cls))
+            vars(found)["given"] = frozenset((*islice(names, len(values)), *named))
+            return found
+
     def __post_init__(self) -> None:
         self._parse_stores_and_stages()
         check_values(self)
-        check_together(self)
-        check_alignment_is_read(self)
         for number, stage in enumerate(self.stages, 1):
             check_stage(stage, f"stage {number}")
-            try:
-                for name in stage.keys() - {"unfreeze"}:
+            for name in stage.keys() - {"unfreeze"}:
+                with _in_stage(number):
                     check_value(TrainOptions, name, options_of(TrainOptions)[name], stage[name])
-                check_together(self.in_stage(stage))
-            except UserError as error:
-                raise UserError(f"stage {number}: {error}") from error
+        self._check_together(self._left_to_stores())
+
+    def _left_to_stores(self) -> frozenset[str]:
+        """Return which of `loss` and `student` the stores decide: a default, or `teacher:L`."""
+        found = frozenset({"loss", "student"} - self.given)
+        return found | {"student"} if self.student.startswith(AS_TEACHER) else found
+
+    def _check_together(self, unknown: Set[str]) -> None:
+        """Raise UserError for options that contradict each other, in a stage as well. Options are
+        not compared with `unknown` ones."""
+        check_together(self, unknown)
+        if not unknown:
+            check_alignment_is_read(self)
+        for number, stage in enumerate(self.stages, 1):
+            with _in_stage(number):
+                check_together(self.in_stage(stage), unknown - stage.keys())
 
     def _parse_stores_and_stages(self) -> None:
         """Replace a list of stores, and words in stages, by the values of the fields."""
@@ -102,7 +135,7 @@ class TrainOptions(OptionFields):
     def __getstate__(self) -> dict[str, Any]:
         # Without the parsed values: the process that unpickles the options has not loaded kinds of
         # student of other packages. Parsing loads them.
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in ("given", *(f.name for f in fields(self)))}
 
     @cached_property
     def shape(self) -> Shape:
@@ -266,6 +299,8 @@ class TrainOptions(OptionFields):
 
         Raises UserError if the device, or the package of the optimizer or tracker, is missing.
         """
+        if self._left_to_stores():
+            self._check_together(frozenset())
         check_optimizer(self.optimizer)
         check_installed(self.log)
         if self.lora:
@@ -319,6 +354,15 @@ class TrainOptions(OptionFields):
         Raises UserError if --out is not given and the store is remote.
         """
         return self.out or self.folder_in(path_next_to(self.store, "students"))
+
+
+@contextmanager
+def _in_stage(number: int) -> Iterator[None]:
+    """Put the number of a stage before the message of a UserError."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"stage {number}: {error}") from error
 
 
 def ruled_out(given: Collection[str]) -> frozenset[str]:

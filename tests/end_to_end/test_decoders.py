@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.checkpoints.declared import suggested_decoder
 from teachonce.store import open_store
-from teachonce.student_train.arguments import checked_from, default_losses
+from teachonce.student_train.arguments import checked_from, default_losses, with_store_defaults
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.decoder_sizes import check_cut
@@ -82,6 +82,8 @@ def test_the_default_student_is_one_that_has_the_losses(
     assert options.temperature == (2.0 if student == "tiny" else 1.0)
     with open_store(store) as opened:
         assert not [line for line in checked_plan(options, opened).unread() if "--temp" in line]
+        python = with_store_defaults(TrainOptions(store, **words), [opened])
+    assert python.describing() == options.describing()
     assert StudentBatches(store, "300", **words).options.student == student
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from teachonce.store import open_store
-from teachonce.student_train.arguments import checked_from
+from teachonce.student_train.arguments import checked_from, with_store_defaults
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.embedder import settings_of
+from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.student_train.train.student_training import train
@@ -97,7 +98,9 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
     )
     card = (tmp_path / "s" / "README.md").read_text()
     says(card, "pipeline_tag: sentence-similarity", 'SentenceTransformer("this folder")')
-    assert "| batch_texts |" in card and "| mask_prob |" not in card
+    assert "| batch_texts |" in card
+    unread = ("mask_prob", "align", "pool", "temperature", "targets", "outputs", "combine")
+    assert not [name for name in unread if f"| {name} |" in card]
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -137,6 +140,29 @@ def test_defaults_follow_the_store_and_the_student(stores: Callable[..., Path]) 
         assert checked_from({"store": (both,), "student": student}).vocab == vocab
         assert StudentBatches(both, student=student).options.vocab == vocab
         assert checked_from({"store": (both,), "student": student, "vocab": "9k"}).vocab == "9k"
+
+
+def test_python_has_the_defaults_of_the_command(
+    stores: Callable[..., Path], tmp_path: Path
+) -> None:
+    both, vectors = (str(stores(**more)) for more in ({"hidden": "layer:4"}, {}))
+    for path, words in (
+        (both, {}),
+        (vectors, {"student": "static:8"}),
+        (both, {"student": "teacher:2"}),
+        (both, {"batch_tokens": 512, "loss": "embedding=1"}),
+        (both, {"student": "teacher:2", "loss": "mlm=1,hidden=30"}),
+    ):
+        command = checked_from({"store": (path,), **words})
+        with open_store(path) as store:
+            python = with_store_defaults(TrainOptions(path, **words), [store])
+        assert python.describing() == command.describing()
+    with pytest.raises(UserError, match="hidden"):  # a default that is given is not replaced
+        run(TrainOptions(vectors, loss="mlm=1,hidden=30"))
+    small: dict[str, Any] = {"vocab": "300", "student": "8x1x1", "steps": 1, "held_out": 0.2}
+    report = run(TrainOptions(both, out=tmp_path / "student", **small))
+    assert report["settings"]["loss"] == {"embedding": 1, "similarity": 10, "hidden": 3}
+    assert report["settings"]["batch_texts"] == 128
 
 
 def test_a_sweep_does_not_compare_losses_that_the_default_made_different(
@@ -288,7 +314,8 @@ def test_a_student_compares_texts_as_its_teacher_does(
         stores[name] = dumped(folder, corpus, tmp_path / f"{name}.zarr", **asked)
     for name in ("dot", "euclidean"):
         out = tmp_path / f"student-{name}"
-        ok(student_train, "--store", stores[name], "--out", out, *VOCAB, "--steps", "1")
+        printed = ok(student_train, "--store", stores[name], "--out", out, *VOCAB, "--steps", "1")
+        assert ("ranked by directions alone" in printed) == (name == "dot")
         settings = json.loads((out / "config_sentence_transformers.json").read_text())
         assert settings["similarity_fn_name"] == name
     line = refused(student_train, "--store", stores["manhattan"], "--out", tmp_path / "r", *VOCAB)

@@ -70,7 +70,7 @@ from teachonce.support.options import options_of, scoped
         ({"lr": 1e-3, "lr_end": 2e-3}, "--lr-end 0.002: expected at most --lr, here 0.001"),
         ({"lr_end": 1e-4, "schedule": "plateau"}, "--lr-end 0.0001 and --schedule plateau"),
         ({"lr_end": 1e-4, "schedule": "constant"}, "--lr-end 0.0001 and --schedule constant"),
-        ({"mask_prob": 0.0}, "--mask-prob 0: --loss mlm needs masked tokens"),
+        ({"mask_prob": 0.0, "loss": "mlm"}, "--mask-prob 0: --loss mlm needs masked tokens"),
         # Refused before the alignment, as no alignment lets a decoder train on it.
         (
             {"loss": {"kl-shared": 1.0}, "student": "llama:8x1x1"},
@@ -141,7 +141,10 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
         ({"unfreeze": "up"}, "stage 2: unfreeze 'up': expected 'top-down'"),
         ({"steps": 1, "epochs": 2.0}, "stage 2: --steps and --epochs contradict"),
         ({"lr": 1e-5}, "stage 2: --lr-end 0.0001: expected at most --lr, here 1e-05"),
-        ({"mask_prob": 0.0}, "stage 2: --mask-prob 0: --loss mlm needs masked tokens"),
+        (
+            {"mask_prob": 0.0, "loss": "mlm"},
+            "stage 2: --mask-prob 0: --loss mlm needs masked tokens",
+        ),
         ({"batch_texts": 8, "batch_tokens": 1024}, "stage 2: --batch-tokens and --batch-texts"),
     ],
 )
@@ -151,6 +154,20 @@ def test_a_stage_from_python_is_refused_with_its_number(
     with pytest.raises(UserError) as error:
         TrainOptions(store="a.zarr", lr_end=1e-4, stages=({"steps": 3}, stage))
     assert str(error.value).startswith(message)
+
+
+def test_what_the_stores_decide_is_checked_once_it_is_known() -> None:
+    """A default of the losses or the student may be replaced by one that fits the stores."""
+    for words, message in (
+        ({"mask_prob": 0.0}, "--mask-prob 0: --loss mlm needs masked tokens"),
+        ({"loss": "next"}, "--loss next: --student tiny is not a decoder"),
+        ({"student": "gpt2:8x1x1"}, "--loss mlm: --student gpt2:8x1x1 is a decoder"),
+        ({"stages": ({"loss": "next"},)}, "stage 1: --loss next: --student tiny is not a decoder"),
+    ):
+        options = TrainOptions("a.zarr", **words)
+        with pytest.raises(UserError) as error:
+            options.resolved()
+        assert str(error.value).startswith(message)
 
 
 def test_settings_list_every_option_that_shapes_a_student() -> None:

@@ -20,9 +20,11 @@ from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.plan.train_plan import stages_of
 from teachonce.student_train.prepared_student import prepare
+from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
+from tests.making.stores import features_of, make_store
 from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 
@@ -90,6 +92,49 @@ def test_options_that_no_loss_reads(store: FeatureStore) -> None:
         options = options_for(store, **{"loss": {"mlm": 1.0}, **given, **changes})
         assert checked_plan(options, store).unread() == unread
     assert checked_plan(options_for(store), store).unread() == []
+
+
+@pytest.mark.parametrize(
+    ("tier", "options", "unread"),
+    [
+        ("topk", {"loss": {"mlm": 1.0}}, "align pool projection_start outputs"),
+        ("topk", {"loss": {"mlm": 1.0, "hidden": 1.0}}, "outputs"),
+        ("topk", {"loss": {"attention": 1.0}}, "pool projection_start outputs"),
+        ("embedding", {"loss": {"embedding": 1.0}}, "align pool projection_start outputs"),
+        (
+            "embedding",
+            {"loss": {"embedding": 1.0}, "student": "static:33", "projection": "frozen"},
+            "align pool projection projection_start outputs dropout",
+        ),
+        ("classification", {"loss": {"kl": 1.0, "logit": 1.0}}, "pool projection_start"),
+        (
+            "tagging",
+            {"loss": {"kl": 1.0}, "student": "bilstm:8,8", "classifier_pooling": "last"},
+            "pool projection_start outputs classifier_pooling",
+        ),
+        (
+            "next-topk",
+            {"loss": {"next": 1.0}, "student": "gpt2:16x1x2", "temperature": 1.0},
+            "pool outputs",
+        ),
+    ],
+)
+def test_options_without_effect_are_reported(
+    tmp_path: Path, tier: str, options: dict[str, Any], unread: str
+) -> None:
+    """An option that nothing in a training reads is reported if it was given; the model card leaves
+    it out."""
+    path = tmp_path / "store.zarr"
+    make_store(path, features_of(tier=tier), 1)
+    given: dict[str, Any] = {"student": "16x2x2", "pool": "sum", "outputs": "separate"}
+    given |= {"dropout": 0.1, "steps": 1}
+    if tier != "next-topk":  # a decoder's alignment is checked by itself
+        given |= {"align": "match", "projection_start": "he"}
+    with open_store(path) as opened:
+        plan = checked_plan(TrainOptions(path, **{**given, **options}), opened)
+        found = [line.split()[0].removeprefix("--").replace("-", "_") for line in plan.unread()]
+        assert sorted(found) == sorted(unread.split())
+        assert {*found} <= plan.without_effect()
 
 
 def test_a_resolved_plan_has_the_sources_of_the_plan(store: FeatureStore) -> None:
