@@ -179,6 +179,7 @@ def choose_column(
         chosen = textual[0]
     else:
         remedy = f"name the one that holds the text with {option}"
+        remedy += ", or chats with --messages" if takes_option("messages") is not False else ""
         raise no_column(DEFAULT_COLUMN, columns, where, remedy)
     _check_single(chosen, columns, where)
     return chosen

@@ -243,7 +243,6 @@ def planned(
         if read_corpus:
             corpus.check()
             _check_labels(options, model, corpus)
-            _check_chats(options, model, corpus)
         if stage_one and stage_one.corpus not in (None, corpus.identity()):
             raise UserError(
                 f"{', '.join(resolved.corpus)}: was changed after the training on both"
@@ -328,18 +327,6 @@ def _check_labels(options: DumpOptions, model: ResolvedModel, corpus: Corpus) ->
         Labels.of_corpus(task, model.name, corpus)
 
 
-def _check_chats(options: DumpOptions, model: ResolvedModel, corpus: Corpus) -> None:
-    """Raise UserError for chats that the teacher's template cannot write, judged by the first chat,
-    before its weights are loaded."""
-    if options.messages is None:
-        return
-    from teachonce.checkpoints.loading import load_tokenizer  # loads torch
-
-    renderer = ChatRenderer(load_tokenizer(model), model.name, options.learn or "assistant")
-    for _ in renderer.rendered(islice(corpus, 1)):
-        pass
-
-
 def open_corpus(options: DumpOptions) -> Corpus:
     """Find the sources of the corpus. Raises CorpusError like `Corpus.open`."""
     columns = options.text_column, options.label_column, options.student_column
@@ -368,10 +355,20 @@ def _load_teacher(
     options: DumpOptions, model: ResolvedModel, corpus: Corpus, say: Callable[[str], object]
 ) -> tuple[Teacher, DumpOptions]:
     """Load the teacher in the precision of the options. Return the teacher and the options, with a
-    precision that is chosen here for `auto`."""
+    precision that is chosen here for `auto`.
+
+    Raises UserError for chats that the teacher's template cannot write, judged by the first chat,
+    before the weights are loaded.
+    """
     from teachonce.teacher_dump.teacher.loading import load_teacher
     from teachonce.teacher_dump.teacher.precision import TEXTS, load_fastest  # loads torch
     from teachonce.teacher_dump.teacher.teacher import VectorOptions
+
+    def check_template(tokenizer: Any) -> None:
+        if options.messages is not None:
+            renderer = ChatRenderer(tokenizer, model.name, options.learn or "assistant")
+            for _ in renderer.rendered(islice(corpus, 1)):
+                pass
 
     def load(precision: str) -> Teacher:
         teacher = load_teacher(
@@ -382,6 +379,7 @@ def _load_teacher(
             device=options.device,
             precision=precision,
             vectors=VectorOptions(options.pooling, options.prompt),
+            check_tokenizer=check_template,
         )
         # Before any text is tokenized, because it changes the template of the tokenizer.
         teacher.start_with(options.bos)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,13 @@ def load_teacher(
     device: str = "cpu",
     precision: str = "fp32",
     vectors: VectorOptions = CHECKPOINT_VECTORS,
+    check_tokenizer: Callable[[Any], object] = lambda tokenizer: None,
 ) -> Teacher:
     """Load a checkpoint (folder, model id or alias).
 
     `head` is a key of `loading.FACTORIES`, `none`, `embedding`, or `auto` for the head that is in
-    the checkpoint. `vectors` applies to the head `embedding`.
+    the checkpoint. `vectors` applies to the head `embedding`. `check_tokenizer` receives the
+    tokenizer before the weights are loaded, and may raise.
 
     Raises UserError if the model cannot be found, is an encoder-decoder, has a slow tokenizer or
     none, or lacks the requested head, which transformers would fill with random numbers.
@@ -85,6 +88,7 @@ def load_teacher(
         )
     _check_sizes(config, resolved.name)
     check_pieces(tokenizer, config.vocab_size, resolved.name)
+    check_tokenizer(tokenizer)
     network, found = load_with_head(resolved, config, head, options)
     pairs = read_classifier(resolved) if found == "classification" else SentenceSettings()
     fit_tokenizer(tokenizer, pairs, shorten=True)
