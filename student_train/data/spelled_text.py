@@ -1,11 +1,13 @@
 """Measures how much of a text a decoder's tokenizer changes or drops, in the runs that it shares
-with the teacher's tokenizer."""
+with the teacher's tokenizer, or in its own tokens."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from teachonce.align import Tokenizations, Tokens
 from teachonce.align.byte_edges import TextBytes, token_ends
@@ -13,6 +15,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.own_template import Chat
 from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.support.arrays import starts
 from teachonce.support.errors import UserError
 
@@ -40,10 +43,30 @@ def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
     )
 
 
+def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
+    """Describe how much of evenly spaced texts a tokenizer, without truncation, changes or drops;
+    "" for little."""
+    some = [texts[place] for place in _spread(len(texts))]
+    tokens, settings = tokenize(tokenizer, some), tokenizer.to_str()
+    own = vocabulary_map(settings, settings)
+    share = 1 - spelled_share(Tokenizations(some, tokens, tokens, own, len(tokens.ids)))
+    if share <= REPORTED:
+        return ""
+    return (
+        f"{share:.0%} of the text is changed or dropped by the tokenizer: bits per byte measure the"
+        " changed text, and cannot be compared with those of other models"
+    )
+
+
+def _spread(count: int) -> list[int]:
+    """Return the numbers of at most SEQUENCES of `count` texts, evenly spaced."""
+    places: list[int] = np.unique(np.linspace(0, count - 1, SEQUENCES).astype(int)).tolist()
+    return places
+
+
 def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
     """Tokenize evenly spaced sequences of a store."""
-    places = np.unique(np.linspace(0, len(store) - 1, SEQUENCES).astype(int))
-    records = [store[int(place)] for place in places]
+    records = [store[place] for place in _spread(len(store))]
     teacher = Tokens(
         np.concatenate([each.token_ids for each in records]),
         np.concatenate([each.offsets for each in records]),

@@ -34,6 +34,7 @@ from teachonce.downstream.lm.windows import (
 from teachonce.downstream.score_tables import result_of
 from teachonce.downstream.settings import LmSettings
 from teachonce.downstream.text_lines import read_lines
+from teachonce.student_train.data.spelled_text import changed_text
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.training.device import resolved_device
@@ -94,6 +95,9 @@ def score_lm(
     for name, path in tests.items():
         documents = read_documents(tokenizer, texts[name])
         say(f"{path}: {counted(len(documents.ids), 'document')}, the whole file")
+        # `read_documents` has switched truncation off.
+        if changed := changed_text(tokenizer.backend_tokenizer, texts[name]):
+            say(f"{path}: {changed}")
         counts[name] = len(documents.ids)
         pieces = network.config.vocab_size
         scores[name] = _figures(predict, documents, size, shared, pieces, str(path)) | taught

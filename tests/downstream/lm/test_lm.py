@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,6 +29,7 @@ from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Words
 from tests.making.decoders import save_decoder
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import trained_tokenizer
 from tests.making.stores import features_of, make_store
 from tests.making.texts import ENGLISH, RUSSIAN
 
@@ -151,6 +153,23 @@ def test_bad_settings_are_refused(
 ) -> None:
     given = ("--task", "lm", "--model", near_sighted, "--test", text, "--out", tmp_path / "out")
     assert expected in refused(*given, *words)
+
+
+@pytest.mark.parametrize("change", ["unknown pieces", "lower case", "none"])
+def test_a_tokenizer_that_changes_the_text_is_reported(change: str, tmp_path: Path) -> None:
+    """Unknown pieces are cheap to predict, and cover the bytes of whole words."""
+    model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if change == "unknown pieces":
+        tokenizer = trained_tokenizer("unigram")  # without byte fallback
+    elif change == "lower case":
+        tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.save_pretrained(model)
+    path, lines = tmp_path / "held-out.txt", list[str]()
+    path.write_text("\n".join(each.title() + " 漢字漢字" for each in ENGLISH[:4]), "utf-8")
+    score_lm(str(model), {TEST: path}, LmSettings(), lines.append)
+    found = [line for line in lines if "changed or dropped by the tokenizer" in line]
+    assert len(found) == (change != "none") and all(str(path) in line for line in found)
 
 
 def test_bad_inputs_are_refused(
