@@ -253,7 +253,7 @@ def transformer_in(path: Path) -> Path:
 def _checked_folder(path: Path, weights: bool = True) -> Path:
     files.check_utf8(path)
     if not path.is_dir():
-        raise UserError(f"model {path}: is a file, expected a transformers folder")
+        raise UserError(f"model {path}: {not_a_model(path)}")
     files.check_model_folder(path)
     if not weights:
         return path

@@ -69,6 +69,10 @@ def not_a_model(folder: Path) -> str:
     """Return a phrase: what the folder is, and which folder to give in place of it."""
     if not folder.exists():
         return "there is no such folder; check the path"
+    if not folder.is_dir():
+        own = [name for name in SETTINGS if (folder.parent / name).is_file()]
+        remedy = f"its folder, {folder.parent}" if own else "a folder that save_pretrained wrote"
+        return f"is a file; give {remedy}"
     inner = sorted(str(each.parent) for each in folder.glob("*/config.json"))
     one = f"give a model in it, such as {inner[0]}" if inner else ""
     if (folder / SCORES).is_file():

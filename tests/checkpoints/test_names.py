@@ -43,7 +43,7 @@ def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"no weights.*model\.safetensors"):
         resolve_model(str(tmp_path))
-    with pytest.raises(UserError, match="is a file"):
+    with pytest.raises(UserError, match=f"config.json: is a file; give its folder, {tmp_path}"):
         resolve_model(str(tmp_path / "config.json"))
     (tmp_path / "export.json").write_text("{}")
     with pytest.raises(UserError, match="is an export, which only student-predict runs"):

@@ -66,6 +66,11 @@ class Megatron:
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._source = options.source
+        if options.source.is_file():
+            raise UserError(
+                f"{options.source}: is a file, expected the folder with all archives of the run;"
+                f" give {options.source.parent}"
+            )
         self._files = regular(_archives(options.source))
         if not self._files:
             raise UserError(
@@ -267,16 +272,18 @@ def _tokens(options: ImportOptions) -> tuple[Path, Array]:
         )
     regular([options.tokens])
     try:
-        # Mapped, as the tokens of a whole run need not fit into memory.
-        found = np.load(options.tokens, mmap_mode="r", allow_pickle=False)
+        # Mapped, as the tokens of a whole run need not fit into memory. Not by np.load, which
+        # advises to load a text file as a pickle.
+        found = np.lib.format.open_memmap(options.tokens, mode="r")
     except Exception as error:  # NumPy reads the header as an expression of Python
         raise UserError(
             f"--tokens {options.tokens}: cannot be read ({first_line(error)}); check the path,"
             " and give a .npy file that numpy.save wrote"
         ) from None
-    if getattr(found, "ndim", 0) != 2 or found.dtype.kind not in "iu" or not found.size:
+    if found.ndim != 2 or found.dtype.kind not in "iu" or not found.size:
         raise UserError(
-            f"--tokens {options.tokens}: expected whole numbers [sequences, tokens] in a .npy file"
+            f"--tokens {options.tokens}: is {found.dtype}{list(found.shape)}, expected whole"
+            " numbers [sequences, tokens]; save the tokens of the run as such"
         )
     return options.tokens, np.asarray(found)
 
@@ -292,5 +299,8 @@ def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
 
 
 FORMAT = Format(
-    "megatron", lambda path: bool(_archives(path)), Megatron, frozenset({"model", "tokens"})
+    "megatron",
+    lambda path: bool(_archives(path) or ARCHIVE.fullmatch(path.name)),
+    Megatron,
+    frozenset({"model", "tokens"}),
 )
