@@ -3,11 +3,12 @@ special tokens) around them. The offsets of the teacher's tokens are mapped to t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,11 @@ import numpy as np
 
 from teachonce.align import FlatText, Tokens
 from teachonce.checkpoints.chat_template import (
+    begin_of_chat,
     closing,
     filled,
+    own_bos,
+    plain_template,
     render,
     special_tokens,
     texts_around,
@@ -27,8 +31,10 @@ from teachonce.store import Batch, FeatureStore, Record
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.format.features import ROLES
 from teachonce.support.arrays import Array, starts
+from teachonce.support.bounded import LimitExceeded, run_bounded
 from teachonce.support.errors import UserError, first_line
 
+SECONDS, MEMORY = 60.0, 2**30  # bounds of a store's chat template
 USER = ROLES.index("user")
 
 
@@ -48,15 +54,42 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
         return ""
     held = SETTINGS in store.teacher_files()
     theirs = store.teacher_settings(SETTINGS).get("bos_token") if held else None
-    return with_first_token(template, tokenizer, theirs or "")
+    return begun_template(template, tokenizer, str(store.path), theirs or "")
+
+
+def begun_template(template: str, tokenizer: Any, where: str, theirs: str = "") -> str:
+    """Return a template that begins with the token which a tokenizer puts in front of each text;
+    see `with_first_token`. `where` has the template, for messages."""
+    if not own_bos(tokenizer):
+        return template
+    specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    begin = _begin_of_chat(template, json.dumps(specials), where)
+    return template if begin is None else with_first_token(template, tokenizer, begin, theirs)
+
+
+@lru_cache(8)  # each store of a training is looked at several times
+def _begin_of_chat(template: str, specials: str, where: str) -> str | None:
+    """Return what a chat template writes first; None if it refuses a single message.
+
+    specials: the special tokens by role, as JSON. Raises StoreError if the template exceeds the
+    bounds.
+    """
+    # A store is untrusted, and a template can loop for days or write any number of characters.
+    given = template, json.loads(specials)
+    try:
+        return str(run_bounded(begin_of_chat, *given, seconds=SECONDS, memory=MEMORY))
+    except LimitExceeded as error:
+        raise StoreError(
+            f"{where}: {CHAT_TEMPLATE} in it {error}, for a single message; do not use it, or give"
+            " it another chat template"
+        ) from None
+    except UserError:  # such as for a chat without a system
+        return None
 
 
 def has_own_template(tokenizer: Any, store: FeatureStore) -> bool:
     """Return whether a tokenizer has another chat template than the teacher's."""
-    try:
-        own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-    except ValueError:  # several named templates, and none of them for plain chats
-        own = ""
+    own = plain_template(tokenizer)
     return bool(own) and own not in (teacher_template(store), template_of_student(store, tokenizer))
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.checkpoints.chat_template import with_first_token
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.own_template import (
     OwnTemplate,
+    begun_template,
     has_own_template,
     teacher_template,
     template_of_student,
@@ -39,7 +39,8 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
         if not (reason := _refusal(tokenizer, chats)):
             _set_eos(tokenizer, OwnTemplate(tokenizer, chats[0]).end_of_answers())
             own = tokenizer.get_chat_template()  # of several, the one for plain chats
-            tokenizer.chat_template = with_first_token(own, tokenizer)
+            where = str(tokenizer.name_or_path)
+            tokenizer.chat_template = begun_template(own, tokenizer, where)
             return "chats in the chat template of the tokenizer, aligned message by message"
         line = f"the tokenizer gets the teacher's chat template: {reason}"
     _set_eos(tokenizer, _end_of_message(chats[0]))

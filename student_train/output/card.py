@@ -86,8 +86,7 @@ def model_card(
     elif scores:
         head, loading = SCORER, HOW_TO_SCORE
     else:
-        chats = report["store"]["features"].get("learn") and head_of(student) == "causal"
-        head = ENCODER if untrained else CHAT if chats else head_for(student)
+        head = ENCODER if untrained else CHAT if report.get("chats") else head_for(student)
         loading = how_to_load(student, pairs, head)
     if untrained:
         loading += (

@@ -24,6 +24,7 @@ SHAPE = {
     "others?": [dict],
     "environments": [dict],
     "tokenizer": object,
+    "chats?": bool,
     "result?": dict,
 }
 """The schema of training.json."""
@@ -47,6 +48,13 @@ def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
         problem = str(error).removeprefix(f"{path}: ")
         raise UserError(f"{path} is damaged ({problem}); {remedy}") from None
     return found
+
+
+def trained_on_chats(folder: Path) -> bool:
+    """Return whether the decoder in a folder was trained on chats, if its tokenizer has a chat
+    template. For a model of another program, the template is the only sign."""
+    report = read_report(folder)
+    return report is None or bool(report.get("chats", True))
 
 
 def store_contents(report: dict[str, Any]) -> list[Any]:

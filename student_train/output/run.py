@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
+from teachonce.checkpoints.chat_template import plain_template
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.store.read.derived_copies import record_copy
@@ -28,11 +29,13 @@ from teachonce.student_train.output.report import (
     add_earlier_environments,
     check_same_training,
     tokenizer_hash,
+    trained_on_chats,
 )
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan
 from teachonce.student_train.plan.vector_space import lost_lengths
 from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
+from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
@@ -124,6 +127,8 @@ def train_student(
                 say("start     makes the vocabulary and the initial weights")
             student, collator, report["start"] = prepared or prepare_plan(plan)
             report["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
+            if plan.shape.causal:
+                report["chats"] = _answers_chats(plan, collator.student_tokenizer)
             retained = _pieces_after_pruning(plan, collator, say)
             if before is not None:
                 add_earlier_environments(out, before, report, say)
@@ -164,6 +169,18 @@ def _initial_report(plan: TrainPlan, ranks: Ranks) -> dict[str, Any]:
     if "record" in options.needs:
         report["recipe"] = options.needs["record"]
     return report
+
+
+def _answers_chats(plan: TrainPlan, tokenizer: Any) -> bool:
+    """Return whether a decoder is trained on chats, or continues a model that was."""
+    # A template alone does not show it: every vocabulary of the teacher has the teacher's.
+    if not plain_template(tokenizer):
+        return False
+    if any(each.features.learn for each in plan.stores):
+        return True
+    return plan.options.init.startswith(FOLDER) and trained_on_chats(
+        Path(plan.options.init.removeprefix(FOLDER))
+    )
 
 
 def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: Any) -> None:

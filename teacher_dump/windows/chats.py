@@ -111,7 +111,8 @@ class ChatRenderer:
         except Exception as error:  # templates raise errors of any type
             raise UserError(
                 f"{document.source}, chat {document.number + 1}: the chat template of {self._name}"
-                f" refuses it: {first_line(error)}; correct the chat, or remove it"
+                f" refuses it: {first_line(error)}; correct the template or the chat, or remove"
+                " the chat"
             ) from error
 
     def _learnt(

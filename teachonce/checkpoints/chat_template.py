@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from teachonce.checkpoints.first_token import prepended_token
 
@@ -14,6 +15,7 @@ from teachonce.checkpoints.first_token import prepended_token
 PLACE = "\ue0f0{}\ue0f1"
 Messages = list[dict[str, str]]
 PROBE = [{"role": "user", "content": "x"}]
+LONGEST = 10_000  # characters of a rendered PROBE
 
 
 def texts_around(write: Callable[[Messages], str], roles: Sequence[str]) -> list[str] | None:
@@ -76,6 +78,15 @@ def closing(text: str, specials: Iterable[str], begin: int = 0) -> int:
     return at - begin + len(found) if found else 0
 
 
+def plain_template(tokenizer: Any) -> str:
+    """Return the chat template of a tokenizer; of several, the one for plain chats; "" if there is
+    none."""
+    try:
+        return str(tokenizer.get_chat_template()) if tokenizer.chat_template else ""
+    except ValueError:  # several named templates, and none of them for plain chats
+        return ""
+
+
 def own_bos(tokenizer: Any) -> str:
     """Return the bos token that a tokenizer puts in front of each text; "" if it puts none."""
     first = prepended_token(tokenizer.backend_tokenizer)
@@ -99,21 +110,29 @@ def render(tokenizer: Any, messages: Messages, time: datetime | None) -> str:
     return text.removeprefix(own_bos(tokenizer))
 
 
-def with_first_token(template: str, tokenizer: Any, theirs: str = "") -> str:
+def begin_of_chat(template: str, specials: dict[str, Any]) -> str:
+    """Return the first characters that a template writes for PROBE. Raises errors of any type.
+
+    For a process with bounds: it must not be able to load torch later.
+    """
+    # Importing torch takes longer, and more address space, than the bounds allow.
+    sys.modules["torch"] = cast(Any, None)
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    found: Any = render_jinja_template([PROBE], chat_template=template, **specials)
+    return str(found[0][0])[:LONGEST]
+
+
+def with_first_token(template: str, tokenizer: Any, begin: str, theirs: str = "") -> str:
     """Let a template begin with the token that a tokenizer puts in front of each text, for
     `apply_chat_template` adds none.
 
+    begin: what the template writes first for this tokenizer.
     theirs: the bos token with which the template begins for its own tokenizer, if it has one.
     """
-    if not (bos := own_bos(tokenizer)):
+    if not (bos := own_bos(tokenizer)) or begin.startswith(bos):
         return template
-    try:
-        text = str(tokenizer.apply_chat_template(PROBE, tokenize=False, chat_template=template))
-    except Exception:  # templates raise errors of any type, such as for a chat without a system
-        return template
-    if text.startswith(bos):
-        return template
-    if theirs and text.startswith(theirs):  # which the dump took out of the text
+    if theirs and begin.startswith(theirs):  # which the dump took out of the text
         rest = f"chat[{len(theirs)}:]"
         return f"{{% set chat %}}{template}{{% endset %}}{{{{ bos_token + {rest} }}}}"
     return "{{ bos_token }}" + template

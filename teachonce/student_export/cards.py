@@ -105,7 +105,7 @@ def _how_to_run(student: LoadedStudent, made: Exported) -> str:
     usage = FORMATS[made.format].usage
     program = program_of(student, made)
     if usage is not None and not program:
-        return usage(made.file, bool(student.tokenizer.chat_template))
+        return usage(made.file, bool(student.chat_template))
     _, package = FORMATS[made.format].runner
     line = "line, two texts with a TAB between them" if student.pairs else "line of a file"
     return f"""```sh

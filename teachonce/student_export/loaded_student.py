@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from teachonce.checkpoints.chat_template import plain_template
 from teachonce.checkpoints.declared import declared_kind
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.fields import MODULES, SETTINGS
@@ -31,7 +32,7 @@ from teachonce.downstream.tasks.score_scale import MEAN
 from teachonce.store import TaskSpec
 from teachonce.student_export.options import DECODER
 from teachonce.student_export.student_inputs import INPUTS, LONGEST_CHECKED, StudentInputs
-from teachonce.student_train.output.report import read_report
+from teachonce.student_train.output.report import read_report, trained_on_chats
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -50,11 +51,13 @@ class LoadedStudent(StudentInputs):
 
     network: a module whose arguments are `inputs`, int64 [B,S] each. It returns logits [B,S,V] or
         [B,C], or vectors [B,D] and the states [B,S,H] before the pooling.
+    chat_template: of a decoder that was trained on chats; "" for other students.
     """
 
     folder: Path
     network: nn.Module
     config: Any = None
+    chat_template: str = ""
 
     def run(self, inputs: dict[str, Array]) -> Array:
         """Compute the output of the network itself."""
@@ -191,6 +194,7 @@ def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:
         inputs=INPUTS[:2],
         max_length=min(input_limit(config, tokenizer), LONGEST_CHECKED),
         config=config,
+        chat_template=plain_template(tokenizer) if trained_on_chats(folder) else "",
     )
 
 

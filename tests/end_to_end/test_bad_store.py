@@ -11,10 +11,12 @@ import pytest
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.data import own_template
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import STUDENT, invoke, ok, refused, says, tree
-from tests.making.dumps import dump_options
+from tests.making.decoders import save_decoder
+from tests.making.dumps import dump_options, dumped, write_corpus
 from tests.store.dying import unsealed
 
 
@@ -148,3 +150,26 @@ def test_torn_part_of_an_unfinished_store(
     assert not torn.exists()
     dump(options)
     assert "sound" in ok(feature_store, "verify", path)
+
+
+@pytest.mark.parametrize(
+    ("attack", "limit"),
+    [
+        ("{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3, "took longer than 3 s"),
+        ("{{ 'a' * 9999999999 }}", "needed more than 1 GB of memory"),
+    ],
+)
+def test_a_hostile_template_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, limit: str
+) -> None:
+    """A store may have any template, also one that no dump has rendered."""
+    if "longer" in limit:
+        monkeypatch.setattr(own_template, "SECONDS", 3.0)
+    model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
+    (model / "chat_template.jinja").write_text(attack)
+    corpus = write_corpus(tmp_path / "texts.txt", 4)
+    path = dumped(model, corpus, tmp_path / "a.zarr", attention="none", hidden="none")
+    words = ("--store", path, "--student", "llama:32x1x2", "--vocab", "teacher", "--steps", 1)
+    line = refused(student_train, *words, "--device", "cpu", "--out", tmp_path / "student")
+    says(line, "a.zarr: chat_template.jinja in it", limit, "do not use it")
+    assert not (tmp_path / "student").exists()

@@ -12,11 +12,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
+from teachonce.checkpoints.loading import load_tokenizer
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, StoreWriter, open_store
+from teachonce.student_export.cli import main as student_export
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.own_template import OwnTemplate, has_own_template
@@ -26,6 +29,7 @@ from tests.end_to_end.support import invoke, ok, refused, says
 from tests.making.decoders import save_decoder
 from tests.making.dumps import write_corpus
 from tests.making.texts import ENGLISH
+from tests.student_export.test_export import UNMEASURED
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<end>\n{% endfor %}"
 Chat = list[dict[str, str]]
@@ -350,6 +354,29 @@ def test_a_student_chats(tmp_path: Path, model: Path) -> None:
     (call,) = [line for line in lines.splitlines() if line.startswith("print(")]
     turns = eval(call.removeprefix("print(").removesuffix(")"), scope)[0]["generated_text"]
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
+    assert exported_chat(out, tmp_path / "spoken")
+    # A training that continues it on texts continues a model of chats.
+    texts = tmp_path / "b.zarr"
+    corpus = ("--corpus", write_corpus(tmp_path / "texts.txt"), "--attention", "none")
+    ok(teacher_dump, "--model", model, *corpus, "--device", "cpu", "--out", texts)
+    given = ("--student", out, "--steps", 1, "--device", "cpu", "--out", tmp_path / "next")
+    ok(student_train, "--store", texts, *given)
+    assert exported_chat(tmp_path / "next", tmp_path / "after")
+
+
+def exported_chat(student: Path, out: Path) -> bool:
+    """Return whether a student is offered as a partner of chats, which its card, its GGUF file and
+    the card of the export must agree on."""
+    with mock.patch("teachonce.student_export.job.costs_of", return_value=UNMEASURED):
+        ok(student_export, student, "--to", "gguf", "--out", out)
+    file = GGUFReader(out / "gguf/model.gguf").get_field("tokenizer.chat_template")
+    chats = [
+        '"role": "user"' in (student / "README.md").read_text(),
+        "Chat with it" in (out / "README.md").read_text(),
+        file is not None,
+    ]
+    assert len(set(chats)) == 1, chats
+    return chats[0]
 
 
 def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -> None:
@@ -366,6 +393,19 @@ def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -
         out = tmp_path / str(number)
         assert "chat template" not in ok(student_train, *words, "--vocab", vocab, "--out", out)
         assert AutoTokenizer.from_pretrained(out).chat_template == template
+        assert not exported_chat(out, tmp_path / f"spoken-{number}")
+    # A training that continues such a student is not one of chats, either.
+    ok(
+        student_train,
+        *words[:2],
+        "--student",
+        tmp_path / "0",
+        *words[4:],
+        "--out",
+        tmp_path / "next",
+    )
+    assert AutoTokenizer.from_pretrained(tmp_path / "next").chat_template == whole
+    assert not exported_chat(tmp_path / "next", tmp_path / "after")
     # A teacher without a template gives none, although its tokenizer begins with bos, too.
     plain = with_template(Path(shutil.copytree(model, tmp_path / "plain")), None)
     given = ("--model", plain, *given[2:-1], tmp_path / "b.zarr")
@@ -408,6 +448,21 @@ def test_a_template_writes_the_date_of_the_first_start(
     ok(feature_store, "merge", out, tmp_path / "b.zarr", tmp_path / "both.zarr", "--recode")
 
 
+def test_chats_are_tried_before_the_weights_are_loaded(tmp_path: Path, model: Path) -> None:
+    """The tokenizer is loaded once for both, and a dump that is only estimated tries them, too."""
+    strict = TEMPLATE + "{{ raise_exception('no system') }}"
+    folder = with_template(Path(shutil.copytree(model, tmp_path / "model")), strict)
+    (folder / "model.safetensors").write_bytes(b"")
+    corpus, out = write_chats(tmp_path / "chats.jsonl", chats(2)), tmp_path / "a.zarr"
+    says(refused(teacher_dump, *words_for(folder, corpus, out)), "chat 1", "no system")
+    says(refused(teacher_dump, *words_for(folder, corpus, out), "--plan"), "chat 1", "no system")
+    words = (*words_for(model, corpus, out), "--precision", "fp32")
+    where = "teachonce.teacher_dump.teacher.loading.load_tokenizer"
+    with mock.patch(where, wraps=load_tokenizer) as loads:
+        ok(teacher_dump, *words)
+    assert loads.call_count == 1
+
+
 def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     corpus, out = write_chats(tmp_path / "chats.jsonl", chats(2)), tmp_path / "a.h5"
     words = words_for(model, corpus, out)
@@ -415,6 +470,7 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     says(refused(teacher_dump, *words_for(plain, corpus, out)), "--messages", "no chat template")
     given = ("--model", plain, "--corpus", corpus, "--out", out, "--text-column", "messages")
     says(refused(teacher_dump, *given), "expected words", "give chats as --messages messages")
+    says(refused(teacher_dump, *given[:-2]), "no column 'text'", "or chats with --messages")
     changing = with_template(save_decoder(tmp_path / "changing", "Llama"), TEMPLATE)
     template = TEMPLATE.replace("m['content']", "m['content'] | upper")
     line = refused(teacher_dump, *words_for(with_template(changing, template), corpus, out))
@@ -422,6 +478,8 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     strict = TEMPLATE + "{{ raise_exception('no system') }}"
     line = refused(teacher_dump, *words_for(with_template(changing, strict), corpus, out))
     says(line, "chats.jsonl, chat 1", "refuses it: no system")
+    broken = with_template(changing, TEMPLATE + "{{ }")
+    says(refused(teacher_dump, *words_for(broken, corpus, out)), "unexpected '}'; correct the")
     texts = write_corpus(tmp_path / "texts.txt", 3)
     says(refused(teacher_dump, *words_for(model, texts, out)), "--messages messages", "no columns")
     for cell in ([], "a", [{"role": "user"}], [{"role": "user", "content": 3}]):

@@ -29,7 +29,7 @@ class ExportFormat:
     tokens: `tokens(path, texts)` returns the token ids of texts, for a format with a tokenizer of
         its own.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
-        `chats`: whether a decoder has a chat template. If it is missing, and for encoders in a
+        `chats`: whether a decoder was trained on chats. If it is missing, and for encoders in a
         format that also exports decoders, the card has a program that uses NumPy and tokenizers.
     """
 

@@ -65,6 +65,9 @@ def write_float(student: LoadedStudent, path: Path) -> None:
     kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
     for key, value in vocabulary(student.tokenizer, rows, where).items():
         kinds.get(type(value), writer.add_array)(key, value)
+    # With a template llama-cli starts a chat instead of continuing the text.
+    if student.chat_template:
+        writer.add_chat_template(student.chat_template)
     for name, values in weights(network, architecture, where):
         writer.add_tensor(name, values)
     _finish(writer)

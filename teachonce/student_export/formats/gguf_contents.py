@@ -184,12 +184,7 @@ def vocabulary(tokenizer: Any, rows: int, where: str) -> dict[str, Any]:
     for role in ("bos", "eos", "pad"):
         number = getattr(tokenizer, f"{role}_token_id")
         found |= {} if number is None else {f"{role}_token_id": number}
-    if isinstance(tokenizer.chat_template, str):
-        found["chat_template"] = tokenizer.chat_template
-    return {
-        f"tokenizer.{'' if key == 'chat_template' else 'ggml.'}{key}": value
-        for key, value in found.items()
-    }
+    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
 
 
 def pattern_of(settings: Mapping[str, Any], where: str) -> str:
