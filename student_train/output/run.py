@@ -127,7 +127,7 @@ def train_student(
                 say("start     makes the vocabulary and the initial weights")
             student, collator, report["start"] = prepared or prepare_plan(plan)
             report["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
-            if plan.shape.causal:
+            if plan.options.shape.causal:
                 report["chats"] = _answers_chats(plan, collator.student_tokenizer)
             retained = _pieces_after_pruning(plan, collator, say)
             if before is not None:
