@@ -130,7 +130,14 @@ def check(
         precision=precision,
         vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
     )
-    teacher.start_with("none" if arguments["bos"] is None else str(arguments["bos"]))
+    if (first := arguments["bos"]) is not None:
+        try:
+            teacher.start_with(str(first))
+        except UserError:  # its advice is for --bos of a dump
+            raise UserError(
+                f"{store.path}: its teacher read token {first} in front of each window, which the"
+                f" tokenizer of {model} cannot put there; give the model that it was made with"
+            ) from None
     return compare(store, teacher, sample, seed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,13 @@ def test_a_token_in_front_gives_the_first_one_a_row(tmp_path: Path, corpus: Path
         assert abs(observed[0] - live[0, record.token_ids[1]]) < 1e-4
     ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
     assert "nothing to do" in ok(teacher_dump, *words, path)
+    # Another token in front is of another model, and `verify` has no --bos to leave out.
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    prepend_token(tokenizer, "3", "other")
+    tokenizer.save_pretrained(other)
+    line = refused(feature_store, "verify", path, "--model", other, "--device", "cpu")
+    says(line, "read token 600 in front of each window", "give the model that it was made with")
     plain = tmp_path / "plain.zarr"
     ok(teacher_dump, *words, plain, "--bos", "none")
     assert not any(record.special.any() for record in open_store(plain))
