@@ -111,11 +111,11 @@ def network(options: DumpOptions, **settings: Any) -> Any:
 def bare(options: DumpOptions) -> Figures:
     """Run the forward pass over the batches of the dump."""
     parts, model = parts_of(options), network(options)
-    started = 0.0
+    started, size = 0.0, options.resolved().tokens_per_batch
     for number, part in enumerate(parts):
         started = time.perf_counter() if number == 1 else started
         lengths = [len(window.ids) for window in part]
-        for batch in length_batches(lengths, options.tokens_per_batch):
+        for batch in length_batches(lengths, size):
             read = padded([part[i].ids for i in batch], 0)
             ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
             model(ids, attention_mask=present)

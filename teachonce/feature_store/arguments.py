@@ -101,8 +101,8 @@ def documents_to_forget(
         raise UserError("name the documents: --documents FILE (numbers, hashes) or --texts FILE")
     if text_column is not None and not texts:
         raise UserError(
-            f"--text-column {text_column}: applies only to --texts; add --texts TABLE, or leave it"
-            " out"
+            f"--text-column {text_column}: applies only to --texts; add --texts TABLE, or leave"
+            " --text-column out"
         )
     given = read_document_list(documents) if documents is not None else DocumentsToForget()
     corpus = Corpus.open(texts, text_column) if texts else None

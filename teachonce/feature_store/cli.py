@@ -27,8 +27,6 @@ from teachonce.support.usage_errors import OneLineGroup, version_option
 
 VOCAB_HELP = "as in student-train: a size, a folder, teacher, pruned:N or words."
 VOCABULARY, MODEL = Text(VOCABULARIES, paths=True), Text(ALIASES, paths=True)
-OF_MODEL: dict[str, Any] = {"sample": 64, "seed": 0, "device": "auto", "trust_remote_code": False}
-"""Defaults of the options of `verify --model`, in the order of the arguments of `rerun.check`."""
 part_bars = partial(bars, unit="part")
 allow_partial = click.option(
     "--allow-partial", is_flag=True, help="Read the published parts of an unfinished store."
@@ -95,37 +93,46 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
 )
 @click.option(
     "--sample",
+    default=64,
     type=click.IntRange(min=1),
-    help=f"Run N sequences through --model.  [default: {OF_MODEL['sample']}]",
+    help="Run N sequences through --model.",
 )
 @click.option(
     "--seed",
+    default=0,
     type=click.IntRange(min=0),
-    help=f"Draw the sequences of --sample with this seed.  [default: {OF_MODEL['seed']}]",
+    help="Draw the sequences of --sample with this seed.",
 )
 @click.option(
     "--device",
     type=Text(DEVICES),
-    help=f"Run --model on auto | cpu | cuda | cuda:N.  [default: {OF_MODEL['device']}]",
+    default="auto",
+    help="Run --model on auto | cpu | cuda | cuda:N.",
 )
-@click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    default=None,
-    help="Run Python code that comes with --model.",
-)
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with --model.")
 @printed
-def verify(path: str, allow_partial: bool, model: str | None, **how: Any) -> Iterator[Output]:
+def verify(
+    path: str,
+    allow_partial: bool,
+    model: str | None,
+    sample: int,
+    seed: int,
+    device: str,
+    trust_remote_code: bool,
+) -> Iterator[Output]:
     """Read a whole store and compare it with its checksums.
 
     Also tokenize the texts with the stored tokenizer and compare the tokens. With --model, run the
     teacher over a sample and compare its output with the stored features. Exit code 1 if anything
     differs. Unknown files and objects are listed; they are not an error.
     """
-    given = {name: value for name, value in how.items() if value is not None}
-    if given and model is None:
-        option = flag_of(next(iter(given)))
-        raise UserError(f"{option}: applies only to --model; add --model MODEL, or leave it out")
+    for name in () if model else ("sample", "seed", "device", "trust_remote_code"):
+        source = click.get_current_context().get_parameter_source(name)
+        if source is not click.core.ParameterSource.DEFAULT:
+            option = flag_of(name)
+            raise UserError(
+                f"{option}: applies only to --model; add --model MODEL, or leave {option} out"
+            )
     from teachonce.store.tools.verify import verify as read_everything
 
     report = read_everything(path, progress=bars, allow_partial=allow_partial)
@@ -136,7 +143,7 @@ def verify(path: str, allow_partial: bool, model: str | None, **how: Any) -> Ite
         from teachonce.teacher_dump.comparison.rerun import check
 
         store = open_store(path, allow_partial=allow_partial)
-        found = check(store, model, *(OF_MODEL | given).values())
+        found = check(store, model, sample, seed, device, trust_remote_code)
         yield Output({"teacher": {"model": model, **asdict(found)}}, found.lines(path, model))
         found.check(path, model)
 

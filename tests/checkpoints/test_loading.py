@@ -263,14 +263,14 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
     assert f"the Python code that comes with {folder} runs on this machine" in said
     assert ran.exists() and open_store(out).identity["arguments"]["remote_code"] is True
     ran.unlink()
-    verify = ("verify", out, "--device", "cpu")
-    line = refused(feature_store, *verify, "--model", folder)
+    verify, on_cpu = ("verify", out), ("--device", "cpu")
+    line = refused(feature_store, *verify, *on_cpu, "--model", folder)
     assert "comes with Python code" in line and not ran.exists()
     assert line.endswith("give --trust-remote-code to teacher-dump or feature-store verify")
     ok(feature_store, *verify)
     assert not ran.exists()
     # transformers lacks this family: without its code there is no output for comparison.
-    said = ok(feature_store, *verify, "--model", folder, "--trust-remote-code")
+    said = ok(feature_store, *verify, *on_cpu, "--model", folder, "--trust-remote-code")
     assert "every error is within" in said and "may have run" not in said
 
 

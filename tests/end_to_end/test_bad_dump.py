@@ -118,7 +118,7 @@ def test_out_exists(
     (tmp_path / "folder.zarr" / "mine").write_text("mine")
     before, sealed = tree(tmp_path), tree(store)
     monkeypatch.setattr("teachonce.teacher_dump.teacher.teacher.Teacher.run", lambda *_: 1 / 0)
-    says(refused(teacher_dump, *words, store), "exists already", "another name")
+    says(refused(teacher_dump, *words, store, "--seed", 1), "exists already", "another name")
     for name in ("file.zarr", "file.h5", "folder.zarr"):
         says(refused(teacher_dump, *words, tmp_path / name), name, "exists", "another name")
     assert (tree(tmp_path), tree(store)) == (before, sealed)
