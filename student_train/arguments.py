@@ -73,8 +73,6 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
     excluded = ruled_out(given)
     if name:
         given = _over_recipe(given, name, excluded)
-    if given.get("init") == MIXED_VOCAB:
-        given.setdefault("vocab", MIXED_VOCAB)
     _fill_in(given, lambda: stores.opened)
     return TrainOptions(**given)
 
@@ -91,8 +89,10 @@ def with_store_defaults(options: TrainOptions, stores: Sequence[FeatureStore]) -
 
 
 def _fill_in(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]) -> None:
-    """Set the defaults that depend on the stores, the shape of `teacher:L`, and the shape,
-    vocabulary and weights of the folder of a decoder."""
+    """Set the defaults that depend on the stores, the vocabulary of `mixed-vocab`, the shape of
+    `teacher:L`, and the shape, vocabulary and weights of the folder of a decoder."""
+    if given.get("init") == MIXED_VOCAB:
+        given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
         given["student"] = _student_like_teacher(given["student"], opened()[0])
     if is_model_folder(student := given.get("student", "")):

@@ -182,8 +182,8 @@ def gain_over(plain: dict[int, Trained], seeds: dict[int, Trained]) -> str:
 
 
 def table_rows(work: Path) -> list[list[object]]:
-    """Return a row for each cell: its seeds at its best rate, and their gains over `next`, after as
-    many tokens and after those that are best for `next`."""
+    """Return a row for each cell: its seeds at its best rate, and their gains over `next`, after
+    the same number of tokens and after the number that is best for `next`."""
     cells, rows = finished(work), list[list[object]]()
     best = {cell: at_best_rate(trainings) for cell, trainings in cells.items()}
 
@@ -261,9 +261,9 @@ def main(
         f" of the store's held-out part and of {LENGTH:,} characters of each of two books by other"
         " authors. A row is at the rate that is best for the choosing book at the first seed, of"
         " the number of rates tried; the last book has no part in any choice. Gains are by seed,"
-        " over `next=1` with the same start at its own best rate: after as many tokens, and after"
-        " the number of tokens that is best for `next=1` by the choosing book. The default is"
-        f" `{loss_words(NEXT_LOSS)}`."
+        " over `next=1` with the same start at its own best rate: after the same number of tokens,"
+        " and after the number of tokens that is best for `next=1` by the choosing book. The"
+        f" default is `{loss_words(NEXT_LOSS)}`."
     )
     head = (
         "student", "M", "pieces", "M tokens", "start", "losses", "lr", "seeds", "held out",

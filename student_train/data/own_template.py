@@ -54,10 +54,10 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
         return ""
     held = SETTINGS in store.teacher_files()
     theirs = store.teacher_settings(SETTINGS).get("bos_token") if held else None
-    return begun_template(template, tokenizer, str(store.path), theirs or "")
+    return template_with_first_token(template, tokenizer, str(store.path), theirs or "")
 
 
-def begun_template(template: str, tokenizer: Any, where: str, theirs: str = "") -> str:
+def template_with_first_token(template: str, tokenizer: Any, where: str, theirs: str = "") -> str:
     """Return a template that begins with the token which a tokenizer puts in front of each text;
     see `with_first_token`. `where` has the template, for messages."""
     if not own_bos(tokenizer):

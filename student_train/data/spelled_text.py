@@ -44,8 +44,8 @@ def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
 
 
 def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
-    """Describe how much of evenly spaced texts a tokenizer, without truncation, changes or drops;
-    "" for little."""
+    """Describe how much of the text a tokenizer without truncation changes or drops, measured in
+    evenly spaced texts; "" for little."""
     some = [texts[place] for place in _spread(len(texts))]
     tokens, settings = tokenize(tokenizer, some), tokenizer.to_str()
     own = vocabulary_map(settings, settings)

@@ -54,15 +54,22 @@ class NextTargets(LogitTargets):
 
 
 class WholeTargets(NextTargets):
-    """Holds the distribution over all V pieces in their order, so there is no rest: K+1 is V."""
+    """Holds the distribution over all V pieces in their order, so there is no rest: K+1 is V.
+
+    Your own model may have more outputs than pieces, as padding: their probability is the rest.
+    """
 
     def predictions(self, logits: Tensor) -> Predictions:
         """Compute the student's side from its logits [G,V]."""
+        if logits.shape[1] != self.logprobs.shape[1]:
+            return super().predictions(logits)
         logprobs = functional.log_softmax(logits.float(), dim=1)
         return Predictions(logprobs, logprobs.gather(1, self.following[:, None])[:, 0])
 
     def of_teacher(self, student: Predictions) -> Tensor:
-        """Return the teacher's log-probabilities [G,V]."""
+        """Return the teacher's log-probabilities of the same outcomes: [G,V] without padding."""
+        if student.outcomes.shape[1] != self.logprobs.shape[1]:
+            return super().of_teacher(student)
         return self.logprobs
 
     def tail(self, student: Predictions) -> Tensor:

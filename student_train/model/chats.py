@@ -12,10 +12,10 @@ import numpy as np
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.own_template import (
     OwnTemplate,
-    begun_template,
     has_own_template,
     teacher_template,
     template_of_student,
+    template_with_first_token,
 )
 from teachonce.support.errors import UserError
 
@@ -40,7 +40,7 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
             _set_eos(tokenizer, OwnTemplate(tokenizer, chats[0]).end_of_answers())
             own = tokenizer.get_chat_template()  # of several, the one for plain chats
             where = str(tokenizer.name_or_path)
-            tokenizer.chat_template = begun_template(own, tokenizer, where)
+            tokenizer.chat_template = template_with_first_token(own, tokenizer, where)
             return "chats in the chat template of the tokenizer, aligned message by message"
         line = f"the tokenizer gets the teacher's chat template: {reason}"
     _set_eos(tokenizer, _end_of_message(chats[0]))

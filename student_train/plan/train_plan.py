@@ -137,12 +137,14 @@ class TrainPlan:
         ]
 
     def _is_projected(self, loss: Loss) -> bool:
-        """Return whether the student's states pass through a linear map in a loss."""
+        """Return whether the student's states pass through a linear map in a loss, for any of the
+        stores."""
         if loss.projection != "widths differ":
             return loss.projection == "always"
-        features = self.store.features
-        vector = features.embedding.width if features.embedding else 0
-        return self.options.shape.width != (vector if loss.of_text else features.width)
+        every = [each.features for each in self.stores]
+        vectors = {each.embedding.width for each in every if each.embedding}
+        widths = vectors if loss.of_text else {each.width for each in every}
+        return widths != {self.options.shape.width}
 
     def _draws_masks(self, stage: Stage) -> bool:
         """Return whether a training draws the masks of a stage; a masked view has the masks of its

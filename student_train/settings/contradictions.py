@@ -9,7 +9,7 @@ from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
-from teachonce.student_train.settings.option_values import FOLDER, stays_in_memory
+from teachonce.student_train.settings.option_values import AS_TEACHER, FOLDER, stays_in_memory
 from teachonce.support.errors import UserError
 from teachonce.support.options import default_of, flag_of, scoped
 from teachonce.training.schedule import ENDLESS
@@ -26,8 +26,13 @@ def check_together(options: TrainOptions, unknown: Collection[str] = ()) -> None
     unknown: `loss` and `student`, if the stores decide them; options are not compared with these.
     """
     _check_length(options)
-    _check_rate(options)
+    _check_schedule(options)
     _check_start(options)
+    # The default rate depends on the student.
+    if "student" not in unknown or options.lr is not None:
+        _check_rate(options)
+    if "student" not in unknown:
+        _check_folder(options)
     _check_bilstm(options)
     if "loss" not in unknown:
         losses = registry.named(options.loss)
@@ -56,12 +61,15 @@ def _check_length(options: TrainOptions) -> None:
         )
 
 
-def _check_rate(options: TrainOptions) -> None:
+def _check_schedule(options: TrainOptions) -> None:
     if options.lr_end and options.schedule in ENDLESS:
         raise UserError(
             f"--lr-end {options.lr_end:g} and --schedule {options.schedule}: a {options.schedule}"
             " schedule has no end; use linear or cosine"
         )
+
+
+def _check_rate(options: TrainOptions) -> None:
     if options.lr_end and options.lr_end > options.resolved_lr:
         raise UserError(
             f"--lr-end {options.lr_end:g}: expected at most --lr, here {options.resolved_lr:g}"
@@ -75,6 +83,10 @@ def _check_start(options: TrainOptions) -> None:
             f"--lora {options.lora}: trains low-rank changes of a trained model, and --init is"
             f" {options.init}; give --student DIR, the folder of such a model, or leave --lora out"
         )
+
+
+def _check_folder(options: TrainOptions) -> None:
+    own = options.init.removeprefix(FOLDER)
     if own != options.init and not options.shape.causal:
         raise UserError(
             f"--init {options.init}: only a decoder starts with all weights of a folder, and"
@@ -92,7 +104,8 @@ def _check_bilstm(options: TrainOptions) -> None:
     of_bilstm = [name for name in scoped(OptionFields, BILSTM) if getattr(options, name)]
     words = [f"{flag_of(name)} {getattr(options, name)}" for name in sorted(of_bilstm)]
     words += ["--projection student"] if options.projection == "student" else []
-    if words and options.shape.kind != "bilstm":
+    # Before the stores decide the student, too: neither the default nor `teacher:L` is a BiLSTM.
+    if words and (options.student.startswith(AS_TEACHER) or options.shape.kind != "bilstm"):
         raise UserError(
             f"{words[0]}: applies only to a BiLSTM, and --student is {options.student}; leave it"
             " out, or choose bilstm:E,H"

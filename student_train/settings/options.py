@@ -80,7 +80,8 @@ class TrainOptions(OptionFields):
     """
 
     given: frozenset[str]
-    """The names of the options that were given, even if the value is the default."""
+    """The names of the options that were given, even if the value is the default. To
+    `dataclasses.replace` all options are given, so `run` then replaces no default."""
 
     if not TYPE_CHECKING:  # a type checker reads the arguments of the dataclass
 

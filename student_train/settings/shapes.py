@@ -24,10 +24,10 @@ DEFAULT_KIND = "modernbert"
 """What a shape without a kind means: it measures best; see docs/defaults.md."""
 SCRATCH = "scratch:"
 """The start of a new model in `downstream --model`."""
-# The commands replace `teacher:L` and a folder by a shape before they parse it.
+# These replace `teacher:L` and a folder by a shape before they parse it.
 OF_MODEL = (
-    "only the commands student-train and student-sweep take the shape of a model; give the shape"
-    " itself, such as bert:256x4x4"
+    "only the commands student-train and student-sweep, and run, take the shape of a model; give"
+    " the shape itself, such as bert:256x4x4"
 )
 # The best learning rate of a transformer falls with its hidden size; a BiLSTM's does not.
 LARGEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5

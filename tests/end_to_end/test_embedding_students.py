@@ -151,7 +151,8 @@ def test_python_has_the_defaults_of_the_command(
         (vectors, {"student": "static:8"}),
         (both, {"student": "teacher:2"}),
         (both, {"batch_tokens": 512, "loss": "embedding=1"}),
-        (both, {"student": "teacher:2", "loss": "mlm=1,hidden=30"}),
+        (both, {"student": "teacher:2", "loss": "mlm=1,hidden=30", "lr_end": 1e-5}),
+        (both, {"init": "mixed-vocab"}),
     ):
         command = checked_from({"store": (path,), **words})
         with open_store(path) as store:

@@ -283,7 +283,7 @@ def _tokens(options: ImportOptions) -> tuple[Path, Array]:
     if found.ndim != 2 or found.dtype.kind not in "iu" or not found.size:
         raise UserError(
             f"--tokens {options.tokens}: is {found.dtype}{list(found.shape)}, expected whole"
-            " numbers [sequences, tokens]; save the tokens of the run as such"
+            " numbers [sequences, tokens]; save the tokens of the run with this shape"
         )
     return options.tokens, np.asarray(found)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from teachonce.student_train.losses.next_token import (
     NextTargets,
+    WholeTargets,
     alm,
     jsd,
     kl,
@@ -108,3 +111,29 @@ def test_alm_of_certain_and_impossible_runs() -> None:
     nothing = torch.zeros(0, requires_grad=True)
     alm(nothing, torch.zeros(0)).backward()
     assert nothing.grad is not None
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_the_whole_vocabulary_gives_the_losses_of_all_stored_pieces(padding: int) -> None:
+    """A model of your own may have more outputs than its tokenizer has pieces."""
+    teacher = log_softmax(chance.normal(0, 1, (G, V)))
+    none = torch.full((G,), -torch.inf)
+    stored = replace(targets_of(teacher, V), rest=none)
+    whole = WholeTargets(
+        torch.arange(V).expand(G, V),
+        torch.from_numpy(teacher.astype(np.float32)),
+        stored.valid,
+        none,
+        stored.log_partition,
+        stored.following,
+    )
+    logits = torch.from_numpy(chance.normal(0, 1, (G, V + padding)).astype(np.float32))
+    for loss in (kl, reverse_kl, jsd):
+        found = []
+        for targets in (stored, whole):
+            own = logits.clone().requires_grad_()
+            value = loss(targets.predictions(own), targets, 2.0)
+            value.backward()
+            assert own.grad is not None
+            found += [value.detach(), own.grad]
+        torch.testing.assert_close(found[:2], found[2:], rtol=1e-4, atol=1e-6)

@@ -214,7 +214,7 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("bilstm:tiny", "expected E,H, both at least 1"),
         ("bilstm:300,0", "expected E,H, both at least 1"),
         ("bilstm:300x600", "expected E,H"),
-        ("teacher:2", "only the commands student-train and student-sweep take the shape of a mod"),
+        ("teacher:2", "only the commands student-train and student-sweep, and run, take the sha"),
         ("long" * 100, "expected tiny, HxLxA"),  # too long for the name of a folder
     ],
 )

@@ -156,7 +156,7 @@ def test_a_stage_from_python_is_refused_with_its_number(
     assert str(error.value).startswith(message)
 
 
-def test_what_the_stores_decide_is_checked_once_it_is_known() -> None:
+def test_what_the_stores_decide_is_checked_once_it_is_known(tmp_path: Path) -> None:
     """A default of the losses or the student may be replaced by one that fits the stores."""
     for words, message in (
         ({"mask_prob": 0.0}, "--mask-prob 0: --loss mlm needs masked tokens"),
@@ -168,6 +168,9 @@ def test_what_the_stores_decide_is_checked_once_it_is_known() -> None:
         with pytest.raises(UserError) as error:
             options.resolved()
         assert str(error.value).startswith(message)
+    # The rate of `tiny` is not the one of the student that the store decides.
+    TrainOptions("a.zarr", student="teacher:2", lr_end=1e-5)
+    TrainOptions("a.zarr", init=f"folder:{tmp_path}", vocab=tmp_path)
 
 
 def test_settings_list_every_option_that_shapes_a_student() -> None:
