@@ -303,8 +303,8 @@ class DumpOptions:
         precision = resolved_precision(self.precision, device)
         if device == "cpu" and precision == "bf16":
             precision = self.precision
-        # On a CPU larger batches leave its caches: MiniLM runs at 0.75 to 0.85 of the speed with
-        # 8,192 tokens (RESULTS, "Dumping, bf16").
+        # Larger batches do not fit into the caches of a CPU: with 8,192 tokens MiniLM has 0.75 to
+        # 0.85 of the speed (RESULTS, "Dumping, bf16").
         batch_tokens = self.batch_tokens or (2048 if device == "cpu" else 8192)
         return replace(
             self,
@@ -316,7 +316,8 @@ class DumpOptions:
 
     @property
     def tokens_per_batch(self) -> int:
-        """Return the most teacher tokens of a batch, padding included; of `resolved` options."""
+        """Return the maximum number of teacher tokens in a batch, padding included. Call it for
+        `resolved` options only."""
         assert self.batch_tokens is not None
         return self.batch_tokens
 
