@@ -114,11 +114,13 @@ class Bench:
         """Train and score arms at their best rates. The `next` arm of each start comes first."""
         best = 0.0
         for arm in arms:
-            near = [rate for rate in self.rates if best / 2 <= rate <= best * 2] or self.rates
-            rate = min(near, key=lambda each: self.scored(arm, each, 0))
+            plain = arm.endswith(", next")
+            near = [rate for rate in self.rates if best / 2 <= rate <= best * 2]
+            tried = near if near and not plain else self.rates
+            rate = min(tried, key=lambda each: self.scored(arm, each, 0))
             for seed in range(1, seeds):
                 self.scored(arm, rate, seed)
-            if arm.endswith(", next"):
+            if plain:
                 best = rate
 
 

@@ -21,7 +21,8 @@ def rows_of(results: Path) -> list[list[str]]:
 def test_decoders_of_each_start_and_loss(
     tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoders, "HELD_OUT", slice(0, 2000))
+    monkeypatch.setattr(decoders, "BOOKS", {"choosing": 0, "scored": 1000})
+    monkeypatch.setattr(decoders, "LENGTH", 1000)
     monkeypatch.setattr(decoders, "BATCH", 256)
     results = tmp_path / "RESULTS.md"
     given = ("--work", tmp_path / "w", "--model", tiny_teacher("gpt2"), "--corpus", corpus)
@@ -29,7 +30,11 @@ def test_decoders_of_each_start_and_loss(
     arms = ("--arms", "vocab, next;vocab, default", "--rates", "1e-3,2e-3")
     ok(decoders.main, *given, *small, *arms, "--seeds", 2, "--results", results)
     head, plain, default = rows_of(results)
-    assert head[0] == "start, losses" and plain[0] == "vocab, next"
-    assert plain[3] == "+0.000 ± 0.000" and 2 < float(plain[2].split()[0]) < 9
-    gain = float(default[2].split()[0]) - float(plain[2].split()[0])
-    assert float(default[3].split()[0]) == pytest.approx(gain, abs=0.002)
+    row, of_default = (dict(zip(head, cells, strict=False)) for cells in (plain, default))
+    assert row["start"] == of_default["start"] == "vocab" and row["seeds"] == "2"
+    assert (row["losses"], of_default["losses"]) == ("next=1", "default")
+    assert row["lr"].endswith(" of 2") and 2 < float(row["bits a byte"].split()[0]) < 9
+    assert "minus `next`" not in row
+    gain = float(of_default["bits a byte"].split()[0]) - float(row["bits a byte"].split()[0])
+    for column in ("minus `next`", "minus best `next`"):
+        assert float(of_default[column].split()[0]) == pytest.approx(gain, abs=0.002)
