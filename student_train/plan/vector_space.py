@@ -52,7 +52,7 @@ def lost_lengths(store: FeatureStore) -> str:
     if spec is None or spec.normalised or vector_settings(store).similarity != "dot":
         return ""
     return (
-        f"{store.path}: its teacher compares texts by the dot product of vectors of any length, and"
-        " the student's vectors have length 1: documents that it embeds are ranked by directions"
-        " alone"
+        f"{store.path}: its teacher compares texts by the dot product of vectors of any length, but"
+        " the student's vectors have length 1: documents that the student embeds are ranked by"
+        " directions alone"
     )
