@@ -87,7 +87,10 @@ def student_tokenizer(
             f"--vocab {word}: its tokenizer has only special tokens, because tokenizer.json or the"
             " vocabulary is missing or empty; save the tokenizer there, or give a size such as 5k"
         )
-    return check_student_tokenizer(tokenizer, word, family)
+    checked = check_student_tokenizer(tokenizer, word, family)
+    # A truncation in tokenizer.json is not the student's, and a StaticEmbedding would apply it.
+    checked.backend_tokenizer.no_truncation()
+    return checked
 
 
 def check_student_tokenizer(tokenizer: Any, word: str, family: str) -> PreTrainedTokenizerFast:

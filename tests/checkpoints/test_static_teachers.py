@@ -147,6 +147,23 @@ def test_a_student_is_trained_on_word_vectors(
         assert "has no hidden states and no attention maps; give --hidden none --att" in line
 
 
+def test_a_static_student_reads_whole_texts(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    """A tokenizer of a transformer often has a truncation, which a StaticEmbedding would apply."""
+    folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
+    store = dumped(folder, texts_of(tmp_path / "a.txt"), tmp_path / "a.zarr", **VECTORS)
+    make_tokenizer("wordpiece").save_pretrained(tmp_path / "v")
+    made = Tokenizer.from_file(str(tmp_path / "v" / "tokenizer.json"))
+    made.enable_truncation(5)
+    made.save(str(tmp_path / "v" / "tokenizer.json"))
+    ok(
+        *(student_train, "--store", store, "--vocab", tmp_path / "v", "--student", "static:8"),
+        *("--steps", "1", "--device", "cpu", "--out", tmp_path / "s"),
+    )
+    assert Tokenizer.from_file(str(tmp_path / "s" / "tokenizer.json")).truncation is None
+    short, long = library(tmp_path / "s", [ENGLISH[0], f"{ENGLISH[0]} {ENGLISH[1]}"])
+    assert not np.allclose(short, long, atol=1e-4)
+
+
 def test_a_damaged_table_is_one_line(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
     (folder / "model.safetensors").write_bytes(b"no")
