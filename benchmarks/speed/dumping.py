@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import zarr
 
-from benchmarks.common.interleaved import Figures, interleaved, peak_memory
+from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
 from benchmarks.common.results import of_text, publish, table
 from teachonce.checkpoints.names import resolve_model
 from teachonce.support.console import command_errors
@@ -249,15 +249,13 @@ def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[li
     return rows
 
 
-def batch_sizes(options: DumpOptions, repeats: int) -> list[list[object]]:
-    """Return a row for each batch size: speed and peak memory of dumps."""
-    rows = list[list[object]]()
-    for features in ("hidden states", "all features"):
-        wanted = replace(options, **FEATURES[features])
-        sizes = {f"{size:,}": partial(ours, replace(wanted, batch_tokens=size)) for size in BATCHES}
-        for size, found in interleaved(sizes, repeats).items():
-            rows.append([features, size, f"{found['speed']:,.0f}", f"{found['memory']:,.0f}"])
-    return rows
+def memories(options: DumpOptions) -> list[list[object]]:
+    """Return a row for each batch size: the peak memory of a dump of all features."""
+    every = replace(options, **FEATURES["all features"])
+    return [
+        [f"{size:,}", f"{alone(partial(ours, replace(every, batch_tokens=size)))['memory']:,.0f}"]
+        for size in BATCHES
+    ]
 
 
 @click.command()
@@ -294,8 +292,7 @@ def main(
     cut_alone = interleaved({"": partial(cutting, options)}, repeats)[""]["speed"]
     tables = [table(HEAD, measure(options, [features] if features else [*FEATURES], repeats))]
     if not features:
-        head = ("features", "--batch-tokens", "tokens/s", "peak memory, MB")
-        tables.append(table(head, batch_sizes(options, repeats)))
+        tables.append(table(("--batch-tokens", "all features, peak memory, MB"), memories(options)))
     publish(
         f"Dumping {features}, {precision}" if features else f"Dumping, {precision}",
         f"`python -m benchmarks.speed.dumping{chosen} --tokens {tokens} --part-tokens {part_tokens}"
