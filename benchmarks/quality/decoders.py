@@ -197,7 +197,7 @@ def table_rows(work: Path) -> list[list[object]]:
         one, rates = seeds[min(seeds)], {each.rate for each in cells[cell]}
         equal = cell._replace(losses=NEXT)
         lengths = [each for each in best if each._replace(tokens=cell.tokens) == equal]
-        at_best = best[min(lengths, key=figure)] if lengths else {}
+        at_best = best[min(lengths, key=figure)] if equal in best else {}
         rows.append([
             cell.student, f"{one.parameters / 1e6:.1f}", cell.vocab, f"{cell.tokens / 1e6:.1f}",
             cell.start, cell.losses, f"{one.rate:g} of {len(rates)}", len(seeds),
