@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.common.interleaved import Figures, interleaved
 from benchmarks.common.results import of_text, publish, table
-from benchmarks.speed.dumping import FEATURES, network, parts_of
+from benchmarks.speed.dumping import FEATURES, network, parts_of, run_batches
 from teachonce.support.console import command_errors
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.windows.window import Window, length_batches, padded
+from teachonce.teacher_dump.windows.window import Window
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 PRECISIONS = ("fp32", "bf16")
@@ -29,14 +29,10 @@ PRECISIONS = ("fp32", "bf16")
 
 @torch.inference_mode()
 def passed(model: Any, windows: list[Window], size: int) -> Figures:
-    """Run windows through a teacher in batches of `size` tokens, padding included."""
+    """Measure the forward pass over windows in batches of `size` tokens."""
     clock = time.perf_counter if model.device.type == "cuda" else time.process_time
     started = clock()
-    for batch in length_batches([len(window.ids) for window in windows], size):
-        read = padded([windows[i].ids for i in batch], 0)
-        ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
-        states = model(ids, attention_mask=present).last_hidden_state
-    states.sum().item()  # waits for the device
+    run_batches(model, windows, size).last_hidden_state.sum().item()  # waits for the device
     return {"speed": sum(len(window.ids) for window in windows) / (clock() - started)}
 
 

@@ -114,12 +114,19 @@ def bare(options: DumpOptions) -> Figures:
     started, size = 0.0, options.resolved().tokens_per_batch
     for number, part in enumerate(parts):
         started = time.perf_counter() if number == 1 else started
-        lengths = [len(window.ids) for window in part]
-        for batch in length_batches(lengths, size):
-            read = padded([part[i].ids for i in batch], 0)
-            ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
-            model(ids, attention_mask=present)
+        run_batches(model, part, size)
     return speed_of(started, parts)
+
+
+def run_batches(model: Any, windows: list[Window], size: int) -> Any:
+    """Run windows through a teacher in batches of `size` tokens, padding included; return the
+    output of the last batch."""
+    output = None
+    for batch in length_batches([len(window.ids) for window in windows], size):
+        read = padded([windows[i].ids for i in batch], 0)
+        ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
+        output = model(ids, attention_mask=present)
+    return output
 
 
 def ours(options: DumpOptions) -> Figures:
