@@ -1,12 +1,14 @@
 """The claims of five papers, held against students that their recipes train.
 
-    python -m benchmarks.reproduce SOURCE|all --work DIR [--seeds N] [--jobs N]
+    python -m benchmarks.reproduce SOURCE|all --work DIR [--size small|title] [--seeds N] [--jobs N]
     python -m benchmarks.reproduce SOURCE --size full --teacher DIR --data DIR --work DIR
                                    [--dry-run] [--table NAME]... [--arm NAME]... [--scale X]
                                    [--larger-teacher DIR]
 
-The small size takes minutes on two cores. The full size is the published setting, on the user's own
-teacher and data (README.md in this folder tells which files). Every step is a command as a user
+The small size takes one to three hours of two cores for each source. The size `title` trains the
+few arms of the paper's main claims longer, at most two hours of one core with five seeds. The full
+size is the published setting, on the user's own teacher and data (README.md in this folder lists
+the files). Every step is a command as a user
 types it; --jobs students at a time are trained and scored, and share the cores. What is finished in
 --work is not made again; no arm is chosen by the test set, it only scores. A section that is
 written again loses what was written below it by hand.
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -24,7 +25,7 @@ import click
 from benchmarks.common.results import RESULTS, publish
 from benchmarks.reproduce.papers import BEST, NAMES, sources
 from benchmarks.reproduce.reproduction import Reproduction
-from benchmarks.reproduce.source import FULL, SIZES, TEACHER, Claim, Scores, Source, Work
+from benchmarks.reproduce.source import FULL, SIZES, TITLE, Claim, Scores, Source, Work, selected
 from benchmarks.reproduce.steps import Steps, plan_text
 from benchmarks.reproduce.verdicts import compare_best, report
 from teachonce.support.console import command_errors
@@ -79,6 +80,8 @@ def main(
     both."""
     if size == FULL and (not teacher or not data):
         raise UserError("--size full: give your own --teacher and --data")
+    if size == TITLE and name == "best":
+        raise UserError("best: --size title has no recipe of ours; give --size small")
     names = NAMES if name in ("all", "best") else (name,)
     steps, runs = Steps(jobs, dry), {}
     found = {
@@ -88,7 +91,7 @@ def main(
     }
     for folder, source in _chosen(found, tables).items():
         place = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
-        runs[folder] = Reproduction(_only(source, only), place, seeds)
+        runs[folder] = Reproduction(selected(source, only), place, seeds)
     words = ["--seeds", str(seeds), "--size", size]
     words += [word for each in tables for word in ("--table", each)]
     words += [word for each in only for word in ("--arm", each)]
@@ -101,7 +104,7 @@ def main(
                 body += f"\n\n{run.source.remark(run.work)}"
             took = f"The reproduction took {run.minutes():.0f} minutes with --jobs {jobs}."
             publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
-    if name in ("all", "best") and not dry:
+    if name in ("all", "best") and size != TITLE and not dry:
         said = f"`python -m benchmarks.reproduce {shlex.join(['best', *words])}`. {BEST}"
         publish("Our recipe against those of the sources", said, compare_best(runs), results)
     if dry:
@@ -113,23 +116,6 @@ def _chosen(found: Mapping[str, Source], names: tuple[str, ...]) -> dict[str, So
     if unknown := sorted(set(names) - found.keys()):
         raise UserError(f"--table {unknown[0]}: there are {', '.join(found)}")
     return {name: source for name, source in found.items() if name in names or not names}
-
-
-def _only(source: Source, names: tuple[str, ...]) -> Source:
-    """Select the arms with these names, and the claims about them; without names all."""
-    if not names:
-        return source
-    if unknown := sorted(set(names) - source.arms.keys()):
-        raise UserError(f"--arm {unknown[0]}: there are {', '.join(source.arms)}")
-    arms = {name: arm for name, arm in source.arms.items() if name in names}
-    claims = [
-        claim
-        for claim in source.claims
-        if {claim.better, claim.worse} <= {*arms, *source.models, TEACHER}
-    ]
-    parts = {part for each in source.joined.values() for part in each.values()}
-    models = {name: model for name, model in source.models.items() if name not in parts}
-    return replace(source, arms=arms, claims=claims, models=models, joined={})
 
 
 def _prober(run: Reproduction) -> Callable[[Claim], Scores]:

@@ -25,8 +25,8 @@ class Data:
 
     title, figure: as in `Task`. name: of its files. task: of `downstream`.
     train, test: files of DATA; without a test file, a part of the training file is used.
-    few: the number of training examples. words: further words of `downstream`, which take
-        precedence.
+    few, tested: the largest numbers of training and of test examples.
+    words: further words of `downstream`, which take precedence.
     """
 
     title: str
@@ -36,6 +36,7 @@ class Data:
     train: str
     test: str = ""
     few: int = 800
+    tested: int = SCORED
     words: tuple[str, ...] = ()
 
     @property
@@ -58,12 +59,12 @@ class Data:
             _, test = _examples(DATA / self.test, tagged)
             random.Random(0).shuffle(test)  # sorted by label, the first would be of a few alone
         else:
-            count = min(SCORED, len(examples) // 5)
+            count = min(self.tested, len(examples) // 5)
             test, examples = examples[:count], examples[count:]
         parts = {
             "dev": examples[:CHOSEN],
             "train": examples[CHOSEN:][: self.few],
-            "test": test[:SCORED],
+            "test": test[: self.tested],
         }
         for part, some in parts.items():
             text = ("\n\n" if tagged else "\n").join([*head, *some]) + "\n"

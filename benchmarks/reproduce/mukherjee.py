@@ -180,12 +180,15 @@ def _rows(path: Path) -> tuple[str, list[str]]:
 
 
 def cut_labels(path: Path, folder: Path, per_class: int) -> None:
-    """Split a table of texts and labels: few.tsv, dev.tsv to choose the epoch by, and all.tsv."""
+    """Split a table of texts and labels: few.tsv, dev.tsv to choose the epoch by, all.tsv to learn
+    from, and rest.tsv."""
     head, rows = _rows(path)
     random.Random(0).shuffle(rows)
     dev, rows = rows[:DEV], rows[DEV:]
     few, every = few_labels(rows, per_class, UNLABELLED)
-    _write(folder, head, few=few, dev=dev, all=every)
+    texts = {row.rpartition("\t")[0] for row in (*every, *dev)}
+    rest = [row for row in rows if row.rpartition("\t")[0] not in texts]
+    _write(folder, head, few=few, dev=dev, all=every, rest=rest)
 
 
 def fine_tuned(work: Work, name: str, model: str | Path, *words: str | Path) -> Path:
@@ -262,23 +265,30 @@ def with_labels(called: str, per_class: int | None) -> str:
 
 
 def small(
-    called: str, files: tuple[Path, Path], per_class: int, classes: int, vocab: str
+    called: str,
+    files: tuple[Path, Path],
+    per_class: int,
+    classes: int,
+    vocab: str,
+    test: str = "",
 ) -> Source:
-    """Return the source on a task with few labels, whose text gives `pieces` pieces."""
+    """Return the source on a task with few labels. It is tested on the second of the files, or on
+    `test`."""
     held_out = max(0.1, STEERED_BY / (per_class * classes))
     return Source(
         title=f"Mukherjee & Awadallah 2019 in miniature: {with_labels(called, per_class)}",
         about=(
-            f"Data: {called}; test set: the official dev set. Teacher: a MiniLM fine-tuned on"
-            f" {per_class} labels of each class; its outputs are stored for at most"
-            f" {UNLABELLED:,} texts without labels. Students: BiLSTM 100,100 with {vocab}"
+            f"Data: {called}; test set: {'other texts' if test else 'the official dev set'}."
+            f" Teacher: a MiniLM fine-tuned on {per_class} labels of each class; its outputs are"
+            f" stored for at most {UNLABELLED:,} texts without labels. Students: BiLSTM 100,100"
+            f" with {vocab}"
             " WordPiece; the vocabulary of the RNN is the words of the texts (published: 300,600,"
             " the teacher's vocabulary, GloVe). Each stage, and each part that is unfrozen, is"
             " trained until the validation score stops improving; the validation set has"
             f" {held_out * per_class * classes:.0f} labels."
         ),
         words=(),
-        tasks=[scored(called, str(files[1]))],
+        tasks=[scored(called, test or str(files[1]))],
         arms=arms(
             "--student", "bilstm:100,100", "--held-out", f"{held_out:.3g}", vocab=vocab
         ),

@@ -11,9 +11,10 @@ from benchmarks.reproduce import (
     slovakbert,
     tinymbert,
     tinymbert_tables,
+    titles,
     zhao,
 )
-from benchmarks.reproduce.source import SMALL, Source
+from benchmarks.reproduce.source import SMALL, TITLE, Source
 
 PAPERS = {
     "kolesnikova": (kolesnikova,),
@@ -42,10 +43,13 @@ def sources(name: str, size: str, data: Path = Path(), larger: bool = False) -> 
     """
     if size == SMALL:
         return {each: source for paper in PAPERS[name] for each, source in paper.SMALL.items()}
-    every = [paper.full(data, larger) for paper in PAPERS[name]]
+    if size == TITLE:
+        every = [{f"{name}-title": titles.TITLES[name]}]
+    else:
+        every = [paper.full(data, larger) for paper in PAPERS[name]]
     return {each: _unprobed(source) for found in every for each, source in found.items()}
 
 
 def _unprobed(source: Source) -> Source:
-    """Leave out the probes, whose lengths are valid for the small size only."""
+    """Leave out the probes: their lengths are valid for the small size only."""
     return replace(source, claims=[replace(claim, probe=None) for claim in source.claims])

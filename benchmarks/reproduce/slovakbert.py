@@ -96,6 +96,19 @@ def slovak(work: Work) -> Prepared:
     return Prepared([store], teacher, [SLOVAK])
 
 
+def small_arms(*words: str) -> dict[str, Arm]:
+    """Name the six experiments after their numbers, for a teacher of six layers."""
+    two = ("--student", "teacher:2", "--init", "layers:1,2@{teacher}")
+    return {
+        "1": experiment(1, (1, 4, 6), *words),
+        "2": experiment(2, (1, 3, 5), *words),
+        "3": experiment(3, (1, 5), *words),
+        "4": experiment(4, (1, 2), *words),
+        "5": experiment(5, (1, 3), *words),
+        "6": Arm(("--recipe", "slovakbert-6", *two, *words), (), ("1", "2")),
+    }
+
+
 SHORT = ("--steps", "64", "--batch-tokens", "1024", "--eval-every", "64", "--accumulate", "1")
 MINIATURE = Source(
     title="The SlovakBERT thesis in miniature",
@@ -109,14 +122,7 @@ MINIATURE = Source(
     ),
     words=(),
     tasks=[data.scored for data in EXAMPLES],
-    arms={
-        "1": experiment(1, (1, 4, 6), *SHORT),
-        "2": experiment(2, (1, 3, 5), *SHORT),
-        "3": experiment(3, (1, 5), *SHORT),
-        "4": experiment(4, (1, 2), *SHORT),
-        "5": experiment(5, (1, 3), *SHORT),
-        "6": Arm(("--recipe", "slovakbert-6", "--student", "teacher:2", "--init",
-                  "layers:1,2@{teacher}", *SHORT), (), ("1", "2")),
+    arms=small_arms(*SHORT) | {
         OURS: Arm((*OUR_LOSSES, "--vocab", "teacher", "--student", "teacher:3",
                    "--min-length", "11", *SHORT)),
     },

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.reproduce.steps import Steps
+from teachonce.support.errors import UserError
 
-SMALL, FULL = SIZES = ("small", "full")
+SMALL, TITLE, FULL = SIZES = ("small", "title", "full")
 OURS = "ours"
 ABOUT = "The published setting, with the given teacher and data."  # of the full size
 TEACHER = "teacher"
@@ -191,3 +192,23 @@ class Source:
     models: Mapping[str, Model] = field(default_factory=dict)
     remark: Callable[[Work], str] | None = None
     joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def selected(source: Source, names: Sequence[str]) -> Source:
+    """Select the arms with these names, and the claims about them; without names all.
+
+    Raises UserError for a name that the source lacks.
+    """
+    if not names:
+        return source
+    if unknown := sorted(set(names) - source.arms.keys()):
+        raise UserError(f"--arm {unknown[0]}: there are {', '.join(source.arms)}")
+    arms = {name: arm for name, arm in source.arms.items() if name in names}
+    claims = [
+        claim
+        for claim in source.claims
+        if {claim.better, claim.worse} <= {*arms, *source.models, TEACHER}
+    ]
+    parts = {part for each in source.joined.values() for part in each.values()}
+    models = {name: model for name, model in source.models.items() if name not in parts}
+    return replace(source, arms=arms, claims=claims, models=models, joined={})

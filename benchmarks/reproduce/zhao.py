@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.results import NOVELS
@@ -53,14 +55,14 @@ CLAIMS = (
 
 
 def arms(*words: str) -> dict[str, Arm]:
-    """Name the arms. The stores come, in order, from stage I, from a stage I with tied shared
-    pieces, and from the teacher's labels for masked words."""
+    """Name the arms. The stores come, in order, from stage I, from the teacher's labels for masked
+    words, and from a stage I with tied shared pieces."""
     return {
         "mixed": Arm(("--recipe", "zhao-mixed", *words)),
         "NoKD": Arm(("--recipe", "zhao-nokd", *words)),
-        "tied": Arm(("--recipe", "zhao-tied", *words), (1,)),
-        "vanilla 30k": Arm(("--recipe", "zhao-vanilla-30k", *words), (2,)),
-        "pruned": Arm(("--recipe", "zhao-pruned", *words), (2,)),
+        "tied": Arm(("--recipe", "zhao-tied", *words), (2,)),
+        "vanilla 30k": Arm(("--recipe", "zhao-vanilla-30k", *words), (1,)),
+        "pruned": Arm(("--recipe", "zhao-pruned", *words), (1,)),
     }
 
 
@@ -71,24 +73,31 @@ EXAMPLES = (
          "intent/en_snips_slots.valid.tsv", few=1200),
 )  # fmt: skip
 LABELS = ("--views", "2", "--logits", "topk:64", "--hidden", "none", "--attention", "none")
-STAGE_ONE = ("--steps", "500", "--batch-tokens", "1024", "--lr", "1e-3", "--precision", "bf16")
+STAGE_ONE = ("--batch-tokens", "1024", "--lr", "1e-3", "--precision", "bf16")
 
 
-def mixed(work: Work) -> Prepared:
-    """Train the student's embeddings within the teacher, once separate from the teacher's and once
-    tied."""
-    cut_all(EXAMPLES, work)
-    stores = [
-        dump(
-            work, work.folder / f"{name}.zarr", NOVELS, "mixed-vocab", "--model", MINILM,
-            "--limit", "200000", "--vocab", "5k", "--width", "128", "--hidden", "mean",
-            "--weights", *STAGE_ONE, *tied,
-        )
-        for name, tied in (("mixed", ()), ("tied", ("--tie",)))
-    ]  # fmt: skip
-    labels = ("--limit", "200000", *LABELS)
-    stores.append(dump(work, work.folder / "views.zarr", NOVELS, "--model", MINILM, *labels))
-    return Prepared(stores, MINILM, [NOVELS] * 3)
+WAYS: dict[str, tuple[str, ...]] = {"mixed": (), "tied": ("--tie",)}
+
+
+def mixed(
+    examples: Sequence[Data], limit: tuple[str, str], steps: str, others: Sequence[str], work: Work
+) -> Prepared:
+    """Train the student's embeddings within the teacher for this number of steps, and dump the
+    teacher's labels.
+
+    others: "tied" to train them a second time, with the shared pieces tied to the teacher's.
+    """
+    cut_all(examples, work)
+    common = ("--model", MINILM, *limit)
+    stores = {"views": dump(work, work.folder / "views.zarr", NOVELS, *common, *LABELS)}
+    for name in ("mixed", *others):
+        stores[name] = dump(
+            work, work.folder / f"{name}.zarr", NOVELS, "mixed-vocab", *common, "--vocab", "5k",
+            "--width", "128", "--hidden", "mean", "--weights", "--steps", steps, *STAGE_ONE,
+            *WAYS[name],
+        )  # fmt: skip
+    order = [stores[name] for name in ("mixed", "views", *others)]
+    return Prepared(order, MINILM, [NOVELS] * len(order))
 
 
 MINIATURE = Source(
@@ -105,7 +114,7 @@ MINIATURE = Source(
     | {OURS: Arm((*OUR_LOSSES, "--vocab", "mixed-vocab", *NARROW, *STATES_RATE))},
     claims=CLAIMS,
     best="mixed",
-    prepare=mixed,
+    prepare=functools.partial(mixed, EXAMPLES, ("--limit", "200000"), "500", ("tied",)),
     published=PUBLISHED,
 )
 
@@ -138,9 +147,9 @@ def published_teacher(work: Work) -> Prepared:
     """Run stage I with and without tied pieces, and dump the teacher's labels for masked words."""
     text = work.data / "corpus.txt"
     check_files(work, GLUE.tasks, text.name)
-    stores = [stage_one(work, name, text, recipe=name) for name in ("mixed", "tied")]
-    stores.append(dump(work, work.folder / "views.zarr", text, "--model", work.teacher, *VIEWS))
-    return Prepared(stores, work.teacher, [text] * 3)
+    mixed, tied = (stage_one(work, name, text, recipe=name) for name in ("mixed", "tied"))
+    views = dump(work, work.folder / "views.zarr", text, "--model", work.teacher, *VIEWS)
+    return Prepared([mixed, views, tied], work.teacher, [text] * 3)
 
 
 def vocabularies_teacher(work: Work) -> Prepared:
