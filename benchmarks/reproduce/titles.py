@@ -67,6 +67,7 @@ KOLESNIKOVA = selected(
         words=(),
         tasks=[each.scored for each in K_DATA],
         arms=kolesnikova.arms("5k", "15k", *K_WORDS),
+        best="KL M",
         prepare=reduced,
     ),
     ("none", "MLM", "KL M", "KL M, 15k"),

@@ -347,19 +347,22 @@ def test_examples_are_cut_into_three(
 
 
 def test_few_labels_and_few_tags(tmp_path: Path) -> None:
-    rows = [f"text {n}\t{n % 2}" for n in range(1400)]
+    rows = [f"text {n}\t{n % 2}" for n in range(6000)]
     table = tmp_path / "table.tsv"
     table.write_text("\n".join(["text\tlabel", *rows]) + "\n")
     cut_labels(table, tmp_path, 100)
-    few, dev, all_ = (
-        (tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("few", "dev", "all")
+    few, dev, all_, rest = (
+        (tmp_path / f"{name}.tsv").read_text().splitlines()
+        for name in ("few", "dev", "all", "rest")
     )
-    assert len(few) == 1 + 2 * 100 and len(dev) == 501 and len(all_) == 901
+    used = {row.rpartition("\t")[0] for row in (*dev, *all_)}
+    assert len(rest) == 1 + 1300 and not used & {row.rpartition("\t")[0] for row in rest[1:]}
+    assert len(few) == 1 + 2 * 100 and len(dev) == 501 and len(all_) == 4201
     assert {row for row in all_ if not row.endswith("\t")} == set(few)
     assert not set(dev[1:]) & {row.rpartition("\t")[0] + "\t" for row in all_}
     fewer, some = few_labels([*rows, "without\t"], 5, 20)
     assert len(fewer) == 10 and len(some) == 30
     fewer, every = few_labels(["without\t", *rows], 5)
-    assert "without\t" in every and len(fewer) == 10 and len(every) == 1401
+    assert "without\t" in every and len(fewer) == 10 and len(every) == 6001
     out = few_tags(["a\tO\nb\tB-X", "c\tO"], tmp_path / "few_words.tsv", 1)
     assert out.read_text() == "a\tO\nb\tB-X\n\nc\t\n\n"
