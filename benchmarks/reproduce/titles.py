@@ -106,7 +106,7 @@ ZHAO = selected(
             " examples of each task and scored on 872 (sentiment) and 700."
         ),
         tasks=[each.scored for each in Z_DATA],
-        arms=zhao.arms(*changed(zhao.NARROW, "--steps", "1600", "--eval-every", "400")),
+        arms=zhao.arms(*changed(kolesnikova.NARROW, "--steps", "1600", "--eval-every", "400")),
         prepare=functools.partial(zhao.mixed, Z_DATA, TOKENS, "2000", ()),
     ),
     ("mixed", "NoKD", "pruned"),

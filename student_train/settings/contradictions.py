@@ -9,7 +9,11 @@ from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.losses import registry
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
-from teachonce.student_train.settings.option_values import AS_TEACHER, FOLDER, stays_in_memory
+from teachonce.student_train.settings.option_values import (
+    FOLDER,
+    is_shape_of_model,
+    stays_in_memory,
+)
 from teachonce.support.errors import UserError
 from teachonce.support.options import default_of, flag_of, scoped
 from teachonce.training.schedule import ENDLESS
@@ -104,8 +108,9 @@ def _check_bilstm(options: TrainOptions) -> None:
     of_bilstm = [name for name in scoped(OptionFields, BILSTM) if getattr(options, name)]
     words = [f"{flag_of(name)} {getattr(options, name)}" for name in sorted(of_bilstm)]
     words += ["--projection student"] if options.projection == "student" else []
-    # Before the stores decide the student, too: neither the default nor `teacher:L` is a BiLSTM.
-    if words and (options.student.startswith(AS_TEACHER) or options.shape.kind != "bilstm"):
+    # Before the stores decide the student, too: neither the default nor the shape of a model is a
+    # BiLSTM.
+    if words and (is_shape_of_model(options.student) or options.shape.kind != "bilstm"):
         raise UserError(
             f"{words[0]}: applies only to a BiLSTM, and --student is {options.student}; leave it"
             " out, or choose bilstm:E,H"

@@ -72,9 +72,15 @@ def stays_in_memory(word: str) -> bool:
 
 
 def check_student(student: str) -> None:
-    """Raise UserError unless `student` is a shape. `teacher:L` passes: the store decides it."""
-    if not student.startswith(AS_TEACHER):
+    """Raise UserError unless `student` is a shape, or means the shape of a model."""
+    if not is_shape_of_model(student):
         parse_student(student)
+
+
+def is_shape_of_model(student: str) -> bool:
+    """Return whether a value of `--student` means the shape of a model: `teacher:L`, or a
+    folder."""
+    return student.startswith(AS_TEACHER) or is_model_folder(student)
 
 
 def is_model_folder(student: str) -> bool:

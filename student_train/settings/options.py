@@ -35,10 +35,10 @@ from teachonce.student_train.settings.option_fields import (
     OptionFields,
 )
 from teachonce.student_train.settings.option_values import (
-    AS_TEACHER,
     EXPECTED_PARTS,
     FOLDER,
     is_part,
+    is_shape_of_model,
 )
 from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.student_train.settings.terms import (
@@ -102,9 +102,10 @@ class TrainOptions(OptionFields):
         self._check_together(self._left_to_stores())
 
     def _left_to_stores(self) -> frozenset[str]:
-        """Return which of `loss` and `student` the stores decide: a default, or `teacher:L`."""
+        """Return which of `loss` and `student` are decided when the stores are open: a default, or
+        the shape of a model."""
         found = frozenset({"loss", "student"} - self.given)
-        return found | {"student"} if self.student.startswith(AS_TEACHER) else found
+        return found | {"student"} if is_shape_of_model(self.student) else found
 
     def _check_together(self, unknown: Set[str]) -> None:
         """Raise UserError for options that contradict each other, in a stage as well. Options are

@@ -24,9 +24,11 @@ DEFAULT_KIND = "modernbert"
 """What a shape without a kind means: it measures best; see docs/defaults.md."""
 SCRATCH = "scratch:"
 """The start of a new model in `downstream --model`."""
-# These replace `teacher:L` and a folder by a shape before they parse it; `run` only `teacher:L`.
-COMMANDS = "only the commands student-train and student-sweep"
-OF_MODEL = "take the shape of a model; give the shape itself, such as bert:256x4x4"
+# These replace `teacher:L` and a folder by a shape before they parse it.
+OF_MODEL = (
+    "only student-train, student-sweep and run take the shape of a model; give the shape itself,"
+    " such as bert:256x4x4"
+)
 # The best learning rate of a transformer falls with its hidden size; a BiLSTM's does not.
 LARGEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5
 RECURRENT_RATE = 3e-3
@@ -270,7 +272,7 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     named, colon, size = student.rpartition(":")
     kind = named or DEFAULT_KIND
     if named == "teacher":
-        raise UserError(f"{option}{student}: {COMMANDS}, and run, {OF_MODEL}")
+        raise UserError(f"{option}{student}: {OF_MODEL}")
     if (found := find_kind(kind, option)) is None:
         raise UserError(
             f"{option}{student}: unknown kind of student {kind}; {suggest(kind, SHAPES)}expected"
@@ -280,7 +282,7 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
         return found.read(kind, size)
     except ValueError as error:
         if os.path.isfile(os.path.join(student, "config.json")):  # False if the name is too long
-            raise UserError(f"{option}{student}: {COMMANDS} {OF_MODEL}") from None
+            raise UserError(f"{option}{student}: {OF_MODEL}") from None
         problem, *meant = error.args
         before = option.rpartition(" ")[2] + named + colon  # what the value begins with
         hint = "".join(f": {before}{size}?" for size in meant)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.store import open_store
-from teachonce.student_train.arguments import checked_from
+from teachonce.student_train.arguments import checked_from, with_store_defaults
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.decoder_sizes import shape_of_folder
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
@@ -27,6 +27,7 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.student_train.train.training_log import TrainingLog
+from teachonce.support.errors import UserError
 from teachonce.training.byte_level import FAMILIES
 from tests.end_to_end.support import invoke, ok, refused, says
 
@@ -99,6 +100,17 @@ def test_it_starts_with_all_of_its_weights(causal: Path, models: Path, name: str
     with torch.no_grad():
         own = student.eval()(input_ids=ids).logits
         torch.testing.assert_close(own, theirs(input_ids=ids).logits[..., :300], atol=1e-6, rtol=0)
+
+
+def test_python_takes_a_folder_as_the_command_does(causal: Path, model: Path) -> None:
+    command = checked_from({"store": (str(causal),), "student": str(model)})
+    given = TrainOptions(causal, student=str(model))
+    with open_store(causal) as store:
+        python = with_store_defaults(given, [store])
+    assert python.student == MODELS["own"][0]
+    assert python.describing() == command.describing()
+    with pytest.raises(UserError, match="--recurrent-dropout 0.1: applies only to a BiLSTM"):
+        TrainOptions(causal, student=str(model), recurrent_dropout=0.1)
 
 
 @pytest.mark.parametrize("name", ["own", "untied", "biased", "wide"])
