@@ -51,7 +51,7 @@ demo-decoder: .venv/smollm.stamp
 	.venv/bin/python -m benchmarks.demo.decoder $(ARGS)
 
 # A process for each core, each of one thread, but no more than fit into 8 GB. Files in the order of
-# their folders: those of few, long tests would be the last by pytest-xdist's own order, and the other
+# their folders: by pytest-xdist's own order, files of few, long tests would be last, and the other
 # processes wait. Bytecode is written: each process that a test starts would compile the project again.
 test test-slow test-apart: export OMP_NUM_THREADS ?= 1
 test: .venv/dev.stamp

@@ -24,8 +24,8 @@ MOST_BYTES = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceBytes:
-    """Holds the UTF-8 of the V pieces of a vocabulary, each with the space before it; special
-    tokens are empty.
+    """Holds the UTF-8 of the V pieces of a vocabulary, with the leading space that a mark such as Ġ
+    encodes; special tokens are empty.
 
     Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], the
     number of spaces at its end. blank_first: bool [V], whether it begins with a space.
@@ -134,9 +134,9 @@ def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceB
     A token starts where the previous token ended. So characters that a normaliser dropped, and
     spaces that `trim_offsets` removed, belong to the token after them, or to the token whose piece
     has them. Marks that a normaliser composed with a letter belong to the token of the letter.
-    NO_EDGE: special tokens without characters, tokens that end inside a character whose bytes are
-    not those of the pieces (because a normaliser changed it), and tokens that end with such a
-    letter if other tokens have marks of it.
+    NO_EDGE: special tokens without characters, tokens that end inside a character that a normaliser
+    changed (the pieces have other bytes), and tokens that end with such a letter if other tokens
+    have its marks.
     """
     ends = np.full(len(tokens.ids), NO_EDGE, np.int64)
     counted = _Counted.of(text, tokens)

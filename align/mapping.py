@@ -100,7 +100,7 @@ class VocabularyMap:
         spaces, unless they have one tokenizer: only one of them may put a space in front of a text.
         Between others, this is the only map.
         """
-        # Made when an alignment needs them: that of decoders, `bytes`, never does.
+        # Made when an alignment needs them: `bytes`, the alignment of decoders, never does.
         teacher, student = self.teacher.marks, self.student.marks
         match teacher.style, student.style:
             case "blank", "prefix":
@@ -207,8 +207,8 @@ class _StudentPieces:
         return token.startswith("<0x") and len(piece.text) == 1, not piece.free
 
     def _edge(self, piece: Piece, text: bytes) -> tuple[bool, bool]:
-        """Return whether a piece of the teacher, normalised to `text`, is at the edge of a word,
-        and whether this is unknown; if it is, the likelier case."""
+        """Return whether a teacher's piece, normalised to `text`, is at the edge of a word, and
+        whether this is only the likelier case."""
         if self.style == "suffix" and _ends_alone(text, self.student.marks.isolates):
             return True, False
         if self.edge is not None:
@@ -233,16 +233,16 @@ class _StudentPieces:
         own = self.tokens.get(self.teacher.tokens[number], -1) if self.same_marks else -1
         if own >= 0 and self.student.pieces[own].text == text:
             return own
-        edge, unknown = self._edge(self.teacher.pieces[number], text)
+        edge, guessed = self._edge(self.teacher.pieces[number], text)
         found = self.exact.get((text, edge), -1)
-        return self.exact.get((text, not edge), -1) if found < 0 and unknown else found
+        return self.exact.get((text, not edge), -1) if found < 0 and guessed else found
 
     def split(self, number: int, text: bytes) -> list[int] | None:
         """Spell the teacher's piece `number`, whose normalised text is `text`, in the student's
         pieces; None if they cannot spell it."""
-        edge, unknown = self._edge(self.teacher.pieces[number], text)
+        edge, guessed = self._edge(self.teacher.pieces[number], text)
         likely = self._split(text, edge)
-        if likely is None and (unknown or (edge and self.style == "blank")):
+        if likely is None and (guessed or (edge and self.style == "blank")):
             return self._split(text, not edge)
         return likely
 

@@ -117,7 +117,7 @@ def _replace(settings: dict[str, Any]) -> Normaliser:
             f"tokenizer.json, normalizer: Python cannot compile the expression {expression!r}:"
             f" {error}; choose another tokenizer"
         ) from None
-    # A replacement of spaces, or by the mark ▁, only writes word starts.
+    # A rule that replaces spaces, or that inserts ▁, only marks the starts of words.
     if compiled.search(" ") or compiled.search("  ") or "\u2581" in content:
         return str
     # A function, as re would read backslashes in `content` as references to groups.

@@ -44,14 +44,14 @@ def maps_at(
     own = vocabulary.begins[0][teacher.ids[runs[0]]]
     starts = _word_starts(text, teacher, vocabulary, runs[0])
     if style == "blank":
-        # Right after a letter, WordPiece's `story` means a word after a space, so its mark is kept.
+        # Right after a letter, WordPiece's `story` means a word after a space, so its mark remains.
         # Where a word can begin without a space, as after a bracket, it means no space.
         none = ~edge & (own | starts)
         return np.where(edge & ~own, AT_EDGE, np.where(none, INSIDE, AS_MARKED))
     match vocabulary.teacher.marks.style:
         case "blank":
-            # A teacher token with a space begins a word. The student's token there says nothing
-            # about the other pieces of the distribution, so their place does.
+            # A teacher token with a space begins a word. The student's token there does not decide
+            # for the other pieces of the distribution, so their place does.
             return np.where(np.where(shown & ~own, edge, starts), AT_EDGE, AS_MARKED)
         case "prefix":
             edge = np.where(shown, edge, starts)
@@ -62,11 +62,11 @@ def maps_at(
 def _word_starts(
     text: FlatText, teacher: Tokens, vocabulary: VocabularyMap, tokens: Integers
 ) -> Booleans:
-    """Return which `tokens` of the teacher begin a word for the side that marks pieces inside
-    words, the student if both do: bool [G], false if neither does.
+    """Return which `tokens` of the teacher begin a word of the side that marks pieces inside words
+    (the student if both sides do): bool [G], false if neither side does.
 
-    A token begins a word if its place, before its blank if it has one, is the start of the text, or
-    follows white space or a character that is a word of this side by itself.
+    A token, with the space that its piece begins with, begins a word at the start of the text, and
+    after white space or a character that this side isolates.
     """
     sides = vocabulary.teacher.marks, vocabulary.student.marks
     inside = [marks for marks in sides if marks.style == "prefix"]

@@ -42,7 +42,8 @@ class Alignment:
                 )
         if len(self.teacher) != len(self.student):
             raise AlignmentError(
-                f"runs: {len(self.teacher)} of the teacher, {len(self.student)} of the student"
+                f"expected equal numbers of runs, got {len(self.teacher)} of the teacher,"
+                f" {len(self.student)} of the student"
             )
 
     def __len__(self) -> int:

@@ -139,7 +139,7 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
         begins = text[:1] == b" "
         return Piece(text.removeprefix(b" "), begins, begins)
     if marks.style == "prefix":
-        # Isolated punctuation is a word wherever it stands, so `.` does not show that a word
+        # Isolated punctuation is a word wherever it occurs, so `.` does not show that a word
         # begins.
         flags = [isolation(character) & marks.isolates for character in token]
         whole = bool(flags) and all(flags) and not any(map(divides, flags, flags[1:]))

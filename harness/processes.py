@@ -112,8 +112,8 @@ def in_own_process(module: str, *words: str | Path, jobs: int = 1) -> None:
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     code = finish(fork(_with_threads, threads, module, *words), seconds=None)
     if code != 0:
-        said = shlex.join([module, *map(str, words)])
-        raise UserError(f"{said}: ended with exit code {code}; what it said stands above")
+        command = shlex.join([module, *map(str, words)])
+        raise UserError(f"{command}: ended with exit code {code}; its output is above")
 
 
 def _with_threads(threads: int, module: str, *words: str | Path) -> None:

@@ -1,4 +1,4 @@
-# The public names and where each stands. This list is the only one: __init__.py reads it.
+# The public names and where each is defined. This list is the only one: __init__.py reads it.
 
 from teachonce.store.errors import StoreError as StoreError
 from teachonce.store.errors import Unreachable as Unreachable

@@ -89,8 +89,8 @@ def with_store_defaults(options: TrainOptions, stores: Sequence[FeatureStore]) -
 
 
 def _fill_in(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]) -> None:
-    """Set the defaults that depend on the stores, the vocabulary of `mixed-vocab`, the shape of
-    `teacher:L`, and the shape, vocabulary and weights of the folder of a decoder."""
+    """Set the defaults that depend on the stores, and the options that `--init mixed-vocab`,
+    `--student teacher:L` and `--student DIR` imply."""
     if given.get("init") == MIXED_VOCAB:
         given.setdefault("vocab", MIXED_VOCAB)
     if given.get("student", "").startswith(AS_TEACHER):
@@ -201,7 +201,7 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
     """Return the losses of a training for which none were given, with their weights.
 
     Raises UserError if the default losses do not fit the teacher's predictions: a decoder is
-    trained on the outputs of decoders, any other student on those of encoders.
+    trained on the outputs of decoders, any other student on the outputs of encoders.
     """
     shape = _shape_in(given)
     for store in stores:
@@ -229,8 +229,8 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
 def _check_direction(given: Mapping[str, Any], decoder: bool, store: FeatureStore) -> None:
     """Raise UserError for a decoder trained on an encoder's outputs, and for an encoder trained on
     a decoder's."""
-    taught = predicts_next(store)
-    if taught is None or taught == decoder:
+    causal = predicts_next(store)
+    if causal is None or causal == decoder:
         return
     student = f"--student {given['student']}" if "student" in given else "the default --student"
     if decoder:

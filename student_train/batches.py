@@ -213,8 +213,8 @@ def _options(
     options = TrainOptions(store=str(store.path), device=device, **given).resolved()
     if options.data == "balanced":
         raise UserError(
-            "StudentBatches: data='balanced' takes two batches a step; make one of 'labelled' and"
-            " one of 'unlabelled', each with its losses"
+            "StudentBatches: data='balanced' needs two batches per step; make one StudentBatches"
+            " with data='labelled' and one with data='unlabelled', each with its losses"
         )
     return options
 

@@ -172,7 +172,7 @@ def main(
     if private and push_to_hub is None:
         raise UserError("--private: applies to a repository on the hub; give --push-to-hub as well")
     check_metadata(license, language)
-    # Defaults are left out, because given values override those of a recipe.
+    # Defaults are left out, because given values override a recipe's.
     default = click.core.ParameterSource.DEFAULT
     given = {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
     with closing(stores_of(given)) as stores:

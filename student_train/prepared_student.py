@@ -93,7 +93,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     fewer = fewer_pieces(options.vocab, len(tokenizer))
     changed = check_spelling(collator, store, options.vocab) if options.shape.causal else ""
     start = initialise(student, how, store, collator.vocabulary)
-    # After the start, which finds weights by their names: peft renames those of linear layers.
+    # After the start, which finds weights by name: peft renames the weights of linear layers.
     if options.lora:
         add_low_rank(student, options.lora)
         start.append(f"low-rank changes of rank {options.lora} of the linear layers are trained")

@@ -1,4 +1,4 @@
-# The public names and where each stands. This list is the only one: __init__.py reads it.
+# The public names and where each is defined. This list is the only one: __init__.py reads it.
 
 from teachonce.teacher_dump.job.dump import DumpSummary as DumpSummary
 from teachonce.teacher_dump.job.dump import dump as dump

@@ -2,8 +2,8 @@
 
 It has the content of a lease on a disk (`support/lease.py`). Writes are conditional: they take
 effect only if the object is still the one that this process has read. Times are the server's
-modification times of objects. If a server does not support conditions and two processes take the
-lease at once, the last one holds it, and the first one notices before it writes a part.
+modification times of objects. Two processes can take the lease at once if the server does not
+support conditions. Then the last one holds it, and the first one notices before it writes a part.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class BucketLease:
                 self._renew()
 
     def _renew(self) -> None:
-        # The token says whose lease it is, not the tag of this process's last write: in an outage
-        # a write may arrive whose answer, with the new tag, does not.
+        # The token identifies the owner, not the tag of this process's last write: in an outage a
+        # write may arrive although its answer, with the new tag, does not.
         found = self._held()
         if self._conditional:
             self._bucket.put_if(self._name, self._sign(), found.tag)

@@ -141,8 +141,8 @@ class DiskCache:
         return self.folder / f"{_entry_prefix(store, name)}.{begin}.{end}"
 
     def announced(self, store: str, name: str, begin: int, end: int) -> bool:
-        """Return whether the cache has such an entry, sound or damaged, and start reading it from
-        the disk."""
+        """Return whether the cache has this entry, sound or damaged, and start reading it from the
+        disk."""
         try:
             file = files.open_ordinary(self._path(store, name, begin, end))
         except OSError:

@@ -39,7 +39,7 @@ class Slices(Protocol):
         """Read rows begin..end into a contiguous array [end - begin, ...] of the stored dtype."""
 
     def prefetch(self, begin: int, end: int) -> None:
-        """Announce that rows begin..end are read soon, so that the disk can read ahead."""
+        """Announce that rows begin..end will be read soon, so that the disk can read ahead."""
 
 
 class StoredSlices(Slices, Protocol):

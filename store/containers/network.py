@@ -1,8 +1,8 @@
 """Send requests over a network: retry transient errors, and explain permanent ones."""
 
 # obstore could retry requests itself: of 240 requests, 30 % of which met a 503, a reset or a torn
-# body, all were answered. This loop also serves the clients of fsspec, logs what it waits for, and
-# gives up after 20 s on an address that has never answered, which obstore has no setting for.
+# body, all were answered. This loop also serves the clients of fsspec, and logs what it waits for.
+# It gives up after 20 s on an address that has never answered; obstore has no setting for this.
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from teachonce.store.containers.network import Retrier
 from teachonce.store.errors import Unreachable
 
 MEMORY = 2**29  # bytes of cached ranges; prefetched ones may exceed it
-# A number that adapts, up to 256, is no faster (RESULTS, "Reading over a network").
+# A number that adapts, up to 256, is no faster (RESULTS, "Reading over a network, d=384, top-16").
 AT_ONCE = 64  # concurrent prefetch requests
 UNWRITTEN = 2**28  # bytes waiting for a slow disk; beyond it, ranges are not cached there
 

@@ -297,8 +297,8 @@ class IndexedParts(Sequence[Part]):
             yield piece.replace(b"\0", b"") if filled else piece
 
     def _checksums_of_page(self, page: int) -> tuple[Array, bool]:
-        """Return uint8 [parts, bytes], for each part of a page a comma and its JSON lines, and
-        whether numbers with fewer digits than others of the page are filled up with zero bytes."""
+        """Return uint8 [parts, bytes], for each part of a page a comma and its JSON lines. Also
+        return whether zero bytes pad numbers that have fewer digits than the last one."""
         numbers = self.numbers[slice(*self._rows(page))]
         width = len(str(numbers[-1]))
         digits = numbers.astype(f"S{width}").view(np.uint8).reshape(-1, width)
@@ -329,7 +329,7 @@ class IndexedParts(Sequence[Part]):
     def check(self) -> None:
         """Read the whole index. Raises StoreError if it is incomplete or contradicts itself."""
         total = np.zeros(len(self.totals.flat()), np.int64)
-        # `page_counts` compares numbers within a page, and `numbers` also those of different pages.
+        # `page_counts` compares numbers within a page, `numbers` also between pages.
         _ = self.numbers  # reads all of them
         for page in range(self.pages):
             counts, _, _ = self._cached(page)

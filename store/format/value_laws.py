@@ -106,7 +106,7 @@ def row_violation(values: Array) -> Violation | None:
         return None
     if found := _first_row(~np.isfinite(values), "is NaN or infinite"):
         return found
-    # The squares of all rows together may overflow where those of no single row do.
+    # The sum of squares of all rows may overflow although no row's sum does.
     rows = values.reshape(len(values), -1)
     # In float64 the sum of squares of float32 numbers cannot overflow before it is compared.
     squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
@@ -265,11 +265,11 @@ def logprob_bounds(following: Array, ids: Array, logprobs: Floats) -> tuple[Arra
 
 
 def observed_violation(
-    features: Features, tokens: Array, lengths: Array, observed: Array, kept: tuple[Array, ...]
+    features: Features, tokens: Array, lengths: Array, observed: Array, best: tuple[Array, ...]
 ) -> Violation | None:
     """Check the stored `observed` [N] of sequences of `lengths` against their `tokens` [N].
 
-    kept: the stored ids and log-probabilities [N, K] of tier `topk`; empty for other tiers.
+    best: the stored ids and log-probabilities [N, K] of tier `topk`; empty for other tiers.
     """
     level, last = features.level, np.cumsum(lengths) - 1
     with np.errstate(all="ignore"):
@@ -280,12 +280,12 @@ def observed_violation(
         ends[last] = True
         if found := _first_row(ends & ~np.isneginf(values), "is not -inf in a last row"):
             return found
-        if not kept:
+        if not best:
             return None
-        logprobs: Floats = level.logprobs.from_codes(kept[1])
+        logprobs: Floats = level.logprobs.from_codes(best[1])
         # The last row of a sequence meets the first token of the next one here; `ends` leaves it
         # out below.
-        inside, expected = logprob_bounds(np.roll(tokens, -1), kept[0], logprobs)
+        inside, expected = logprob_bounds(np.roll(tokens, -1), best[0], logprobs)
         slack = LOG_SLACK + bound(level, "rest", values) + bound(level, "logprobs", expected)
         floor = max(level.rest.lowest, level.logprobs.lowest)  # codecs hold no lower values
         above = np.maximum(values, floor) - np.maximum(expected, floor)
@@ -330,8 +330,8 @@ def joint_violations(
     if draws and (law := draws_violation(features, *draws)):
         yield keys[0], law
     if (path := f"{view}/logits/observed") in stored:
-        kept = tuple(stored[key] for key in keys[:2]) if all(k in stored for k in keys) else ()
-        if law := observed_violation(features, stored["token/id"], lengths, stored[path], kept):
+        best = tuple(stored[key] for key in keys[:2]) if all(k in stored for k in keys) else ()
+        if law := observed_violation(features, stored["token/id"], lengths, stored[path], best):
             yield path, law
     for name in features.attention:
         path = f"{view}/attention/{name}/values"

@@ -163,7 +163,7 @@ def _checked_array(source: StoreSource, name: str, entry: Entry) -> Array:
         array = source.array(name)
     if array.shape != entry.shape or array.dtype.name != entry.dtype:
         raise StoreError(
-            f"{source.path}: {name} is {array.dtype}{list(array.shape)}, the manifest says"
+            f"{source.path}: {name} is {array.dtype}{list(array.shape)}, the manifest has"
             f" {entry.dtype}{list(entry.shape)}; {DAMAGED}"
         )
     if entry.fingerprint and source.fingerprint(name) != entry.fingerprint:

@@ -148,7 +148,7 @@ class PartReader:
             raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
         if array.shape != spec.shape or array.dtype != spec.dtype:
             raise StoreError(
-                f"{self.where}: {name} is {array.dtype}{list(array.shape)}, the manifest says "
+                f"{self.where}: {name} is {array.dtype}{list(array.shape)}, the manifest has "
                 f"{spec.dtype}{list(spec.shape)}; {DAMAGED}"
             )
         # Before any read, because zarr.json determines how the chunks are decoded.

@@ -245,7 +245,7 @@ class Record:
 
     @cached_property
     def document_begin(self) -> int:
-        """Return the character of the document at which the sequence starts."""
+        """Return where the sequence starts in its document, in characters."""
         return int(self._one("document_begin"))
 
     @cached_property

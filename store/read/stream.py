@@ -140,7 +140,7 @@ class Batch:
 
 
 class Streamer:
-    """Makes streams of a store. A stream that has ended leaves its buffers to the next one.
+    """Makes streams of a store. The next stream reuses the buffers of one that has ended.
 
     A stream raises StoreError soon after the store was rewritten; see `ChangeWatch`.
     """

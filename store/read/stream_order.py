@@ -82,8 +82,8 @@ class StreamOrder:
         size = max(self.pool_blocks, BATCHES_OF_POOL * (self.batch_texts or 0))
         first = 0
         while first < len(rows):
-            # Lengths of a block at a time took most of the 8.7 s of a plan of a million parts. The
-            # first batch waits for those of its pool alone.
+            # Reading lengths block by block took most of the 8.7 s of a plan of a million parts.
+            # The first batch waits only for the lengths of its own pool.
             pools = min(max(1, first // size), POOLS_AT_ONCE)
             some = rows[first : first + pools * size]
             lengths, start = index.lengths_of(some), starts(some[:, 1] - some[:, 0])

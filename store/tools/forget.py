@@ -337,7 +337,7 @@ def _rewrite(staging: Hdf5Staging, plan: _Removal, lease: Lease, progress: Progr
     staging.clean()
     try:
         # A folder, because the writer puts its lease and its parts next to the new file. Its
-        # name is that of temporary files (FORMAT.md, section 9), so a later call removes it.
+        # name marks a temporary file (FORMAT.md, section 9), so a later call removes it.
         work = staging.path.with_name(f".{staging.path.name}.new-{lease.token}")
         work.mkdir()
         store, new = plan.store, work / staging.path.name

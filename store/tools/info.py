@@ -79,7 +79,7 @@ def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
     for file in folder.rglob("*"):
         if file.is_file():
             segments = file.relative_to(folder).parts[:-1]
-            # Zarr 3 keeps the chunks and shards of an array in its folder `c`.
+            # Zarr 3 stores the chunks and shards of an array in its folder `c`.
             place = segments.index("c") if "c" in segments else len(segments)
             yield "/".join(segments[:place] or ("",)), file
 
@@ -94,7 +94,7 @@ def _all_hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _hdf5_sizes(file: Path) -> list[tuple[str, int]]:
-    """List the arrays of an HDF5 file with their bytes (none of a file that is being written), then
+    """List the arrays of an HDF5 file with their bytes (no arrays if it is being written), then
     METADATA with all other bytes."""
     found = list[tuple[str, int]]()
     with suppress(StoreError), closing(Hdf5Source(str(file))) as source:

@@ -132,9 +132,9 @@ def _check_calibration(stores: Sequence[FeatureStore], target: str | Path) -> No
             command = shlex.join([*(store.path for store in stores), str(target)])
             raise UserError(
                 f"{other.path}: codec {codec!r} normalises hidden states by the mean and standard"
-                f" deviation of their own dump, and those of {first.path} differ; to encode the"
-                " states again, which adds the error of the codec once more, run: feature-store"
-                f" merge --recode {command}"
+                f" deviation of their own dump, and {first.path} has others; to encode the states"
+                " again, which adds the error of the codec once more, run: feature-store merge"
+                f" --recode {command}"
             )
 
 
@@ -178,7 +178,7 @@ def merge(
 ) -> None:
     """Join sealed stores of one teacher and one set of features; their corpora may differ.
 
-    Parts are renumbered; the document numbers of each store follow those of the previous store.
+    Parts and documents are renumbered, store after store.
     Calibration, files and weights are copied from the first store. Raises UserError if the stores
     do not fit together, or if their calibrations differ and `recode` is false; if it is true,
     states are encoded again.

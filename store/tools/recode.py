@@ -54,8 +54,8 @@ def recode_part(
     calibration: Calibration,
     target: Calibration,
 ) -> dict[str, Array]:
-    """Convert the arrays of a part from the codec of `old` to that of `new`, and ids to ranked ones
-    or back; the features are otherwise equal."""
+    """Convert the arrays of a part from the codec of `old` to the codec of `new`, and ids to ranked
+    ids or back; the features are otherwise equal."""
     result = dict(arrays)
     if old.embedding and old.level.embedding != new.level.embedding:
         codecs = old.level.embedding, new.level.embedding

@@ -62,7 +62,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         raise UserError(missing(path))
     lease = Lease(staging.path)
     try:
-        # A process that shares a dump holds the lease of its part, not that of the store.
+        # A process that shares a dump holds the lease of its part, not of the store.
         PartQueue(staging.path).check_idle()
         staging.clear()  # temporary files of a killed repair or writer
         if isinstance(staging, Hdf5Staging) and StoreWriter.peek(path, "sealed"):

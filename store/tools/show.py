@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BEST = 3
-SAYS = "the teacher says"
+PREDICTS = "the teacher predicts"
 # Over 250,000 pieces these are 32 MB of float32.
 ROWS_AT_ONCE = 32  # of logits over a whole vocabulary
 Best = list[tuple[int, float]]
@@ -189,13 +189,13 @@ def headline(facts: Mapping[str, Any]) -> str:
         line += f"; score {facts['score']:.4g}"
     elif "says" in facts:
         line += f"; label {facts['label'] or 'none'}, " if "label" in facts else "; "
-        line += f"{SAYS} {_labels(facts['says'])}"
+        line += f"{PREDICTS} {_labels(facts['says'])}"
     return printable(line)
 
 
-def _labels(said: Sequence[Mapping[str, Any]]) -> str:
+def _labels(labels: Sequence[Mapping[str, Any]]) -> str:
     return "  ".join(
-        f"{each['label']} {each.get('probability', each.get('number')):.3f}" for each in said
+        f"{each['label']} {each.get('probability', each.get('number')):.3f}" for each in labels
     )
 
 
@@ -220,12 +220,12 @@ def token_table(facts: Mapping[str, Any]) -> Table:
         "characters": lambda token: "{}:{}".format(*token["characters"] or ("", "")).strip(":"),
         "text": lambda token: str(token["text"]),
     }
-    of_next = " of the next" if facts["next_token"] else ""
+    following = " next" if facts["next_token"] else ""
     more: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
         "masked": ("masked", lambda token: "x" if token["masked"] else ""),
-        "best": (SAYS + of_next, lambda token: best_pieces(token["best"], facts["draws"])),
+        "best": (PREDICTS + following, lambda token: best_pieces(token["best"], facts["draws"])),
         "tag": ("tag", lambda token: token["tag"] or ""),
-        "says": (SAYS, lambda token: _labels(token["says"])),
+        "says": (PREDICTS, lambda token: _labels(token["says"])),
     }
     has = facts["tokens"][0].keys() if facts["tokens"] else ()
     columns |= {heading: cell for key, (heading, cell) in more.items() if key in has}

@@ -44,9 +44,8 @@ def remove_caches(store: FeatureStore) -> list[str]:
     """Remove the caches that contain the text of a store: Arrow files of `to_datasets`, tokens, and
     entries of disk caches. Return their paths.
 
-    The list of copies is untrusted input. So a file is removed only if it belongs to this user, is
-    in a folder for its kind of file, and its name or content shows that it was made from this
-    store.
+    The list of copies is untrusted input. So a removed file belongs to this user, is in a folder
+    for its kind, and has a name or content which shows that it was made from this store.
     """
     removed, text = list[str](), store.manifest.text_key
     for entry in recorded_copies(store.path, text):

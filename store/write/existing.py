@@ -44,9 +44,9 @@ def writing(path: Path | str, what: str = "") -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for a full disk
         new = isinstance(path, Path) and not path.exists()
-        kept = "" if new else " (published parts are not lost)"
+        safe = "" if new else " (published parts are not lost)"
         raise StoreError(
-            f"cannot write {what}{path}: {files.reason(error)} and run the same command again{kept}"
+            f"cannot write {what}{path}: {files.reason(error)} and run the same command again{safe}"
         ) from error
 
 

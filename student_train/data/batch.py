@@ -382,7 +382,7 @@ class StudentBatch:
     def to(self, device: torch.device) -> StudentBatch:
         """Move the batch to a device, and decode the teacher's states and maps there."""
         moved: StudentBatch = _moved(self, device)
-        return replace(moved, aligned={n: taught.decoded() for n, taught in moved.aligned.items()})
+        return replace(moved, aligned={n: each.decoded() for n, each in moved.aligned.items()})
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -75,7 +75,7 @@ def _mean_logits(
     for a run if it stored no piece of the student's vocabulary."""
     runs = [each.logit_runs for each in teachers if each.logit_runs is not None]
     targets = [each.logits for each in teachers if each.logits is not None]
-    # Without logit targets, the runs are those of `shared`, the same for every teacher.
+    # Without logit targets, `shared` determines the runs, the same for every teacher.
     if not targets:
         return next(iter(runs), None), None
     # The first student token identifies a run, as each teacher leaves out other runs.

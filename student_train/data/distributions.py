@@ -119,8 +119,8 @@ class Distributions:
         if self._spaces_by_text:
             places = spaced.astype(np.int64)
         else:
-            # Where only one of the two next tokens has a space, as at the start of a text in front
-            # of which one tokenizer puts a space, the student's piece is not the mapped one.
+            # If only one of the two next tokens has a space, the student's piece is not the mapped
+            # one. It happens at the start of a text, where some tokenizers add a space.
             same = theirs[sides.teacher.ids[rows + 1]] == spaced
             rows, before = rows[same], before[same]
         assert batch.logits is not None

@@ -186,7 +186,7 @@ class OwnTemplate:
         self, chats: Sequence[Chat], teacher: Tokens, learnt: Array
     ) -> tuple[list[str], Tokens, Array]:
         """Return the texts that the student reads, the teacher's tokens with offsets in them, and
-        bool [C], which characters of the joined texts are marks that students are not trained on.
+        bool [C]: which characters of the joined texts the template wrote, without training on them.
 
         learnt: bool [N], which of the teacher's tokens students are trained on.
 
@@ -299,7 +299,7 @@ class _Places:
         return cls(*map(np.array, each))
 
     def moved(self, offsets: Array) -> Array:
-        """Return offsets [T, 2] of the teacher's text in the student's text."""
+        """Map offsets [T, 2] in the teacher's text to offsets in the student's text."""
         begin, end = offsets.astype(np.int64).T
         first = np.searchsorted(self.theirs, begin, "right") - 1
         last = np.searchsorted(self.theirs, end, "left") - 1

@@ -54,7 +54,7 @@ def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
         return ""
     return (
         f"{share:.0%} of the text is changed or dropped by the tokenizer: bits per byte measure the"
-        " changed text, and cannot be compared with those of other models"
+        " changed text, and cannot be compared with other models"
     )
 
 

@@ -58,7 +58,7 @@ class TokenTable:
         arrays = (self.start, self.ids, self.begin, self.end, self.special, self.types)
         return (TokenTable, arrays) if self.folder is None else (TokenTable.load, (self.folder,))
 
-    @cached_property  # 100 million tokens take 2.7 s, and each validation asks
+    @cached_property  # 100 million tokens take 2.7 s, and each validation reads it
     def counts(self) -> Array:
         """Count how often each piece occurs in the store: int64, up to the largest id."""
         found = np.zeros(0, np.int64)

@@ -162,10 +162,10 @@ def kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor
     """Compute T^2 KL(teacher || student) over the stored pieces and the rest, as `logits.kl` does;
     mean over G. If the next piece is not stored, add the cross-entropy inside the rest.
 
-    A store does not have the probabilities of single pieces in the rest, but the text has samples:
-    if a piece of the rest comes next, -log(q(piece) / q(rest)) is an unbiased estimate of the
-    teacher's cross-entropy inside the rest, provided that the text is drawn from the teacher.
-    Without this term, the student would learn nothing about which rare piece comes next.
+    A store does not have the probabilities of single pieces in the rest, but the text has samples.
+    If a piece of the rest comes next, -log(q(piece) / q(rest)) estimates the teacher's
+    cross-entropy inside the rest, without bias if the text is drawn from the teacher. Without this
+    term, the student would learn nothing about which rare piece comes next.
     """
     if len(student.following) == 0:
         return student.following.sum()

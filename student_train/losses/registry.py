@@ -185,8 +185,7 @@ class Loss:
         return found
 
     def variants(self, names: Iterable[str]) -> Iterator[Loss]:
-        """Yield this loss under each of the `names` that stands for it, such as `jsd` and
-        `jsd:0.3`."""
+        """Yield this loss for each of the `names` that mean it, such as `jsd` and `jsd:0.3`."""
         for name in names:
             base, colon, word = name.partition(":")
             if base != self.name or (colon and self.parameter is None):

@@ -51,7 +51,7 @@ class DecoderParts:
     units: str
 
 
-# GPT-2's linear layers store inputs x outputs, those of the other decoders outputs x inputs.
+# GPT-2's linear layers store weights as inputs x outputs, other decoders as outputs x inputs.
 GPT2_LAYER = {
     **{f"{norm}.{what}": "D" for norm in ("ln_1", "ln_2") for what in ("weight", "bias")},
     "attn.c_attn.weight": "D3",
@@ -238,7 +238,7 @@ def _in_layer(name: str, parts: DecoderParts) -> tuple[int, str] | None:
 
 def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int:
     """Count the layers of a teacher. Raises UserError if its weights have other names or shapes
-    than its config says."""
+    than its config declares."""
     weights = source.teacher_weights()
     inside = filter(None, (_in_layer(name, parts) for name in weights))
     count = len({number for number, _ in inside})

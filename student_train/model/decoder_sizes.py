@@ -163,7 +163,7 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     _check_layers(config, folder, option)
     shape = sizes.shape(kind, layers, grouped=kind != "gpt2")
     try:
-        parse_student(shape, f"{option}, whose config.json says ")
+        parse_student(shape, f"{option}, whose config.json has ")
     except UserError as error:  # its advice is for a shape that is typed
         raise UserError(f"{error}; give another folder, or --student llama:256x4x4") from error
     return shape

@@ -47,8 +47,8 @@ from teachonce.support.plugins import load_outside
 
 @dataclass(frozen=True)
 class Parts:
-    """Lists the parameters that can be copied from a teacher of the same kind. Names in the encoder
-    are relative to it.
+    """Lists the parameters that can be copied from a teacher of the same kind. Names of parameters
+    of the base model are relative to it.
 
     layers: the prefix of a layer's number.
     layer: the parameters of each layer; a teacher with other parameters is of another kind.
@@ -204,7 +204,7 @@ def _bilstm(
 ) -> BiLstmConfig:
     return BiLstmConfig(
         embedding_size=shape.embeddings,
-        lstm_size=shape.width // 2,  # `width` is that of both directions
+        lstm_size=shape.width // 2,  # `width` counts both directions
         num_hidden_layers=shape.layers,
         dropout=dropout,
         recurrent_dropout=dropout if recurrent_dropout is None else recurrent_dropout,

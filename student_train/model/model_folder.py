@@ -31,7 +31,7 @@ class WeightSource(Protocol):
 class ModelFolder:
     """Reads config, tokenizer and weights of a language model that `save_pretrained` wrote.
 
-    Weights have the same names as in a store: relative to the encoder. The masked-LM head is
+    Weights have the same names as in a store: relative to the base model. The masked-LM head is
     included without its output embeddings; its output bias is `decoder.bias`. For a decoder, output
     embeddings are included if they are not its word embeddings. Weights are loaded on first use.
     causal: whether the model is a decoder; else it is a masked LM.

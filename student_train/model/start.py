@@ -45,8 +45,8 @@ def initialise(
     - `vocab`: the embedding of each piece is the mean of the teacher's rows of its split into the
       teacher's pieces, centred and projected on the principal directions.
     - `svd`: word embeddings, averaged over teacher pieces and projected on their principal
-      directions to the student's hidden size (Mukherjee & Awadallah 2020, section 4.1), scaled
-      to the standard deviation of the random start, which is our choice.
+      directions to the student's hidden size (Mukherjee & Awadallah 2020, section 4.1). Then they
+      are scaled to the standard deviation of the random start (our choice).
     - `svd:STORE`: as `svd`, from the teacher of another store with the same vocabulary, such as the
       pre-trained model of a fine-tuned teacher.
     - `teacher`: the averages of `svd`, cut to the hidden size instead, and layers, averaged in
@@ -327,8 +327,8 @@ def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tup
 
 
 def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
-    """Reduce rows [V,D] to `width` channels: with `svd`, project on the principal directions of the
-    known rows; else take the first channels."""
+    """Return rows [V,D] with `width` channels: with `svd`, projected on the principal directions of
+    the `known` rows; else the first channels. If D is smaller, zeros are appended first."""
     if width > rows.shape[1]:
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:

@@ -23,7 +23,7 @@ from teachonce.support.errors import UserError
 ANOTHER = "svd:"  # before the path of a store
 LAYERS = "layers:"  # before numbers of layers, and perhaps @ and a folder
 # A cut runs the teacher over some thousand tokens, in float32: 2 GB of memory and a minute on two
-# cores for this many weights of layers. Larger teachers are cut if --init asks for it.
+# cores for this many weights of layers. Larger teachers are cut if --init requests it.
 CUT_BY_DEFAULT = 2**29
 
 

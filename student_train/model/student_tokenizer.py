@@ -117,8 +117,8 @@ def check_student_tokenizer(tokenizer: Any, word: str, family: str) -> PreTraine
 
 
 def _check_reloaded(tokenizer: Any, word: str) -> None:
-    """Raise UserError if the tokenizer of a Qwen2 gives other tokens once it is saved and loaded:
-    transformers loads it with a class of its own."""
+    """Raise UserError if the tokenizer of a Qwen2 gives other tokens once it is saved and loaded,
+    because transformers loads it with its class for Qwen2."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         Path(folder, "config.json").write_text(json.dumps({"model_type": QWEN2}))
@@ -126,9 +126,9 @@ def _check_reloaded(tokenizer: Any, word: str) -> None:
     own, read = (each(PROBES)["input_ids"] for each in (tokenizer, loaded))
     if len(loaded) != len(tokenizer) or read != own:
         raise UserError(
-            f"--vocab {word}: transformers splits the text of a Qwen2 by Qwen2's own rules, which"
-            " are not those of this vocabulary; give a size such as 8k, or --student qwen3: or"
-            " llama: in place of qwen2:"
+            f"--vocab {word}: transformers splits the text of a Qwen2 by Qwen2's own rules, and"
+            " this vocabulary has others; give a size such as 8k, or --student qwen3: or llama: in"
+            " place of qwen2:"
         )
 
 

@@ -84,8 +84,8 @@ def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
     """Return the kind of a student's task outputs, by its config; None without a task."""
     if (kind := head_of(student)) in ("mlm", "causal"):
         return None
-    said = student.config.problem_type
-    problem_type = said if kind == "classification" and said in PROBLEM_TYPES else None
+    declared = student.config.problem_type
+    problem_type = declared if kind == "classification" and declared in PROBLEM_TYPES else None
     labels = tuple(map(str, range(len(student.config.id2label or ()))))
     return TaskSpec(kind, labels, problem_type=problem_type).output_kind
 

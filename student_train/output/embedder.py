@@ -36,10 +36,10 @@ def save_embedder(
 
 def settings_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
     """Return settings that the student inherits from its teachers: prompts by name, the default
-    prompt, and the similarity. A name is left out if it has another prompt in another teacher.
+    prompt, and the similarity. A name for which teachers have different prompts is left out.
 
-    The default prompt is the one in the training texts, if there is only one. It is named `default`
-    if the teacher has no name for it.
+    The default prompt is the prompt of the dumps, if all have the same. It is named `default` if
+    no teacher has a name for it.
     """
     named: dict[str, set[str]] = {}
     read = {each.features.embedding.prompt for each in stores if each.features.embedding}

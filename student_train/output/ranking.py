@@ -96,9 +96,9 @@ def judged(figures: Row, varied: Collection[str]) -> float:
 
 
 def constant_answer(scores: Mapping[str, float]) -> str:
-    """Return a phrase if scores, by name, are those of a model which gives the same answer to
-    everything, else "". If all gold labels are equal, a model that is always right also gives one
-    answer: it gets no phrase."""
+    """Return a phrase if the scores, by name, show that a model gives the same answer to
+    everything, else "". A model that is always right, because all gold labels are equal, gets no
+    phrase."""
     zero = [name for name in CONSTANT if scores.get(name) == 0 and scores.get("accuracy") != 1]
     return f"{zero[0]} is 0, as of a model that gives {CONSTANT[zero[0]]}" if zero else ""
 

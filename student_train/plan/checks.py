@@ -128,8 +128,8 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
         with_it, way = ("without", "with") if needs["tied"] else ("with", "without")
         raise UserError(
             f"--recipe {needs['recipe']}: the embeddings of {store.path} were trained {with_it}"
-            f" --tie, but the recipe needs them {way} it (teacher-dump mixed-vocab --recipe"
-            f" {needs['recipe']})"
+            f" --tie, but the recipe needs them {way} it; make a store with teacher-dump"
+            f" mixed-vocab --recipe {needs['recipe']}"
         )
 
 
@@ -222,10 +222,10 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     of_gold = [term.name for term in stage.terms if term.loss.of_gold]
     of_labels = options.data in ("labelled", "balanced")
     labelled = [f"--data {options.data}"] if of_labels else []
-    wants = [*labelled, *(f"--loss {name}" for name in of_gold)]
-    if wants and not has_gold(store):
+    readers = [*labelled, *(f"--loss {name}" for name in of_gold)]
+    if readers and not has_gold(store):
         raise UserError(
-            f"{wants[0]}: {name} has no gold labels; dump labelled text (teacher-dump"
+            f"{readers[0]}: {name} has no gold labels; dump labelled text (teacher-dump"
             " --label-column, or a .tsv of words and tags), or choose other losses"
         )
     judged = options.judged_by()

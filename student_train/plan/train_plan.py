@@ -189,7 +189,7 @@ def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:
     """
     every = [each for stage in options.stages for each in _unfrozen(stage, layers, options)]
     return [
-        # The remainder: `--seed` refuses numbers from SEEDS on.
+        # Modulo SEEDS, as `--seed` accepts only smaller numbers.
         options.in_stage(stage, seed=(options.seed + SEEDS_APART * number) % SEEDS)
         for number, stage in enumerate(every or [{}])
     ]

@@ -61,7 +61,7 @@ class OptionFields:
         required=True,
         scope={COMMAND, ONCE},
     )
-    others: tuple[str, ...] = ()  # from a list of stores
+    others: tuple[str, ...] = ()  # the stores after the first, if `store` is a list
     combine: str = option(
         "losses",
         "Combine several stores by their losses (train on the mean of the losses), or by their"
@@ -155,7 +155,7 @@ class OptionFields:
         scope={STAGE},
     )
     # With states summed over the channels, a trained projection gives 6.19 nats a token, a frozen
-    # one 6.34 (RESULTS, "Projections").
+    # one 6.34 (RESULTS, "Projections: start, mode and reduction").
     projection: str = option(
         "trainable",
         "Linear map from the student's hidden size to the teacher's: trainable (dropped after"
@@ -164,7 +164,7 @@ class OptionFields:
         choices=("trainable", "frozen", "student"),
     )
     # From He's start, states summed over the channels outweigh the other losses: a frozen
-    # projection gives a part-of-speech accuracy of .650, not .764 (RESULTS, "Projections").
+    # projection gives a part-of-speech accuracy of .650, not .764 (same section).
     projection_start: str = option(
         "pytorch",
         "Initialise the projection as pytorch does (uniform), or as he (normal, larger; He et al."
@@ -372,7 +372,7 @@ class OptionFields:
     )
     best: bool = option(
         False,
-        "Save the weights of the best validation instead of those of the last step.",
+        "Save the weights of the best validation instead of the last step.",
         scope={STAGE},
     )
     stages: Tables = cast(Any, ())

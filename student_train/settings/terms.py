@@ -28,16 +28,16 @@ NEXT_TEMPERATURE = 1.0
 # Added to VECTOR_LOSS if states are stored: rank correlation .695 instead of .681 at equal steps;
 # weight 10 was no better.
 STATES_LOSS: Mapping[str, float] = {"hidden": 3.0}
-# Added to `kl` and `ce` of a task: entity F1 .28 instead of .22 of taggers from few labels; no
-# classifier was worse (RESULTS, "Our recipe against those of the sources").
+# Added to `kl` and `ce` of a task: taggers from few labels have entity F1 .28 instead of .22, and
+# no classifier was worse (RESULTS, "Our recipe against those of the sources").
 TASK_STATES_LOSS: Mapping[str, float] = {"hidden": 30.0}
 # For a teacher of scores or other numbers.
 SCORE_LOSS: Mapping[str, float] = {"logit": 1.0, "margin": 1.0}
 # Batches of 64 texts change no figure (RESULTS, "Students of sentence embeddings").
 VECTOR_TEXTS = 128
 """The default of `--batch-texts` for losses of text vectors."""
-# STS mean .701 and nDCG@10 .360 of 128 numbers for each of 20,000 pieces, .682 and .348 of 512 for
-# each of 5,000, with more bytes (RESULTS, "Students of sentence embeddings").
+# 128 numbers for each of 20,000 pieces have an STS mean of .701 and nDCG@10 of .360. 512 numbers
+# for each of 5,000 have .682 and .348, and more bytes (RESULTS, "Students of sentence embeddings").
 STATIC_VOCABULARY = "20k"
 """The default of `--vocab` for a static student."""
 # For masked LMs `reduce` reaches 4.39 nats instead of 4.42 but takes 1.5 times as long per step;

@@ -113,7 +113,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
             parent.send(("ended", *ended))
     # BrokenPipeError: the parent has ended, and nobody reads the events.
     except (Stopped, BrokenPipeError) as stopped:
-        # Not os._exit, which leaves semaphores behind, such as those of progress bars:
+        # Not os._exit, which leaves semaphores behind (progress bars have some):
         # multiprocessing's resource tracker would print a warning for each.
         sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGTERM))
 

@@ -187,8 +187,8 @@ class _Sums:
         self, batch: StudentBatch, found: Mapping[str, torch.Tensor], logits: torch.Tensor | None
     ) -> None:
         """Add a batch's losses by name, and the logits of its task."""
-        taught = batch.aligned[batch.of_task].task if batch.of_task else None
-        labels = int((taught.gold != NO_LABEL).sum()) if taught else 0
+        targets = batch.aligned[batch.of_task].task if batch.of_task else None
+        labels = int((targets.gold != NO_LABEL).sum()) if targets else 0
         for term in self.terms:
             name, loss = term.name, term.loss
             if name in found:
@@ -197,8 +197,8 @@ class _Sums:
                 self.counts[name] = self.counts.get(name, 0.0) + count
         self.characters += batch.characters
         self.bytes += batch.predicted_bytes
-        if taught and logits is not None:
-            self.answers.append(_Answers.of(logits, taught))
+        if targets and logits is not None:
+            self.answers.append(_Answers.of(logits, targets))
 
     def figures(self) -> dict[str, float]:
         """Return the figures of `evaluate`."""
@@ -226,8 +226,8 @@ class _Answers:
     gold: int64 [G].
     """
 
-    # Not the logits: those of a tagger of 20 labels, student's and teacher's, took 160 bytes of the
-    # device for each held-out token.
+    # Not the logits: for a tagger of 20 labels, student's and teacher's logits took 160 bytes of
+    # the device for each held-out token.
     output_kind: OutputKind
     own: torch.Tensor
     teacher: torch.Tensor | None

@@ -102,7 +102,7 @@ class NextTokens:
             return None
         targets = self._targets.predicted
         assert isinstance(targets, NextTargets | HeadTargets)
-        return self._targets.logit_runs.member, targets  # each run is the token before another one
+        return self._targets.logit_runs.member, targets  # a run is one token, before the predicted
 
 
 def _compared(

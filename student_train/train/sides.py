@@ -36,7 +36,7 @@ class Sides:
     """
 
     def __init__(self, distiller: Distiller, batch: StudentBatch, terms: Sequence[Term]) -> None:
-        if any(wanted.encoded is not None for wanted in batch.aligned.values()):
+        if any(aligned.encoded is not None for aligned in batch.aligned.values()):
             raise ValueError("the batch is encoded: call batch.to(device) first")
         self._distiller, self._batch = distiller, batch
         self.terms = tuple(terms)
@@ -49,7 +49,7 @@ class Sides:
         if (
             own
             or causal
-            or any(wanted.inputs is None for wanted in batch.aligned.values())
+            or any(aligned.inputs is None for aligned in batch.aligned.values())
             or (vectors and batch.unmasked is None)
         ):
             native = distiller.encode(batch.inputs, maps)
@@ -66,10 +66,10 @@ class Sides:
         self._aligned = {
             name: _AlignedSides(
                 distiller,
-                wanted,
-                native if wanted.inputs is None else distiller.encode(wanted.inputs, maps),
+                aligned,
+                native if aligned.inputs is None else distiller.encode(aligned.inputs, maps),
             )
-            for name, wanted in batch.aligned.items()
+            for name, aligned in batch.aligned.items()
         }
         self._vectors: Tensor | None = None
         if vectors and batch.unmasked is not None:
@@ -122,8 +122,8 @@ class Sides:
 class _AlignedSides:
     """Computes the inputs of the losses of one alignment, for one batch."""
 
-    def __init__(self, distiller: Distiller, wanted: Distillation, read: Outputs) -> None:
-        self._distiller, self._wanted, self._read = distiller, wanted, read
+    def __init__(self, distiller: Distiller, aligned: Distillation, read: Outputs) -> None:
+        self._distiller, self._aligned, self._read = distiller, aligned, read
         self._pieces: Tensor | None = None
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
@@ -135,12 +135,12 @@ class _AlignedSides:
                 return self._of_states(term)
             case "maps":
                 return self._of_maps()
-            case "pieces" if self._wanted.logit_runs is not None:
-                wanted = self._wanted
-                targets = wanted.shared if loss.teacher == "shared" else wanted.logits
+            case "pieces" if self._aligned.logit_runs is not None:
+                aligned = self._aligned
+                targets = aligned.shared if loss.teacher == "shared" else aligned.logits
                 return [(self._logits(term), targets)]
-            case "classes" | "scores" if self._wanted.task is not None:
-                task = self._wanted.task
+            case "classes" | "scores" if self._aligned.task is not None:
+                task = self._aligned.task
                 target = task.gold if loss.teacher == "gold" else task.logits
                 own = self.classes if loss.student == "classes" else self.scores
                 return [] if target is None else [(own, target)]
@@ -153,18 +153,18 @@ class _AlignedSides:
         return self.scores if "scores" in read and "classes" not in read else self.classes
 
     def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
-        loss, wanted, distiller, found = term.loss, self._wanted, self._distiller, []
+        loss, aligned, distiller, found = term.loss, self._aligned, self._distiller, []
         targets = {
-            "normalised": wanted.normalised,
-            "raw": wanted.states,
-            "sentence": wanted.sentences,
-            "raw sentence": wanted.raw_sentences,
+            "normalised": aligned.normalised,
+            "raw": aligned.states,
+            "sentence": aligned.sentences,
+            "raw sentence": aligned.raw_sentences,
         }[loss.teacher]
         for name, target in targets.items():
             if loss.student == "runs":
                 states = self._read.states[MEANS.get(name, 1) :]
                 layers = distiller.counterpart(states, name)
-                own = wanted.runs.pool(layers, term.pool)
+                own = aligned.runs.pool(layers, term.pool)
             else:
                 own = sentence_states(distiller.student, self._read.last, self._read.present)
             if distiller.observed is not None:
@@ -174,8 +174,8 @@ class _AlignedSides:
         return found
 
     def _of_maps(self) -> list[tuple[Any, ...]]:
-        pooling, found = self._wanted.map_pooling, []
-        for name, target in self._wanted.maps.items():
+        pooling, found = self._aligned.map_pooling, []
+        for name, target in self._aligned.maps.items():
             assert pooling is not None
             here = pooling.present
             maps = pooling.pool(self._distiller.counterpart(self._read.maps, name))
@@ -185,7 +185,7 @@ class _AlignedSides:
     def _logits(self, term: Term) -> Tensor:
         """Compute vocabulary logits [G,V] of the runs with logit targets, once: all terms of an
         alignment have the same pooling."""
-        runs, distiller, last = self._wanted.logit_runs, self._distiller, self._read.last
+        runs, distiller, last = self._aligned.logit_runs, self._distiller, self._read.last
         assert runs is not None
         if self._pieces is None:
             if term.pools_logits:
@@ -209,7 +209,7 @@ class _AlignedSides:
         return self.classes if separate is None else self._task_output(separate)
 
     def _task_output(self, output: nn.Module | None) -> Tensor:
-        student, read, task = self._distiller.student, self._read, self._wanted.task
+        student, read, task = self._distiller.student, self._read, self._aligned.task
         assert task is not None
         if task.tokens is None:
             return class_logits(student, read.last, read.present, output)

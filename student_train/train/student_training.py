@@ -125,7 +125,7 @@ def train_plan(
         batches, masks and dropout are functions of (seed, step).
     ranks: several processes, each with its share of a step's batches; if a step has fewer batches
         than processes, each with its share of the texts of each batch. The first process writes.
-        The losses differ from those of a single process only in the last bits; if texts are shared,
+        The losses differ from a single process's only in the last bits; if texts are shared,
         dropout masks differ, too.
 
     Raises Stopped after SIGINT or SIGTERM, with a checkpoint at the current step, and UserError if

@@ -232,9 +232,9 @@ def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
     ours, features = (teacher.width, teacher.vocabulary), store.features
     if ours != (features.width, features.vocabulary):
         raise UserError(
-            f"--model {teacher.name}: width {ours[0]} and vocabulary {ours[1]}, the store's teacher"
-            f" has {features.width} and {features.vocabulary}; give the model that {store.path} was"
-            " made with"
+            f"--model {teacher.name}: has hidden size {ours[0]} and {ours[1]} pieces, the store's"
+            f" teacher {features.width} and {features.vocabulary}; give the model that"
+            f" {store.path} was made with"
         )
     # --text-column of the dump decided whether texts are pairs; the teacher does not.
     task = teacher.task and replace(teacher.task, separator=features.separator)

@@ -83,7 +83,7 @@ def _with_names(cell: Any, feature: Feature, where: object) -> Any:
 def _name(cell: Any, names: Any, where: object) -> Any:
     if isinstance(cell, str) or names is None:
         return cell
-    # pandas writes the integers of a column as floats, if a value is missing, and NaN for that.
+    # If a value is missing, pandas writes NaN for it, and the column's integers as floats.
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     if cell == -1 or cell != cell:

@@ -27,7 +27,7 @@ from teachonce.teacher_dump.corpus.packed import (
 
 # Bytes of a line, or of a record in .csv. A longer line is refused before it is in memory.
 MAX_LINE = 10_000_000
-# Encodings by their byte order marks; those of UTF-32 first, as they begin like those of UTF-16.
+# Encodings by byte order mark; UTF-32 first, as its marks begin like UTF-16's.
 WIDE = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
 WIDE |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")

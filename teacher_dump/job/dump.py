@@ -211,12 +211,12 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
 
 
 def word_counts(plan: DumpPlan) -> WordCounts | None:
-    """Return word counts: those of the unfinished store, of --grow-from, or of the corpus, in this
+    """Return the word counts of the unfinished store, of --grow-from, or of the corpus, in this
     order. None if all words are masked equally often."""
     if plan.options.mask_words == "uniform":
         return None
     out = plan.options.out
-    # The counts decide which words are masked, so a continued dump must use those of its start.
+    # The counts decide which words are masked, so a continued dump must use its first counts.
     stored = WordCounts.unfinished(out) if StoreWriter.peek(out) else None
     grown = WordCounts.stored(plan.growth.store) if plan.growth else None
     return stored or grown or count_words(plan.corpus)
@@ -238,7 +238,7 @@ def _write(
     from teachonce.teacher_dump.job.part_writing import write_part
 
     done = Counter(copy_plan.counts) if copy_plan else Counter[str]()
-    # New documents are numbered after those of the old store, so their share of the corpus is
+    # New documents have higher numbers than the old store's, so their share of the corpus is
     # unknown; but the comparison has counted their tokens.
     limit = copy_plan.tokens if copy_plan else plan.options.limit
     # If texts are truncated or rendered, or windows overlap, the characters read are not a share of
@@ -336,7 +336,7 @@ def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> 
 
 
 def _advice(path: Path | str) -> tuple[str, str]:
-    """Suggest options of student-train for a store, for a causal teacher those of a decoder, and
+    """Suggest options of student-train for a store (for a causal teacher, of a decoder), and
     describe the features that no default loss reads."""
     with closing(open_store(path)) as store:
         unread = unread_line(store)

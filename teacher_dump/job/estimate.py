@@ -235,7 +235,7 @@ class _Sample(Corpus):
 
 def _shortened(document: Document) -> Document:
     """Cut a document to LONGEST characters; of a pair, each side."""
-    if document.messages:  # its tokens are those of the messages, whatever the text
+    if document.messages:  # its tokens come from the messages, not from the text
         return document
     sides = document.text.split(SEPARATOR, 1)
     return replace(document, text=SEPARATOR.join(side[:LONGEST] for side in sides))

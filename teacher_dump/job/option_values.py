@@ -12,7 +12,7 @@ PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory unti
 DEFAULT_CORPUS = "python-docs"
 DEFAULT_MAX_LENGTH = 256
 # 64 itself was not measured. Students of `topk:160` are as good as students of the head's input
-# (4.86 and 4.84 nats per token); those of `topk:16` are worse (5.15), at 60 bytes per token
+# (4.86 and 4.84 nats per token); with `topk:16` they are worse (5.15), at 60 bytes per token
 # (RESULTS, "Quality by tier").
 DEFAULT_LOGITS = "topk:64"
 AUTO = "auto"

@@ -76,8 +76,8 @@ def write_part(
                 masked_input(w.ids, w.offsets, w.special, span, vocabulary, key)[0]
                 for w, span, key in zip(windows, spans, keys, strict=True)
             ]
-        # The vector of a text is that of view 0 (FORMAT.md, 5): with vectors alone the teacher has
-        # nothing to read in masked views.
+        # The vector of a text is computed from view 0 (FORMAT.md, 5): with vectors alone the
+        # teacher has nothing to read in masked views.
         if not (features.has_token_features or features.task or (features.embedding and not view)):
             progress(0 if view else int(lengths.sum()))
             continue
@@ -188,8 +188,8 @@ def calibration(
     maps = sum(len(batch) * max(len(inputs[i]) for i in batch) ** 2 for batch in batches)
     fits = maps * len(plan.features.attention) <= KEPT_WEIGHTS
     # The outputs are stored if possible: a second pass over a small first part took three of ten
-    # minutes (135M teacher, CPU). They are not if only some windows were run: the batches differ
-    # from those of the dump, and rounding depends on the batch.
+    # minutes (135M teacher, CPU). They are not stored if only some windows were run: rounding
+    # depends on the batch, and the dump has other batches.
     same = step == 1 and all(w.read is None for w in windows)
     whole = first_pass if fits and same else None
     again = "" if whole else "; the dump reads them again"

@@ -69,7 +69,7 @@ class Progress:
     def skip(self, part: Sequence[Window]) -> None:
         """Count a part that was published before."""
         tokens = tokens_of(part)
-        # Not added to `_here`: speed and time left are those of what the teacher reads in this run.
+        # Not added to `_here`: speed and time left count only what the teacher reads in this run.
         self._done += tokens
         self.bar.update(tokens)
 

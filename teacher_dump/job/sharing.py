@@ -322,8 +322,8 @@ class _QueueFiller:
             words = word_counts(plan)
             self._takeover, parts = parts_of(plan, self._counters, stop, say)
             first = first_of(parts, plan, say, self._takeover)
-            # Read before the published parts: a part that moves from the queue into the store in
-            # between is then found in one of them (`_offer`).
+            # Read before the published parts: a part that leaves the queue in between is then found
+            # among the published ones (`_offer`).
             self._queued = self._queue.numbers()
             self._writer = open_writer(plan, first, words, say, lease)
             if self._takeover:

@@ -41,16 +41,16 @@ class MixedTeacher(nn.Module):
     c [D], where D is the teacher's embedding size. The teacher's head gives a state h [D]. Each
     vocabulary has its own softmax: the teacher's decoder for the teacher's pieces, and the logits
     h · (W e_i) + b_i for the student's pieces, with the same e and W. The logits omit h · c, which
-    is equal for all pieces and changes no probability. So the softmax is that of h over the
-    projected embeddings x_i, and equally that of Wᵀh over the embeddings e_i.
+    is equal for all pieces and changes no probability. So the softmax equals a softmax of h over
+    the projected embeddings x_i, and of Wᵀh over the embeddings e_i.
 
     `same` int64 [teacher's pieces] ties the pieces that both vocabularies have: the student's id
     of each teacher's piece, or -1. The projected embedding of a tied piece replaces the teacher's
-    embedding in the input, and also in the output if the teacher ties input and output embeddings
-    (Zhao et al. 2021, section 6).
+    input embedding, and its output embedding if the teacher ties the two (Zhao et al. 2021,
+    section 6).
 
-    Raises UserError if the student is wider than the teacher's embeddings, and if the input of the
-    teacher's head has another size than its embeddings.
+    Raises UserError if the student's hidden size exceeds the teacher's embedding size, and if the
+    input of the teacher's head has another size than its embeddings.
     """
 
     same: torch.Tensor
@@ -94,7 +94,7 @@ class MixedTeacher(nn.Module):
         width = self.student.weight.shape[1]
         mean = words.mean(0)
         self.student.weight.normal_(0, float((words - mean).std()), generator=chance)
-        # A sum of `width` products with this standard deviation has that of the embeddings.
+        # A sum of `width` products then has the standard deviation of the embeddings.
         self.up.weight.normal_(0, width**-0.5, generator=chance)
         self.up.bias.copy_(mean)
 

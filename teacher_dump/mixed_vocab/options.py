@@ -70,7 +70,7 @@ class StageOneDump(DumpOptions):
     hidden: str = same_option(DumpOptions, "hidden", "none")
     attention: str = same_option(DumpOptions, "attention", "none")
     weights: bool = same_option(
-        DumpOptions, "weights", False, help="Store the encoder's weights (fp16), too."
+        DumpOptions, "weights", False, help="Store the base model's weights (fp16), too."
     )
     text_only: bool = True
 
@@ -188,7 +188,7 @@ class MixedVocabOptions:
             raise UserError("--precision fp16: gradients underflow; train with bf16 or fp32")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the options that change the embeddings, as JSON."""
+        """Return the options that change the embeddings, as values of JSON."""
         own = {key: value for key, value in asdict(self).items() if key != "dump"}
         # A training that continues from a checkpoint has the same losses as one without a stop.
         del own["checkpoint_every"]

@@ -251,7 +251,7 @@ class Mixer:
                 pieces = shortened(pieces, self.longest)
                 made.append(masked(pieces, self.sides, self.probability, chance))
         batches = length_batches([len(sequence.ids) for sequence in made], self.batch_tokens)
-        # The 1 makes it another stream than that of text `number`.
+        # The 1 makes it another stream than text `number` has.
         chance = np.random.default_rng([self.seed, epoch, number, 1])
         for which in chance.permutation(len(batches)):
             yield [made[i] for i in batches[which]]

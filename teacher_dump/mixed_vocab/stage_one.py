@@ -183,8 +183,8 @@ def _network(
     same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None
     network = MixedTeacher(teacher, len(tokenizer), options.width, settings.seed, same)
     say(
-        f"student   {len(tokenizer):,} pieces of width {options.width}, and"
-        f" {len(teacher.tokenizer):,} of the teacher of width {network.weight.shape[1]}"
+        f"student   {len(tokenizer):,} pieces of hidden size {options.width}; the teacher has"
+        f" {len(teacher.tokenizer):,} of size {network.weight.shape[1]}"
     )
     tokens = settings.tokens_per_batch * options.accumulate
     say(

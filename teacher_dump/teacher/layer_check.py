@@ -29,8 +29,8 @@ def check_layers(
     output of transformers for two short texts.
 
     name: the checkpoint, for messages. limit: the longest input in tokens. arguments: keyword
-    arguments of the forward pass. Raises UserError if they differ, or if the encoder cannot read
-    such texts.
+    arguments of the forward pass. Raises UserError if states or maps differ, or if `base` cannot
+    read such texts.
     """
     length = min(LENGTH, limit or LENGTH)
     states = Accumulator({str(n): [n] for n in range(layers + 1)})
@@ -105,8 +105,8 @@ def reads_ahead(teacher: Any) -> bool:
 
 @torch.inference_mode()
 def head_outputs(name: str, network: Any, limit: int) -> torch.Tensor:
-    """Return the `logits` of a network for a short text, float32: those of its head, or the input
-    of the decoder that was split from it.
+    """Return what a network's head computes for a short text, float32: logits, or the input of the
+    decoder if it was split off.
 
     limit: the longest input in tokens. Raises UserError as `check_layers` does.
     """

@@ -6,7 +6,7 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 WORDS = ("mean", "mean:0", "groups:N", "layer:I")
-BEFORE_NORM = "-before-norm"  # the end of a name: the last layer, before the norm behind it
+BEFORE_NORM = "-before-norm"  # suffix of a name: the last layer's output before the final norm
 
 
 def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:

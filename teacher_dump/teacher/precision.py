@@ -25,7 +25,7 @@ def load_fastest(
         receives the choice. Returns the teacher and its precision.
     """
     teacher = load("fp32")
-    # Vectors and states of encoders are compared with those of other libraries to the sixth digit.
+    # Vectors and states of encoders are compared with other libraries to the sixth digit.
     if teacher.head != "causal":
         return teacher, "fp32"
     texts = list(texts)

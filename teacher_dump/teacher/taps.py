@@ -71,9 +71,9 @@ def tapped(
     """Add, inside the `with` block, hidden states [B,L,D] and attention maps [B,L,L] of each
     forward pass of `base` to the accumulators. Inputs have `length` L.
 
-    State i is the input of layer i + 1; state `layers` is the output of the encoder, and the one
-    after it that of the last layer, before a final norm. Attention maps are probabilities, averaged
-    over heads. Raises UserError if a layer reads fewer tokens than the
+    State i is the input of layer i + 1; state `layers` is the output of `base`, and state
+    `layers + 1` the output of the last layer, before a final norm. Attention maps are
+    probabilities, averaged over heads. Raises UserError if a layer reads fewer tokens than the
     input has, or if maps have another shape.
     """
     # Inputs, not outputs: so final norms and convolutions between layers are part of the states, as

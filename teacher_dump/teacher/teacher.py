@@ -219,7 +219,7 @@ class Teacher:
         return longest_input(self.tokenizer.model_max_length, positions, self.config.to_dict())
 
     def weights(self) -> Iterator[tuple[str, Array]]:
-        """Yield the parameters of the encoder and of a masked-LM head, without its output
+        """Yield the parameters of the base model and of a masked-LM head, without output
         embeddings, by name and in a fixed order. A store rounds them to float16."""
         found = self.base.state_dict()
         if self.head == "mlm" and self.decoder:

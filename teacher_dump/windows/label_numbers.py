@@ -68,8 +68,8 @@ class Labels:
     def of_corpus(
         cls, task: TaskSpec, teacher: str, corpus: Corpus, say: Callable[[str], object] = ignore
     ) -> Labels:
-        """Compare all labels that `Corpus.check` found with those of a teacher. Raises UserError
-        like `check`."""
+        """Compare all labels that `Corpus.check` found with the teacher's. Raises UserError like
+        `check`."""
         labels = cls(task, teacher, say)
         other = "tagging" if task.kind == "classification" else "classification"
         labels.check(

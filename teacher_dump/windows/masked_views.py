@@ -36,7 +36,7 @@ _SPANS, _TOKENS = 0, 1  # independent streams of draws for one key
 def joins(character: str) -> bool:
     """Return whether a character modifies the character before it: a mark, a joiner, a skin
     tone."""
-    # A zero-width space divides words, although its category is that of joiners (Cf).
+    # A zero-width space divides words, although it is in the category of joiners (Cf).
     if character == _ZERO_WIDTH_SPACE:
         return False
     kind = unicodedata.category(character)

@@ -151,7 +151,7 @@ def unpacked(data: bytes) -> tuple[int, list[Window]]:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return _windows({name: archive[name] for name in archive.files})
-    # RuntimeError: a damaged header asks for a password, or for an unknown kind of compression.
+    # RuntimeError: a damaged header requires a password, or an unknown kind of compression.
     except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         raise Unreadable(str(error)) from error
 

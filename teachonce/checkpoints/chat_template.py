@@ -55,7 +55,7 @@ def _fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     # `apply_chat_template` replaces functions in its arguments. It compiles a template once;
-    # globals of the compiled one hide those of its environment.
+    # its own globals hide the globals of its environment.
     found = _compile_jinja_template(tokenizer.get_chat_template()).globals
     found["strftime_now"] = time.strftime
     try:

@@ -100,7 +100,7 @@ def check_declared(
 
 
 def check_no_encoder_decoder(model: ResolvedModel, config: Mapping[str, Any]) -> None:
-    """Raise UserError if the config is that of an encoder-decoder."""
+    """Raise UserError if the config describes an encoder-decoder."""
     if config.get("is_encoder_decoder"):
         raise UserError(
             f"model {model.name}: is an encoder-decoder ({config.get('model_type')}), whose outputs"
@@ -164,7 +164,7 @@ def first_position(config: Mapping[str, Any]) -> int:
     kind = str(config.get("model_type"))
     if kind not in AFTER_PADDING:
         return 0
-    # MPNet's code has the padding id 1, whatever its config says.
+    # MPNet's code has the padding id 1 and ignores its config.
     padding = 1 if kind == "mpnet" else config.get("pad_token_id", OTHER_PADDING.get(kind, 1))
     if not isinstance(padding, int) or padding < 0:
         raise UserError(

@@ -95,7 +95,7 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
         why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
         # transformers advises this argument, which no command has.
         if "ignore_mismatched_sizes" in why:
-            why = "its weights have other sizes than its config.json says"
+            why = "its weights have other sizes than its config.json declares"
         where += " cannot be loaded as a model with its tokenizer" if flag else ": cannot be loaded"
         remedy = ", with its tokenizer" if is_tokenizer and not flag else ""
         raise UserError(
@@ -143,8 +143,8 @@ PROBES = ("The old", " A b", "été 12,5%", "x")
 
 
 def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
-    """Raise UserError if a fast tokenizer has ids beyond the `rows` of the embedding table, or if
-    it gives other ids than its tokenizer.json, with which texts are cut."""
+    """Raise UserError if a fast tokenizer has ids beyond the `rows` of the embedding table, or
+    gives other ids than its tokenizer.json (texts are cut with the latter)."""
     pieces = tokenizer.get_vocab()
     highest = max(pieces, key=pieces.__getitem__, default="")
     if isinstance(rows, int) and pieces and pieces[highest] >= rows:
@@ -173,7 +173,7 @@ def load_network(
     """Load a network. Return it, and the names of the parameters of its head and pooler that the
     checkpoint lacks, whose values are random.
 
-    Raises UserError if the checkpoint lacks parameters of the encoder, or if their sizes differ.
+    Raises UserError if the checkpoint lacks parameters of the base model, or if their sizes differ.
     """
     network, report = load(factory, model, flag, output_loading_info=True, **options)
     if model.gguf and hasattr(network.config, "quantization_config"):
@@ -281,7 +281,7 @@ def load_with_fresh_head(
     factory: an AutoModelFor... of transformers.
     head: fields of the config that the head needs.
 
-    Raises UserError if the checkpoint cannot be loaded, lacks weights of the encoder, or has no
+    Raises UserError if the checkpoint cannot be loaded, lacks weights of the base model, or has no
     fast tokenizer with a padding token.
     """
     config = load_config(model)

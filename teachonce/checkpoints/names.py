@@ -18,7 +18,7 @@ from teachonce.support.errors import UserError, first_line, suggest, suggest_pat
 from teachonce.support.hub_client import bound_hub_client
 
 GGUF = b"GGUF"  # the first bytes of such a file
-EXPORTED = "export.json"  # in the folder of an export, which it describes
+EXPORTED = "export.json"  # describes an export, in its folder
 # In the order in which transformers looks for them.
 WEIGHTS = (
     "model.safetensors",
@@ -311,7 +311,7 @@ def _reach_hub(name: str) -> None:
     except HFValidationError:
         return
     except HfHubHTTPError as error:
-        # Below 500 the hub answers about this model, and `_fetched` reports the cause.
+        # A status below 500 is about this model, and `_fetched` reports it.
         constants.HF_HUB_OFFLINE = error.response.status_code >= 500
     except Exception:  # the client passes errors of its transport on, of any kind
         constants.HF_HUB_OFFLINE = True

@@ -279,10 +279,10 @@ def _check_outputs(
     output = text.get("method_output_name", expected) if isinstance(text, Mapping) else 0
     features = given.get("module_output_name")
     if "message" in modes or output != expected or features not in (None, key):
-        what = "chat messages" if "message" in modes else f"{output!r} as {features!r}"
+        what = "chat messages" if "message" in modes else f"output {output!r} as {features!r}"
         raise UserError(
-            f"{model}: {file} reads texts as {what} (modality_config, module_output_name), expected"
-            f" {expected!r} as {key!r}; use another model"
+            f"{model}: {file} declares {what} (modality_config, module_output_name), expected"
+            f" output {expected!r} as {key!r}; use another model"
         )
 
 

@@ -64,6 +64,6 @@ def check_no_whole_numbers(network: Any, folder: Path, name: str) -> None:
                 if (kind := file.get_slice(key).get_dtype()) in INTEGERS:
                     raise UserError(
                         f"{name}: {key} in {path.name} holds whole numbers ({kind}), and its"
-                        " config.json has no quantization_config that says what they mean; save"
+                        " config.json has no quantization_config that defines them; save"
                         " the checkpoint without quantisation (dequantize)"
                     )

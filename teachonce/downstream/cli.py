@@ -244,8 +244,7 @@ def _task(options: DownstreamOptions) -> Any:
     kinds: tuple[Any, ...] = (*tagging, *texts)
     (kind,) = (kind for kind in kinds if kind.name == options.task)
     given = {**options.given(), "columns": options.columns()}
-    # The scope of each option has refused those of other tasks; the rest are settings of the
-    # training.
+    # Options of other tasks were refused by their scope; the rest are settings of the training.
     taken = inspect.signature(kind).parameters
     return kind(**{name: given[name] for name in taken if name in given})
 

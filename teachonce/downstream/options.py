@@ -305,7 +305,7 @@ class DownstreamOptions:
         paths=True,
     )
     store: MaybePath = _option(
-        "Compare next tokens with those of the teacher in this store as well.", [LM], read=Path
+        "Also compare predictions of next tokens with the teacher's in this store.", [LM], read=Path
     )
     documents_by: MaybePathWord = _option(
         "Embed the documents with this model, such as the teacher of an existing index; MODEL"

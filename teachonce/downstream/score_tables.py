@@ -113,7 +113,7 @@ def seed_table(result: dict[str, Any]) -> Table:
     percent.
 
     A single seed has no standard deviation. If several models were scored without training, each
-    has its own rows; those of the mean follow only for models of one architecture and size
+    has its own rows; rows of the mean follow only for models of one architecture and size
     (`_alike`).
     """
     as_is, models = result["settings"].get("as_is"), _each_model(result)
@@ -166,9 +166,9 @@ def _cells(
 def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
     """Combine finished runs of any tasks, given as folders or as their scores.json.
 
-    A folder of student-sweep can be a run, too. Its rows are one for each student with its
-    validation figures, the best first, and the rows of the downstream runs that the sweep made for
-    its students and for the models of its [models].
+    A folder of student-sweep can be a run, too. It has a row for each student with its validation
+    figures, the best first. Then follow the rows of the sweep's downstream runs, for its students
+    and for the models of its [models].
 
     Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file, with the scores
     on test or, without a test, on dev; `split` names which. With several test files there is a row

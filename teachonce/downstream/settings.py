@@ -1,4 +1,4 @@
-"""The settings of each kind of task. Ranges and choices are those of the command's options."""
+"""The settings of each kind of task, with the ranges and choices of the command's options."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from teachonce.teacher_dump.corpus.text_files import read_lines as all_lines
 def read_lines(path: Path) -> list[str]:
     """Read the non-blank lines of a UTF-8 text file, or the texts of any corpus file.
 
-    Corpus files are those of teacher-dump: tables of texts, and files of words and tags.
+    Corpus files, as of teacher-dump, are tables of texts, and files of words and tags.
 
     Raises UserError if the file is missing, empty or not UTF-8, and for a table that has several
     text columns and none of the name `text`.

@@ -222,8 +222,8 @@ def convert(source: str, target: str, codec: str | None) -> Iterator[Output]:
 def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
     """Copy a store to a dataset repository on the hub.
 
-    The store keeps its name, and a card with the output of `info` is added. After a stop, the same
-    command uploads the missing files.
+    The store has the same name there, and a card with the output of `info` is added. After a stop,
+    the same command uploads the missing files.
     """
     from teachonce.store.tools.push import push as send
 
@@ -385,8 +385,8 @@ def page(
     """Write an HTML page that shows sequences.
 
     It shows the tokens of the teacher and of a student over the text, the runs of each alignment,
-    the most likely pieces, attention maps, masks, and the nearest sequences of the store (of a
-    sample if it is large). The page is one file that needs no network.
+    the most likely pieces, attention maps and masks. It also lists the nearest sequences of the
+    store (of a sample if it is large). The page is one file that needs no network.
     """
     from teachonce.feature_store.arguments import read_numbers
     from teachonce.support.pages import check_page

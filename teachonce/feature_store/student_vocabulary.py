@@ -67,7 +67,7 @@ class StudentVocabulary:
 
     @property
     def note(self) -> str:
-        """Describe how the vocabulary differs from that of a training; "" if it does not."""
+        """Describe how the vocabulary differs from a training's; "" if it does not."""
         notes = [fewer_pieces(self.vocab, len(self.tokenizer))]
         if not self.made_of.whole and is_made_of_text(self.vocab):
             notes.append(

@@ -101,7 +101,7 @@ class VectorNetwork(nn.Module):
 
 
 class StaticVectorNetwork(nn.Module):
-    """Computes the mean of the word vectors of a text's pieces, and the modules after it."""
+    """Averages the word vectors of a text's pieces, and applies the modules after the average."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         super().__init__()
@@ -168,8 +168,8 @@ def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
 
 
 def _reads_pairs(folder: Path, config: Any, activation: str) -> bool | None:
-    """Return whether a classifier reads pairs of texts; None if its folder does not say so."""
-    # No file of transformers says so, but a student's store has texts or pairs.
+    """Return whether a classifier reads pairs of texts; None if its folder has no record of it."""
+    # No file of transformers records it, but a student's store has texts or pairs.
     report = read_report(folder) or {}
     if task := report.get("store", {}).get("features", {}).get("task"):
         return "separator" in task

@@ -113,7 +113,7 @@ TAGS = """def answer(text):
     encoding = tokenizer.encode(text)
     shares, words = softmax(run(encoding)), []
     for word, (begin, end) in words_of.pre_tokenize_str(text):
-        # the tag of a word is that of its first piece
+        # a word has the tag of its first piece
         pieces = (n for n, (a, b) in enumerate(encoding.offsets) if a < end and b > begin)
         if (piece := next(pieces, None)) is None:
             continue  # behind the last token of a long text

@@ -140,7 +140,8 @@ class Predictor:
                 yield output
 
     def _truncated(self, texts: Sequence[Sequence[str]]) -> tuple[list[Array], list[Answer]]:
-        """Return the outputs of texts or pairs, given by side, and the `cut` of their answers."""
+        """Return the outputs of texts, or of pairs (a list for each side), and for each answer
+        `cut` if its text was truncated."""
         found = self.student.tokenized(*texts)
         cut = [bool(each.overflowing) for each in found.encodings]
         self.long += sum(cut)

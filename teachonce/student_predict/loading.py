@@ -131,7 +131,7 @@ def _library_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except UserError:
-        raise  # a package is missing, or llama.cpp says why
+        raise  # a package is missing, or llama.cpp gave the cause
     except Exception as error:  # libraries raise errors of any type for a damaged file
         if out_of_memory(error):
             raise

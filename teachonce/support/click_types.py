@@ -47,7 +47,7 @@ PATH = Text()
 
 class LocalPath(click.Path):
     """Reads a path on this machine as a Path, as a click type; `Path("s3://a")` would be a folder
-    `s3:` here. `checks` are those of `click.Path`, such as `exists`."""
+    `s3:` here. `checks`: keywords of `click.Path`, such as `exists`."""
 
     def __init__(self, **checks: bool) -> None:
         super().__init__(path_type=Path, **checks)

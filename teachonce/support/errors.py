@@ -56,8 +56,8 @@ UNWRITTEN = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "un
 
 
 def library_error_line(error: BaseException) -> str | None:
-    """Return one line for an error of safetensors, tokenizers or torch when a file was read or
-    written, and for a torchvision that does not fit torch; None for any other error."""
+    """Return one line for an error of safetensors, tokenizers or torch while a file is read or
+    written, and for a torchvision that does not fit torch. None for any other error."""
     if line := _of_torchvision(error):
         return line
     if found := re.search(r"\(os error (\d+)\)", str(error)):

@@ -20,7 +20,7 @@ from teachonce.support.signals import Stop
 
 AUTO = "auto"
 ANSWER = 5.0  # seconds in which an address answers
-# The first variable keeps Ray from sending usage statistics. Without the second one, newer releases
+# The first variable stops Ray from sending usage statistics. Without the second one, newer releases
 # of Ray leave GPUs visible to workers that have none.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}
 
@@ -102,7 +102,9 @@ def cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
             include_dashboard=False if address == "local" else None,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"--ray {address}: Ray cannot join or start it: {short(error)}") from None
+        raise UserError(
+            f"--ray {address}: Ray cannot join or start the cluster: {short(error)}"
+        ) from None
     try:
         stop.listen()  # `ray.init` has set a signal handler of its own
         yield

@@ -73,8 +73,8 @@ def train_byte_level(
     """Train a vocabulary of at most `size` byte-level pieces. Its tokenizer puts a start token in
     front of each text, so that the first piece is predicted, too.
 
-    family: a key of `FAMILIES`. specials: the special tokens, the start token first; those of the
-        family by default.
+    family: a key of `FAMILIES`. specials: the special tokens, the start token first; by default
+        the family's.
 
     The vocabulary is smaller if the text has too few pieces. Raises UserError if `size` is too
     small for every byte and the special tokens.

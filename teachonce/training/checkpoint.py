@@ -79,7 +79,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write `state` as the checkpoint of a step; the folder retains the last RETAINED."""
     folder.mkdir(exist_ok=True)
     files.discard(folder, files.UNFINISHED)  # left by a process that was killed while it saved
-    # With leading zeros, so that the order of names is that of steps.
+    # With leading zeros, so that names sort by step.
     write_checkpoint(folder / f"step-{step:09d}.pt", {"step": step, **state})
     for old in _newest_first(folder)[RETAINED:]:
         old.unlink()

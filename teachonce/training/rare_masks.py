@@ -23,13 +23,14 @@ def rare_weights(counts: ArrayLike) -> Array:
 
 
 def sampling_keys(draws: Array, weights: Array) -> Array:
-    """Return -log(draw) / weight for uniform draws in [0, 1), as keys of a weighted random sample.
+    """Return -log(1 - draw) / weight for uniform draws in [0, 1), as keys of a weighted random
+    sample.
 
     The n items with the smallest keys are a sample of n without replacement (Efraimidis & Spirakis
-    2006). With equal weights, the order is that of the draws.
+    2006). With equal weights, keys ascend with the draws.
     """
     import numpy as np
 
-    # Of 1 - draw, which is as uniform as the draw, and never 0.
+    # 1 - draw is as uniform as the draw, and never 0.
     found: Array = -np.log1p(-draws) / weights
     return found

@@ -192,7 +192,7 @@ def test_weights_that_are_no_numbers_of_the_network(
     for name, line in (
         ("int8", f"{key} in model.safetensors holds whole numbers .I8."),
         ("adapter", "1 weights that BertForMaskedLM does not read, first bert.*lora_A"),
-        ("sizes", "cannot be loaded: its weights have other sizes than its config.json says"),
+        ("sizes", "cannot be loaded: its weights have other sizes than its config.json declares"),
     ):
         folder = copied(tiny_teacher("bert"), tmp_path / name)
         weights = load_file(folder / "model.safetensors")

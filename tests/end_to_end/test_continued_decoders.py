@@ -190,7 +190,7 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
             (),
             ("is false", "no lm_head.weight", "correct it to true"),
         ),
-        ({"head_dim": 16}, (), ("have other sizes than its config.json says",)),
+        ({"head_dim": 16}, (), ("have other sizes than its config.json declares",)),
         ({"head_dim": 7}, (), ("says llama:32x2x4x48x2x7: heads of size 7", "such as 8")),
         ({"num_key_value_heads": 3}, (), ("4 heads are not a multiple of 3 key-value heads",)),
         ({"num_hidden_layers": 0}, (), ("says llama:32x0x4x48x2: ", "and all at least 1")),

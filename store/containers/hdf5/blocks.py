@@ -1,8 +1,8 @@
 """Blocks of HDF5 metadata, read from a map of the file: each lies in the file and matches its
-checksum. Their names are those of the HDF5 File Format Specification, version 3.0."""
+checksum. Their names are from the HDF5 File Format Specification, version 3.0."""
 
 # We read HDF5 ourselves because no library is both complete and safe. pyfive 1.3 does not support
-# the chunk indices that HDF5 writes since 1.10, so it reads no array of a store, and it compares no
+# the chunk indices that HDF5 writes since 1.10, so it reads no array of a store. It compares no
 # checksum of metadata. HDF5's own library crashed on 2 of 3,000 forged files; in a process of its
 # own it costs 0.2 s for each process that opens a store (benchmarks/RESULTS.md, "Other readers of
 # HDF5").

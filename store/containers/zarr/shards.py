@@ -168,7 +168,7 @@ class Shard:
         self._layout, self.places = layout, places
 
     def prefetch(self, chunk: int) -> None:
-        """Announce that a chunk is read soon."""
+        """Announce that a chunk will be read soon."""
         raise NotImplementedError
 
     def stored(self, chunk: int) -> tuple[Bytes, set[int]]:

@@ -174,7 +174,7 @@ class Coarse(Square):
 
     packing: Packing | None = DENSE
 
-    # 255 = 5 x 51, so that 1 keeps its code. Packed with zstd, a token's maps take 29 bytes in
+    # 255 = 5 x 51, so that 1 has an exact code. Packed with zstd, a token's maps take 29 bytes in
     # place of 68, with errors of at most 0.02.
     step = 5
 

@@ -81,7 +81,7 @@ class Codec(ABC):
         """Return an upper bound of the absolute error that encoding can cause, for each of `values`
         [N, *row].
 
-        values: the original or the decoded values; pass those of the larger magnitude.
+        values: the original or the decoded values; pass the larger in magnitude.
         stored: the encoded arrays; some codecs give a tighter bound with them.
         """
 

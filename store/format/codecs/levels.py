@@ -38,7 +38,7 @@ KINDS = ("hidden", "logprobs", "rest", "head", "attention")
 class Level:
     """Lists the codecs of a store, by kind of array.
 
-    `ids` compresses integer arrays of the logits, `places` those of ranked logits.
+    `ids` compresses integer arrays of logits, `places` integer arrays of ranked logits.
     """
 
     hidden: HiddenCodec

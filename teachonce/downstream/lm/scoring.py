@@ -63,10 +63,10 @@ def score_lm(
     """Score a decoder on the documents of `tests` (from `splits_to_test`).
 
     Each document is read alone, in overlapping windows (`windows.sliding_windows`), with the
-    tokenizer's start token in front. Bits per byte are the nats of all predicted tokens, divided by
-    their bytes and ln 2; they can be compared between models with any vocabulary.
+    tokenizer's start token in front. Bits per byte are the summed cross-entropy of all predicted
+    tokens, divided by their bytes and ln 2. They can be compared between vocabularies.
 
-    With `settings.store`, the figures of `store_agreement` are added to those of each file.
+    With `settings.store`, each file also gets the figures of `store_agreement`.
 
     Returns the same dictionary as `fine_tune.score_as_is`; its examples are documents.
 
@@ -81,9 +81,9 @@ def score_lm(
         f" that share {shared:,}; {_start(tokenizer)}"
     )
     about: dict[str, Any] = ABOUT
-    scores, counts, taught = {}, {}, dict[str, float]()
+    scores, counts, agreement = {}, {}, dict[str, float]()
     if settings.store is not None:
-        taught = store_agreement(network, tokenizer, settings.store)
+        agreement = store_agreement(network, tokenizer, settings.store)
         about = {**ABOUT, "measures": {**ABOUT["measures"], **MEASURES}}
 
     def predict(ids: Tensor, mask: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def score_lm(
             say(f"{path}: {changed}")
         counts[name] = len(documents.ids)
         pieces = network.config.vocab_size
-        scores[name] = _figures(predict, documents, size, shared, pieces, str(path)) | taught
+        scores[name] = _figures(predict, documents, size, shared, pieces, str(path)) | agreement
     given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
     return result_of(about, model, tests, given, counts, [scores])
 
@@ -192,7 +192,7 @@ def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
 
 @torch.inference_mode()
 def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> Tensor:
-    """Return the sum of the nats of all tokens that the windows predict, float64."""
+    """Return the summed cross-entropy in nats, float64, of all tokens that the windows predict."""
     longest = max(each.end - each.begin for each in windows)
     # Any id pads on the right, where no token of a causal model attends to it.
     ids = np.zeros((len(windows), longest), np.int64)

@@ -79,8 +79,8 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
 
 
 def _starting_alike(tokenizer: Any, store: FeatureStore) -> Any:
-    """Return a tokenizer that puts its start token in front of each text if the teacher of the
-    store read such a token, as `teacher-dump --bos` lets it."""
+    """Return a tokenizer that puts its start token in front of each text, if the store's teacher
+    had one there (`teacher-dump --bos`)."""
     start = start_token(tokenizer)
     if start is None or prepended_token(store.tokenizer()) is None:
         return tokenizer

@@ -89,7 +89,7 @@ class MlmTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the dev batches, whose masks are fixed."""
-        # Without a generator of its own, each validation would draw from that of dropout.
+        # With the default generator, each validation would change the draws of dropout.
         return DataLoader(self.fixed_dev, batch_size=None, generator=torch.Generator())
 
     def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:

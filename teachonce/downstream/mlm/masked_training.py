@@ -91,7 +91,7 @@ def train_mlm(
     )
     model, tokenizer = _load(settings, train, say)
     if not torch.cuda.is_available():
-        # On a CPU the backward pass of eager attention is faster than that of the fused kernel.
+        # On a CPU the backward pass of eager attention is faster than the fused kernel's.
         model.set_attn_implementation("eager")
     length = checked_length(settings.max_length, model.config, tokenizer)
     rows = blocks(tokenizer, train, length, "training text")
@@ -324,7 +324,7 @@ def finished(settings: MlmSettings) -> dict[str, Any] | None:
 
 def recorded_settings(settings: MlmSettings) -> dict[str, Any]:
     """Return the settings that determine the result, as JSON."""
-    # Through JSON, so that it equals what a file holds: paths become texts, and tuples lists.
+    # Through JSON, to equal what a file holds: paths become strings, and tuples lists.
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
     # Validations change no weight: a resumed training may have others.
     ruled_out = ("resume", "out", "evaluate_every")

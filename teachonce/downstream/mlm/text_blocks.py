@@ -118,7 +118,7 @@ def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[Arr
     with tqdm(total=len(lines), desc=f"tokenize {what}", unit="line", disable=None) as bar:
         for begin in range(0, len(lines), AT_ONCE):
             some = list(lines[begin : begin + AT_ONCE])
-            # `verbose=False`: the warning of long texts would be wrong, as blocks are cut later.
+            # `verbose=False`: a warning about long texts would be wrong, as blocks are cut later.
             for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
                 yield np.asarray([*ids, sep], np.int32)
             bar.update(len(some))

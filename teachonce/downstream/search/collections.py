@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.tables import named_rows
 from teachonce.teacher_dump.corpus.text_files import read_lines
@@ -178,14 +179,14 @@ def texts_of(
     lacking = [name for name in collection.queries if not candidates.get(name)]
     if lacking:
         raise UserError(
-            f"{where}: has no candidates for the query {lacking[0]!r} and {len(lacking) - 1} more;"
-            " give a run over these queries"
+            f"{where}: has no candidates for {len(lacking):,} of {len(collection.queries):,}"
+            f" queries, such as {lacking[0]!r}; give a run over these queries"
         )
     wanted = {name for query in collection.queries for name in candidates[query]}
     texts = {name: text for name, text in collection.documents() if name in wanted}
     if missing := sorted(wanted - set(texts)):
         raise UserError(
-            f"{where}: the document {missing[0]!r} and {len(missing) - 1} more are not in"
-            f" {collection.folder}; give a run over this corpus"
+            f"{where}: lists {counted(len(missing), 'document')} not in {collection.folder}, such"
+            f" as {missing[0]!r}; give a run over this corpus"
         )
     return texts

@@ -69,7 +69,7 @@ def fine_tune(
     splits = {name: task.read(path) for name, path in files.items()}
     for line in task.take_notes():
         say(line)
-    # Before `prepare`, so that the labels are those of the examples that are trained on.
+    # Before `prepare`, which takes the labels from the examples that are trained on.
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
     if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):

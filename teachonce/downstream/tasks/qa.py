@@ -62,7 +62,9 @@ def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the path") from None
     if squad:
         if columns:
-            raise UserError(f"{path}: SQuAD's layout has no columns; leave their options out")
+            raise UserError(
+                f"{path}: SQuAD's layout has no columns; leave the options of columns out"
+            )
         questions = list(_squad(path))
     else:
         questions = [_question(row, columns) for row in read_rows(path)]

@@ -152,7 +152,7 @@ class LabelTask(Task):
         """Return the file and line of a gold label, for errors."""
 
     def gold_labels(self) -> Sequence[str]:
-        """Return the `labels` that an example may have."""
+        """Return the labels that an example may have: a tagger also predicts `later_label`."""
         return self.labels
 
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:

@@ -102,7 +102,7 @@ def word_pieces(
         text,
         truncation=max_length is not None,
         max_length=max_length,
-        verbose=False,  # a warning of long texts would be wrong: windows follow
+        verbose=False,  # a warning about long texts would be wrong: windows follow
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
     )

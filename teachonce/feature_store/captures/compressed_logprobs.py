@@ -120,17 +120,23 @@ def read_settings(path: Path) -> Compression | LegacyCompression:
 
 def _compression(found: Mapping[str, Any]) -> Compression:
     bins = tuple(
-        Bin(_kind(b["scale_dtype"]), _whole(b["element_bits"]), _whole(b["num_elements"]))
+        Bin(
+            _dtype(b["scale_dtype"], "scale_dtype"),
+            _whole(b["element_bits"], "element_bits"),
+            _whole(b["num_elements"], "num_elements"),
+        )
         for b in found["residual_bins"] or ()
     )
     terms = tuple(found.get("polynomial_terms") or ())
     made = Compression(
-        d=_whole(found["d"]),
-        k=_whole(found["k"]),
-        exact_k=_whole(found["exact_k"], 0),
-        exact_dtype=_kind(found.get("exact_dtype", "float32")),
-        polynomial_terms=tuple(t if t in TERMS else _whole(t, 0) for t in terms),
-        term_dtype=_kind(found.get("term_dtype", "float32")),
+        d=_whole(found["d"], "d"),
+        k=_whole(found["k"], "k"),
+        exact_k=_whole(found["exact_k"], "exact_k", 0),
+        exact_dtype=_dtype(found.get("exact_dtype", "float32"), "exact_dtype"),
+        polynomial_terms=tuple(
+            t if t in TERMS else _whole(t, "a polynomial term", 0) for t in terms
+        ),
+        term_dtype=_dtype(found.get("term_dtype", "float32"), "term_dtype"),
         residual_bins=bins,
         delta_encoding=_flag(found, "delta_encoding", True),
         normalize_t=_flag(found, "normalize_t", False),
@@ -138,10 +144,10 @@ def _compression(found: Mapping[str, Any]) -> Compression:
     # What DistillKit refuses itself (`check_valid`), and a k beyond the vocabulary.
     tail = made.k - made.exact_k
     if made.k > made.d:
-        raise ValueError("k is more than d, the ids of the vocabulary")
+        raise ValueError("k is larger than d, the size of the vocabulary")
     # DistillKit allows up to 64 bits, but codes are int64 here, which hold 63.
     if tail < 0 or sum(b.elements for b in bins) > tail or any(b.bits > 63 for b in bins):
-        raise ValueError("k, exact_k and residual_bins do not fit one another")
+        raise ValueError("k, exact_k and residual_bins contradict one another")
     if tail and not (terms or bins):
         raise ValueError("exact_k is less than k, without polynomial_terms or residual_bins")
     return made
@@ -149,15 +155,15 @@ def _compression(found: Mapping[str, Any]) -> Compression:
 
 def _legacy(found: Mapping[str, Any]) -> LegacyCompression:
     made = LegacyCompression(
-        d=_whole(found["vocab_size"]),
-        k=_whole(found["k"]),
-        exact_k=_whole(found["exact_k"], 0),
-        polynomial_degree=_whole(found["polynomial_degree"], 0),
+        d=_whole(found["vocab_size"], "vocab_size"),
+        k=_whole(found["k"], "k"),
+        exact_k=_whole(found["exact_k"], "exact_k", 0),
+        polynomial_degree=_whole(found["polynomial_degree"], "polynomial_degree", 0),
         invert_polynomial=_flag(found, "invert_polynomial", True),
         with_sqrt_term=_flag(found, "with_sqrt_term", False),
     )
     if not made.exact_k <= made.k <= made.d:
-        raise ValueError("k, exact_k and vocab_size do not fit one another")
+        raise ValueError("k, exact_k and vocab_size contradict one another")
     return made
 
 
@@ -168,16 +174,16 @@ def _flag(found: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-def _whole(value: object, least: int = 1) -> int:
+def _whole(value: object, what: str, least: int = 1) -> int:
     # 2^31: the largest vocabulary of a store (FORMAT.md, 5).
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31:
-        raise ValueError(f"expected a whole number from {least}, got {value!r}")
+        raise ValueError(f"expected a whole number from {least} for {what}, got {value!r:.80}")
     return value
 
 
-def _kind(value: object) -> str:
+def _dtype(value: object, what: str) -> str:
     if value not in BYTES:
-        raise ValueError(f"expected one of {', '.join(BYTES)}, got {value!r}")
+        raise ValueError(f"expected one of {', '.join(BYTES)} for {what}, got {value!r:.80}")
     return str(value)
 
 

@@ -98,8 +98,8 @@ class DistillKit(TableCapture):
         found = read_settings(path)
         if isinstance(found, LegacyCompression) != (self._layout is LEGACY):
             raise UserError(
-                f"{path}: describes another compression than that of the columns"
-                f" {', '.join(_names(self._layout))}; give the settings of this capture with"
+                f"{path}: describes another compression than the columns"
+                f" {', '.join(_names(self._layout))} have; give the settings of this capture with"
                 " --compression"
             )
         return found

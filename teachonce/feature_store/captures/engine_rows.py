@@ -60,7 +60,7 @@ class EngineRows(TableCapture):
         for file, schema in zip(self._table.files, self._table.schemas, strict=True):
             if (other := _engine_of(schema)) != engine:
                 raise UserError(
-                    f"{file}: its metadata have engine={other}, those of {self._table.files[0]}"
+                    f"{file}: its metadata have engine={other}, but {self._table.files[0]} has"
                     f" engine={engine}; put the files of each engine into their own folder, and"
                     " import each folder"
                 )

@@ -366,7 +366,7 @@ def _write_part(
             made.put_hidden(0, name, at, rows.hidden[name][span])
         if features.logits:
             ids, logprobs, rest = _best_logprobs(each, rows, features, tally)
-            # Log-probabilities are logits whose log-partition is 0; that of the teacher is unknown.
+            # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
             made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
             if features.logits.observed and rows.observed is not None:
                 # Rounding may leave it above 0, within the slack of `check_observed`.

@@ -185,8 +185,8 @@ def _ids(sample: Sample, teacher: Any, model: str) -> Array:
 
 
 def _of_states(sample: Sample, ids: Array, teacher: Any) -> Floats:
-    """Return for each token the length of the difference of its states from the teacher's, divided
-    by the length of the teacher's, of the state that differs most [T]."""
+    """Return for each token |captured - teacher's| / |teacher's| (Euclidean lengths), of the state
+    that differs most: [T]."""
     live = teacher.run(ids[None], np.ones((1, len(ids)), bool)).hidden
     found = []
     for name, states in sample.rows().hidden.items():
@@ -222,7 +222,7 @@ def _of_logits(sample: Sample, ids: Array, teacher: Any) -> Floats:
 
 @dataclass(frozen=True)
 class RowComparison:
-    """Compares captured rows with those of a model.
+    """Compares captured rows with the rows of a model.
 
     what, unit, reason: for messages.
     usual, outlier: the largest difference of the median row, and of any row.
@@ -244,5 +244,5 @@ SHIFTED = "the rows are shifted"
 LOGITS = RowComparison("log-probabilities", "nats", 0.15, 0.4, SHIFTED, _of_logits)
 # Of its layers 2, 15, 27 and 30 by .013 (median) and .14 at most; with 3 % of noise by .1. The
 # median after the prefix of another text is .3, of the states of the token before .9.
-LAYERS = f"the states are those of other layers (--layers), or {SHIFTED}"
+LAYERS = f"the states are of other layers (--layers), or {SHIFTED}"
 STATES = RowComparison("states", "of their length", 0.05, 0.2, LAYERS, _of_states)

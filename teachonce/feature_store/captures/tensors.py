@@ -79,7 +79,7 @@ def _check_archive(source: Path | io.BytesIO, where: str) -> None:
                 f"{where}: holds compressed members, which torch.save does not write; save the"
                 " tensors again"
             )
-        # weights_only allows more than tensors: `bytearray`, for one, allocates what a number says.
+        # weights_only allows more than tensors: `bytearray`, for one, allocates any size.
         pickles = [each for each in members if each.filename.endswith("/data.pkl")]
         for each in pickles:
             for opcode, argument, _ in pickletools.genops(archive.read(each)):

@@ -25,7 +25,7 @@ class ExportFormat:
     runner: the module that runs a file, and the package that contains it.
     layers: `layers(path)` returns the names of the nodes that can be quantised, by layer.
     quantise: `quantise(source, path, kind, nodes)` writes a copy with these nodes quantised, and
-        returns those of them that it cannot quantise.
+        returns the nodes that it cannot quantise.
     tokens: `tokens(path, texts)` returns the token ids of texts, for a format with a tokenizer of
         its own.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;

@@ -87,8 +87,8 @@ def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
 
 
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
-    """Load a table. Its answer is the mean of a text's vectors, normalised if config.json says
-    so."""
+    """Load a table. It returns the mean of a text's vectors, normalised if `normalize` in
+    config.json is true."""
     from safetensors.numpy import load_file
 
     table: Floats = load_file(path)[TABLE]

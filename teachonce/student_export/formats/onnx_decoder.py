@@ -62,8 +62,8 @@ class CachedNetwork(nn.Module):
             use_cache=True,
         )
         layers: list[Any] = cache.layers
-        kept = [each for layer in layers for each in (layer.keys, layer.values)]
-        return (found.logits, *kept)
+        tensors = [each for layer in layers for each in (layer.keys, layer.values)]
+        return (found.logits, *tensors)
 
 
 def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

@@ -196,13 +196,14 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
     for text, message in (
         ("q0 d0 1\n", "line 1: expected `query Q0 document rank score name`"),
         ("q0 Q0 d0 1 nan run\n", "line 1: expected `query Q0 document rank score name`"),
-        ("q0 Q0 d0 1 2.5 x\n", "has no candidates for the query"),
+        ("q0 Q0 d0 1 2.5 x\n", "has no candidates for 1 of"),
     ):
         run_file.write_text(text)
         assert message in refused(*words, "--candidates", run_file)
     lines = [f"{name} Q0 nowhere 1 2.5 x" for name in read_collection(small).queries]
     run_file.write_text("\n".join(lines))
-    assert "'nowhere' and 0 more are not in" in refused(*words, "--candidates", run_file)
+    line = refused(*words, "--candidates", run_file)
+    assert f"lists 1 document not in {small}, such as 'nowhere'" in line
 
 
 def test_texts_that_are_cut_are_counted(

@@ -313,7 +313,7 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     (PartsOfSpeech(), "a.tsv", b"\xfe\tX\n", r"not UTF-8"),
     (QA(), "a.json", b"{}", r"not SQuAD's layout"),
     (QA(), "a.json", b"[", r"has no end"),
-    (QA({"answer": "x"}), "a.json", b"{}", r"leave their options out"),
+    (QA({"answer": "x"}), "a.json", b"{}", r"leave the options of columns out"),
     (QA(), "a.tsv", b"question\tcontext\tanswer\nq\ta b\tc\n", r"line 2: answer 'c' is not in its"),
     (QA(), "a.jsonl", b'{"question": "q", "context": "a b", "answer": 7}\n', r"expected a text"),
     (

@@ -266,10 +266,10 @@ def test_settings_of_a_compression(teacher: Path, samples: list[Taught], tmp_pat
     settings = source / "compression_config.yaml"
     sound = settings.read_text()
     for text, words in (
-        (sound.replace("k: 8", "k: 2000000000"), "k is more than d"),
+        (sound.replace("k: 8", "k: 2000000000"), "k is larger than d"),
         (sound.replace("normalize_t: false", "normalize_t: 3"), "expected true or false"),
         ("[" * 5000, "not the settings of DistillKit's compression"),
-        (sound.replace("d: 600", "d: .nan"), "expected a whole number"),
+        (sound.replace("d: 600", "d: .nan"), "expected a whole number from 1 for d"),
     ):
         settings.write_text(text)
         says(importing(source, teacher), "compression_config.yaml", words)

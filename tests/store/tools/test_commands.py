@@ -254,7 +254,7 @@ def test_a_task_is_shown_by_name(made: Made) -> None:
             if kind == "classification":
                 name = LABELS[part.gold[number]] if part.gold[number] >= 0 else "none"
                 best = LABELS[part.task[1][number].argmax()]
-                assert f"label {name}, the teacher says {best} " in " ".join(said.split())
+                assert f"label {name}, the teacher predicts {best} " in " ".join(said.split())
             else:
                 assert record.tags is not None
                 names = [LABELS[tag] for tag in record.tags if tag >= 0]
