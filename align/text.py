@@ -52,7 +52,7 @@ def composes_with_previous(character: str) -> bool:
 
 @cache
 def _table(classify: Callable[[str], int]) -> NDArray[np.uint8]:
-    """Return the classes of all code points (1.1 MB), UNSEEN for those that no text had yet.
+    """Return the classes of all code points (1.1 MB), UNSEEN if no text had them yet.
 
     `classify` is only the key of the cache: each function has a table of its own.
     """

@@ -70,7 +70,7 @@ def isolation(character: str) -> int:
 
 
 def divides(before: int, after: int) -> bool:
-    """Return whether two words meet between characters of these flags, of those that a tokenizer
+    """Return whether two words meet between characters with these flags, which a tokenizer
     isolates. Only symbols form runs."""
     return before != after or bool(before & ~SYMBOL)
 

@@ -259,8 +259,8 @@ def _print_result(report: Mapping[str, Any], out: Path) -> None:
 
 
 def _next_command(out: Path, report: Mapping[str, Any]) -> str:
-    """Return a command to try a finished student; "" for decoders, for those that read pairs, and
-    for those whose head over the vocabulary was not trained."""
+    """Return a command to try a finished student; "" for decoders, students that read pairs, and
+    students whose head over the vocabulary was not trained."""
     from transformers import AutoTokenizer
 
     from teachonce.student_train.output.card import trains_vocabulary

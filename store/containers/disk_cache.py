@@ -31,7 +31,7 @@ from teachonce.store.containers.cache_option import PREFIX
 from teachonce.support import files
 from teachonce.support.errors import UserError
 
-END = struct.Struct("<4sIQ")  # of an entry: a mark, CRC-32C of the bytes before it, whole size
+END = struct.Struct("<4sIQ")  # end of an entry: MARK, CRC-32C of the data, size of the object
 MARK = b"TPC1"
 TOTAL = struct.Struct("<Q")
 ENTRY = re.compile(r"[0-9a-f]{32}\.-?\d+\.\d+")

@@ -149,7 +149,7 @@ class DamagedStore:
 def open_damaged(
     path: str | Path, storage_options: dict[str, Any] | None = None, allow_partial: bool = True
 ) -> DamagedStore:
-    """Open a store by its manifest or, if that is damaged, by the entries in its parts.
+    """Open a store by its manifest or, if the manifest is damaged, by the entries in its parts.
 
     Raises StoreError if the entries do not suffice, if a URL cannot be read, or if the store is
     unfinished and `allow_partial` is false.

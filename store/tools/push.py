@@ -73,7 +73,7 @@ def push(
             _send_folder(store, target, name, message, say)
         sent: dict[str, Path | bytes] = {root: last}  # it makes the copy whole
         if CARD in there:
-            say(f"{CARD} of {target.id} stays as it is")
+            say(f"{CARD} of {target.id} is not changed")
         else:
             card = store_card(store, target.id, name)
             sent[CARD] = with_metadata(card, license, language).encode()

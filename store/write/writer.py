@@ -154,8 +154,7 @@ class StoreWriter:
             tree.write_part(self._staging.part(number), self.features, number, counts, arrays)
 
     def differing(self, number: int, token_counts: ArrayLike, sequences: Sequences) -> list[str]:
-        """Compare arrays of a published part with `sequences`; return the names of those that
-        differ.
+        """Compare arrays of a published part with `sequences`; return the names of differing ones.
 
         Only checksums are compared; the part is not read.
         """

@@ -318,7 +318,7 @@ class StudentBatch:
     tokens: the number of student tokens.
     aligned: the teacher's targets, by the name of each alignment in use.
     vectors: the teacher's text vectors, float32 [B,W].
-    unmasked: the input from which the student's text vectors are computed; None if that is
+    unmasked: the input from which the student's text vectors are computed; None if it equals
         `inputs`, or if there are no `vectors`.
     characters, predicted_bytes: the number of characters of the predicted tokens; for a decoder,
         their bytes as well. Only batches of a validation have them; else 0.

@@ -123,7 +123,7 @@ def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
 class _Outcomes(torch.autograd.Function):
     """Computes `outcomes`.
 
-    Autograd would keep several tensors [G,V] and take three times as long. Here the probabilities
+    Autograd would store several tensors [G,V] and take three times as long. Here the probabilities
     of the pieces in the rest, up to a factor, are all that the derivative needs.
     """
 

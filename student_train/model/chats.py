@@ -95,7 +95,7 @@ def between(marks: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
 
 def _end_of_message(store: FeatureStore) -> str:
     """Return the special token on which students of the first chats are trained most often; "" if
-    there is none. Of all special tokens they are trained on those that end messages alone."""
+    there is none. They are trained on no other special tokens than the ends of messages."""
     added = store.tokenizer().get_added_tokens_decoder()
     special = [number for number, token in added.items() if token.special]
     found = Counter[int]()

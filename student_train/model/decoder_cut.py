@@ -358,8 +358,8 @@ def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource
 
 
 def _sequences(store: FeatureStore) -> Iterator[Tensor]:
-    """Yield the token ids of evenly spaced sequences, `TOKENS` in all, or of the whole store if it
-    has fewer."""
+    """Yield the token ids of evenly spaced sequences, about `TOKENS` in all, or of the whole store
+    if it has fewer."""
     lengths = store.all_lengths()
     count = max(1, round(TOKENS / max(1.0, float(lengths.mean()))))
     chosen = np.unique(np.linspace(0, len(lengths) - 1, count).astype(int))

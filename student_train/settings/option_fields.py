@@ -346,7 +346,7 @@ class OptionFields:
     )
     data: str = option(
         "all",
-        "Train on these sequences. labelled: only those with a gold label or tag. balanced: each"
+        "Train on these sequences. labelled: only with a gold label or tag. balanced: each"
         " step takes one labelled batch for the losses on gold labels, and one unlabelled batch of"
         " the same size for the other losses.",
         choices=("all", "labelled", "unlabelled", "balanced"),
@@ -380,7 +380,7 @@ class OptionFields:
     needs: Mapping[str, Any] = field(default_factory=dict)
     held_out: float = option(
         0.02,
-        "Hold out this share of the sequences for validation; the same ones for every student.",
+        "Hold out this share of the sequences for validation, the same for every student.",
         within=SHARE,
     )
     eval_every: int | Literal["epoch"] | None = option(

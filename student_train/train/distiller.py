@@ -64,8 +64,8 @@ class Distiller(nn.Module):
         self.student, self.terms = student, tuple(terms)
         self.bf16 = False  # a training sets it; other callers autocast as they need
         self.ranks = ALONE  # a training sets it to the processes that share the texts of a batch
-        # A validation sets it, to collect the states [G,Ds] of the last layer and those that losses
-        # compare, not projected.
+        # A validation sets it, to collect the states [G,Ds] of the last layer and the states that
+        # losses compare, not projected.
         self.observed: dict[str, Tensor] | None = None
         own, self.layers = size_of(student)
         self.projections = nn.ModuleDict()

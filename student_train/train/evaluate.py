@@ -285,8 +285,8 @@ def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str,
 
 
 def warning_of_one_label(found: Mapping[str, float]) -> str:
-    """Return a warning if the held-out labels of the student, or those that it is compared with,
-    are all the same, else ""."""
+    """Return a warning if all held-out labels of the student, or all teacher's or gold labels, are
+    the same, else ""."""
     for name, other in (("valid_agreement", "teacher's"), ("valid_accuracy", "gold ones")):
         if found.get(f"{name}{MATTHEWS}") == 0:
             return (

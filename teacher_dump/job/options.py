@@ -188,7 +188,7 @@ class DumpOptions:
         None,
         "Cut the text into windows of at most N teacher tokens, special tokens included.",
         within=at_least(4),
-        default_text=f"{DEFAULT_MAX_LENGTH}, or the teacher's limit if that is lower",
+        default_text=f"{DEFAULT_MAX_LENGTH}, or the teacher's limit if it is lower",
     )
     stride: int = option(
         0,

@@ -132,8 +132,8 @@ def mixed(
 
     `teacher` and `student` are the text's `tokenizers.Encoding`s.
     """
-    # The special tokens before the text count as a word, and those after it, too: the embeddings of
-    # the student's special tokens must be trained.
+    # The special tokens before the text count as one word, and the special tokens after it as
+    # another: the embeddings of the student's special tokens must be trained.
     offsets = [spans_of([each]).astype(np.int64) for each in (teacher, student)]
     words = word_numbers(text, *offsets)
     both = [

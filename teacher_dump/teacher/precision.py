@@ -19,7 +19,7 @@ TOLERANCE = 0.05
 def load_fastest(
     load: Callable[[str], Teacher], texts: Iterable[str], say: Callable[[str], object]
 ) -> tuple[Teacher, str]:
-    """Load a decoder in bf16 if its outputs for some texts agree with those in fp32, else in fp32.
+    """Load a decoder in bf16 if its outputs for some texts agree with fp32, else in fp32.
 
     load: loads the model in a given precision. texts: read once, and only for a decoder. `say`
         receives the choice. Returns the teacher and its precision.

@@ -144,7 +144,7 @@ PROBES = ("The old", " A b", "été 12,5%", "x")
 
 def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
     """Raise UserError if a fast tokenizer has ids beyond the `rows` of the embedding table, or
-    gives other ids than its tokenizer.json (texts are cut with the latter)."""
+    gives other ids than its tokenizer.json, by which texts are cut."""
     pieces = tokenizer.get_vocab()
     highest = max(pieces, key=pieces.__getitem__, default="")
     if isinstance(rows, int) and pieces and pieces[highest] >= rows:

@@ -118,7 +118,7 @@ def seed_table(result: dict[str, Any]) -> Table:
     """
     as_is, models = result["settings"].get("as_is"), _each_model(result)
     runs = len(result["seeds"])
-    what = f"{result['model']}, {'as it is' if as_is else counted(runs, 'seed')}"
+    what = f"{result['model']}, {'as is' if as_is else counted(runs, 'seed')}"
     if models:
         what = f"{runs} models as they are"
     if result.get("setup"):

@@ -100,7 +100,7 @@ class Predictor:
                 yield {**dict(zip(self.names, each.texts, strict=True)), **more}
 
     def notes(self) -> Iterator[str]:
-        """Yield a line each on the blank texts, the long texts and those with a long word."""
+        """Yield a line each on blank texts, long texts, and texts with a long word."""
         total, limit = len(self.given), self.student.max_length
         if self.student.pairs and not self.pairs:
             yield (

@@ -44,7 +44,7 @@ def scored(task: str, model: Path, test: Path, out: Path, *more: Word) -> Any:
     """Return the content of scores.json after a run that must succeed."""
     words = ("--task", task, "--as-is", "--model", model, "--test", test, "--out", out)
     said = done(*words, *more)
-    assert "as it is" in said and "±" not in said
+    assert "as is" in said and "±" not in said
     return scores_of(out)
 
 

@@ -327,8 +327,8 @@ class ZarrSource:
     def _listed(
         self, expected: set[str], group: str, parts: Container[int]
     ) -> tuple[set[str], set[str]]:
-        """List the files under a group. Return the paths that any listing has, and those that all
-        have.
+        """List the files under a group. Return the paths in any listing, and the paths in all
+        listings.
 
         A remote server may list incompletely: the files are listed again until a listing equals
         `expected`. Raises Unreachable for a server that lists nothing, as many web servers do.

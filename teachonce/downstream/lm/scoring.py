@@ -77,7 +77,7 @@ def score_lm(
     tokenizer, network = load_decoder(model, settings.precision)
     size, shared = _window(settings, network.config, tokenizer)
     say(
-        f"as it is: {counted(network.num_parameters(), 'parameter')}, windows of {size:,} tokens"
+        f"as is: {counted(network.num_parameters(), 'parameter')}, windows of {size:,} tokens"
         f" that share {shared:,}; {_start(tokenizer)}"
     )
     about: dict[str, Any] = ABOUT
@@ -196,14 +196,14 @@ def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> 
     longest = max(each.end - each.begin for each in windows)
     # Any id pads on the right, where no token of a causal model attends to it.
     ids = np.zeros((len(windows), longest), np.int64)
-    present, asked = np.zeros_like(ids), np.zeros(ids.shape, bool)
+    present, scored = np.zeros_like(ids), np.zeros(ids.shape, bool)
     for row, each in enumerate(windows):
         length = each.end - each.begin
         ids[row, :length] = documents.ids[each.number][each.begin : each.end]
         present[row, :length] = 1
-        asked[row, each.scored - each.begin : length] = True
+        scored[row, each.scored - each.begin : length] = True
     logits = predict(torch.from_numpy(ids), torch.from_numpy(present))
-    wanted = torch.from_numpy(asked[:, 1:])
+    wanted = torch.from_numpy(scored[:, 1:])
     labels = torch.from_numpy(ids[:, 1:])[wanted].to(logits.device)
     # Chosen before the cast: padding and the tokens that windows share get no float32 copy.
     predicted = logits[:, :-1][wanted.to(logits.device)].float()

@@ -34,7 +34,7 @@ class Documents:
 
 
 def start_token(tokenizer: Any) -> int | None:
-    """Return the token in front of each document: the one that the tokenizer adds to a text, or its
+    """Return the token in front of each document: the token that the tokenizer adds to a text, its
     bos, or its eos; None if it has none of them."""
     own = prepended_token(tokenizer.backend_tokenizer)
     found = (own, tokenizer.bos_token_id, tokenizer.eos_token_id)

@@ -137,7 +137,7 @@ def _scores(
     tokenizer = masking_tokenizer(resolved)
     network, _ = load_with_head(resolved, config, "mlm", {"dtype": torch.float32})
     length = checked_length(max_length, network.config, tokenizer)
-    say(f"as it is: {counted(network.num_parameters(), 'parameter')}, blocks of {length} tokens")
+    say(f"as is: {counted(network.num_parameters(), 'parameter')}, blocks of {length} tokens")
     scores, counts = {}, {}
     # A Trainer creates its output folder even where nothing is saved.
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:

@@ -54,8 +54,8 @@ def tokens_of(tokenizer: Any, lines: Sequence[str], what: str) -> Array:
 
 @dataclass(frozen=True)
 class Spelling:
-    """Counts how a tokenizer spells a text: numbers of tokens and of non-blank characters, without
-    the unknown tokens and their characters, and the number of the latter."""
+    """Counts how a tokenizer spells a text: its tokens and non-blank characters without unknown
+    tokens, and the characters of the unknown tokens."""
 
     tokens: int
     characters: int

@@ -122,7 +122,7 @@ def score_as_is(
     settings = {"as_is": True, "max_length": max_length}
     blame = "; its weights are damaged, train it again"
     if own := task.predict_own(model, splits, max_length):
-        for line in ("as it is, with the modules of its folder", *task.take_notes()):
+        for line in ("as is, with the modules of its folder", *task.take_notes()):
             say(line)
         scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
         run = scores | _warned(task, scores, "train it with a higher --lr or more --epochs", say)
@@ -133,7 +133,7 @@ def score_as_is(
     tokenizer, network, spec = task.load_own(source)
     task.adopt(spec, splits)
     length, cut = _length(task, max_length, network, tokenizer)
-    say(f"as it is: {counted(network.num_parameters(), 'parameter')}{cut}")
+    say(f"as is: {counted(network.num_parameters(), 'parameter')}{cut}")
     # A Trainer creates its output folder even where nothing is saved.
     with tempfile.TemporaryDirectory(prefix="score-") as scratch:
         trainer = Trainer(

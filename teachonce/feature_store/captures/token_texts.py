@@ -26,7 +26,7 @@ TRIED = 64  # tokens in a row at which no stretch starts; then the rest of the s
 BACK = 8  # tokens by which a stretch is shortened at most, to find an end that fits
 SHORTEST = 2  # tokens of a stretch
 ENOUGH = 0.5  # share of the tokens of the first samples that must be in long stretches
-LONG = 32  # tokens of a long stretch; 3/4 of the sample if that is less
+LONG = 32  # tokens of a long stretch; at most 3/4 of the sample
 COMPARED = 256  # first tokens of a sample's rest that are compared before more of them are
 EXAMINED = 1024  # first tokens that are examined of a sample that does not fit as a whole
 

@@ -53,7 +53,7 @@ def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path)
     before = len(repository.commits)
     again = run("push", store, "user/what", "--json")
     assert json.loads(again.stdout).keys() == {"repository", "commit"}
-    assert "README.md of user/what stays as it is" in again.stderr
+    assert "README.md of user/what is not changed" in again.stderr
     assert len(repository.commits) == before
 
 
