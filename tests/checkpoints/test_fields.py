@@ -271,11 +271,11 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
             LENGTHS,
             modality_config={"text": {"method": "forward", "method_output_name": "pooler_output"}},
         ),
-        "reads texts as 'pooler_output'",
+        "declares output 'pooler_output'",
     ),
     "chat": (
         lambda f: changed(f, LENGTHS, modality_config={"text": {}, "message": {}}),
-        "reads texts as chat messages",
+        "declares chat messages",
     ),
     "lengths of queries": (lambda f: changed(f, LENGTHS, query_length=8), "query_length is 8"),
     "arguments": (
@@ -287,7 +287,7 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
         "processing_kwargs is .*add_special_tokens",
     ),
     "no table": (lambda f: changed(f, LENGTHS, model_args=7), "model_args is 7"),
-    "no outputs": (lambda f: changed(f, LENGTHS, modality_config=7), "reads texts as 0"),
+    "no outputs": (lambda f: changed(f, LENGTHS, modality_config=7), "declares output 0"),
     "no modes": (
         lambda f: changed(f, "1_Pooling/config.json", pooling_mode=[]),
         "its modules do not fit together .modules.json.: torch.cat",

@@ -196,7 +196,7 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
     for text, message in (
         ("q0 d0 1\n", "line 1: expected `query Q0 document rank score name`"),
         ("q0 Q0 d0 1 nan run\n", "line 1: expected `query Q0 document rank score name`"),
-        ("q0 Q0 d0 1 2.5 x\n", "has no candidates for 1 of"),
+        ("q0 Q0 d0 1 2.5 x\n", "has no candidates for 12 of 13 queries"),
     ):
         run_file.write_text(text)
         assert message in refused(*words, "--candidates", run_file)
