@@ -158,8 +158,8 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
     if done.halved:
         click.echo(f"halved {counted(done.halved, 'time')}: a batch that did not fit into memory")
     if done.widened:
-        wide = counted(done.widened, "sequence")
-        click.echo(f"run again in float32: {wide} with NaN or infinity")
+        sequences = counted(done.widened, "sequence")
+        click.echo(f"run again in float32: {sequences} with NaN or infinity")
     if done.unread:
         click.echo(f"unread: {done.unread}")
     click.echo(f"next: student-train --store {options.out} {done.student}")

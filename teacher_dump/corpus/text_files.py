@@ -28,8 +28,8 @@ from teachonce.teacher_dump.corpus.packed import (
 # Bytes of a line, or of a record in .csv. A longer line is refused before it is in memory.
 MAX_LINE = 10_000_000
 # Encodings by byte order mark; UTF-32 first, as its marks begin like UTF-16's.
-WIDE = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
-WIDE |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
+MARKS |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")
 FREE = (".csv", ".json")  # a carriage return may be inside of quotes, or between brackets
 
@@ -48,10 +48,10 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
             if not is_packed(path):
                 seen(raw)
             if number == 1 and (
-                wide := [name for mark, name in WIDE.items() if raw.startswith(mark)]
+                found := [name for mark, name in MARKS.items() if raw.startswith(mark)]
             ):
                 raise CorpusError(
-                    f"{path}: looks like {wide[0]}, expected UTF-8; {_iconv(wide[0], path)}"
+                    f"{path}: looks like {found[0]}, expected UTF-8; {_iconv(found[0], path)}"
                 )
             if (nul := raw.find(b"\0")) >= 0:
                 raise CorpusError(

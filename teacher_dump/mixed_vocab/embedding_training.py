@@ -62,19 +62,19 @@ class MixedTeacher(nn.Module):
         assert teacher.decoder is not None  # loaded with --head mlm
         self.network: Any = teacher.model
         words: Any = self.network.get_input_embeddings()
-        wide = words.weight.shape[1]
-        check_width(width, wide, teacher.name)
-        if teacher.decoder.weight.shape[1] != wide:
+        theirs = words.weight.shape[1]
+        check_width(width, theirs, teacher.name)
+        if teacher.decoder.weight.shape[1] != theirs:
             raise UserError(
                 f"{teacher.name}: the input of its masked-LM head has size"
-                f" {teacher.decoder.weight.shape[1]}, but its embeddings have size {wide}, so one"
+                f" {teacher.decoder.weight.shape[1]}, but its embeddings have size {theirs}, so one"
                 " projection cannot serve both; choose a teacher with tied embeddings, such as BERT"
             )
         # `Decoder.of` copies no float32 weight, so tied ones still share their memory.
         tied = teacher.decoder.weight.data_ptr() == words.weight.data_ptr()
         self.weight = words.weight if tied else nn.Parameter(teacher.decoder.weight.clone())
         self.bias = nn.Parameter(teacher.decoder.bias.clone())
-        self.student, self.up = nn.Embedding(pieces, width), nn.Linear(width, wide)
+        self.student, self.up = nn.Embedding(pieces, width), nn.Linear(width, theirs)
         self.student_bias = nn.Parameter(torch.zeros(pieces))
         ids = torch.full((len(words.weight),), -1)
         if same is not None:

@@ -204,10 +204,10 @@ class MixedVocabOptions:
         return out.with_name(f"{out.name}.mixed-vocab")
 
 
-def check_width(width: int, wide: int, teacher: str) -> None:
-    """Raise UserError if the student's embeddings are larger than the teacher's, of size `wide`."""
-    if not 0 < width <= wide:
+def check_width(width: int, theirs: int, teacher: str) -> None:
+    """Raise UserError if the student's embeddings are larger than the teacher's (size `theirs`)."""
+    if not 0 < width <= theirs:
         raise UserError(
             f"--width {width}: the student's embeddings are projected up to the size of the"
-            f" teacher's, which is {wide} in {teacher}; choose 1 to {wide}"
+            f" teacher's, which is {theirs} in {teacher}; choose 1 to {theirs}"
         )

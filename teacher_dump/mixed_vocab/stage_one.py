@@ -71,9 +71,9 @@ def mixed_vocab(
         check_existing(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         config = config_of(model)
-        wide = next((config[name] for name in EMBEDDING if isinstance(config.get(name), int)), None)
-        if wide is not None:
-            check_width(options.width, wide, model.name)
+        size = next((config[name] for name in EMBEDDING if isinstance(config.get(name), int)), None)
+        if size is not None:
+            check_width(options.width, size, model.name)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
         options = replace(options, dump=options.dump.resolved())
         with join_ranks(options.dump.device) as ranks:

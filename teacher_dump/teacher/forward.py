@@ -97,8 +97,8 @@ def forward(
         batches = [part for batch in batches for part in _of_one_length(batch, inputs)]
     queue = deque((batch, False) for batch in batches)
     while queue:
-        batch, wide = queue.popleft()
-        output = _run(teacher, windows, inputs, batch, logits, wide)
+        batch, in_float32 = queue.popleft()
+        output = _run(teacher, windows, inputs, batch, logits, in_float32)
         if output is None:
             if len(batch) == 1:
                 raise UserError(
@@ -109,13 +109,13 @@ def forward(
                 )
             half = len(batch) // 2
             # Reversed by `extendleft`: the first half is run first.
-            queue.extendleft([(batch[half:], wide), (batch[:half], wide)])
+            queue.extendleft([(batch[half:], in_float32), (batch[:half], in_float32)])
             tally["halved"] += 1
             continue
         features = output.unusable()
         bad = np.logical_or.reduce(list(features.values()))
         if bad.any():
-            if wide or not teacher.narrow:
+            if in_float32 or not teacher.narrow:
                 i = int(np.flatnonzero(bad)[0])
                 where = ", ".join(feature for feature, there in features.items() if there[i])
                 raise UserError(f"{name(batch[i])}: {teacher.unusable(where)}")
@@ -138,12 +138,12 @@ def _run(
     inputs: Sequence[Array],
     batch: Array,
     logits: Logits | None,
-    wide: bool,
+    in_float32: bool,
 ) -> BatchOutput | None:
     """Run one batch; None if it does not fit into memory."""
     try:
         with ExitStack() as stack:
-            if wide:
+            if in_float32:
                 stack.enter_context(teacher.widened())
             # Without a padding token any id serves: the attention mask excludes it.
             ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)

@@ -57,7 +57,7 @@ TOKEN_ROWS = 4096
 CHUNK_BYTES = 2**20
 MAX_DIGESTS = 4096
 BLOSC_GRAIN = 2**17  # the blocks of Blosc
-REMOTE_GRAIN = 2**24  # a chunk of wide rows is fetched whole
+REMOTE_GRAIN = 2**24  # a chunk of long rows is fetched whole
 
 
 def _rows_and_node(name: str, spec: ArraySpec) -> tuple[int, bytes]:
