@@ -35,7 +35,7 @@ def dangers(source: str) -> Iterator[str]:
                 yield "trust_remote_code"
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
-                # {} is how a table of options says that one is as it stands
+                # in a table of options, {} marks an option without changes
                 if key and ast.unparse(key) == "'trust_remote_code'" and ast.unparse(value) != "{}":
                     yield "trust_remote_code"
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":

@@ -78,7 +78,7 @@ def short(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
 
 
 def cut(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
-    """Declare a length below that of the body."""
+    """Declare a length below the body's."""
     given = {**headers, "Content-Length": str(len(body) // 2)}
     _sent(handler, status, given, iter([body]))
 

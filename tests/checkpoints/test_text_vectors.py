@@ -1,4 +1,4 @@
-"""Vectors of texts equal those of sentence-transformers, whatever modules a folder has."""
+"""Vectors of texts equal sentence-transformers' vectors, whatever modules a folder has."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
 def test_the_teachers_vocabulary_gives_ordinary_distillation(
     store: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """Value and gradient of kl-next equal those of dense KL, at all tokens after the first."""
+    """Value and gradient of kl-next equal dense KL's, at all tokens after the first."""
     batches = StudentBatches(store, "teacher", student="llama:32x2x4", loss={"kl-next": 1.0})
     torch.manual_seed(0)
     model = random_llama(len(batches.tokenizer))

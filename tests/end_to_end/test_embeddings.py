@@ -82,7 +82,7 @@ def test_another_model_is_reported(
 
 
 def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Path) -> None:
-    """With states in several views, the vectors are those of the plain view, and equal a dump
+    """With states in several views, the vectors are of the plain view, and equal a dump
     without states."""
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     both = dumped(

@@ -1,4 +1,4 @@
-"""A store grows with its corpus and forgets documents: its content is then that of a dump of the
+"""A store grows with its corpus and forgets documents: its content then equals a dump of the
 resulting text."""
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_documents_that_are_gone_moved_or_doubled(
 
 def test_labels_limits_and_words(tmp_path: Path, tiny_teacher: Teachers) -> None:
     """A document with another label is a new document; a larger limit lets a store grow; rare words
-    are those of the old store."""
+    are the old store's."""
     teacher = tiny_teacher("bert", "classification", MOODS)
     rows = [f"{text}\t{MOODS[n % 2]}" for n, text in enumerate([*ENGLISH[:5], *RUSSIAN[:4]])]
     columns = {"text_column": "sentence", "label_column": "mood", "logits": None}

@@ -77,7 +77,7 @@ def test_the_dump_takes_what_was_planned(
 def test_long_documents_of_a_sample(
     tmp_path: Path, columns: dict[str, str], lengths: list[int]
 ) -> None:
-    """Each text of a long pair is cut separately. The tokens of a chat are those of its
+    """Each text of a long pair is cut separately. The tokens of a chat are from its
     messages."""
     long, corpus = "lamp" * 15_000, tmp_path / "corpus.jsonl"
     row = {"long": long, "short": "lamp", "chat": [{"role": "user", "content": long}]}

@@ -254,7 +254,7 @@ def test_pieces_without_probability_hide_no_difference(
 
 
 def test_k_quants_are_those_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """k-quants are those of llama.cpp: rows of 256 values have the requested type, and rows of 64
+    """k-quants equal llama.cpp's: rows of 256 values have the requested type, and rows of 64
     the type that llama.cpp uses instead. Errors fall with more bits, and the file runs."""
     pytest.importorskip("llama_cpp")
     wide = decoder("llama:256x1x4x64x2", tmp_path / "wide")

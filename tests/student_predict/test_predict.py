@@ -273,7 +273,7 @@ def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
 def test_a_piece_inside_a_word_is_filled_in_without_a_space(
     make_tokenizer: MakeTokenizer, tmp_path: Path, kind: str, token: str | None, filled: str
 ) -> None:
-    """The marks of the vocabulary tell whether a piece begins a word. None is an output without a
+    """The marks of the vocabulary show whether a piece begins a word. None is an output without a
     piece."""
     tokenizer = make_tokenizer(kind)
     student = load_student(made(tmp_path / "student", tokenizer, "MaskedLM", ()))

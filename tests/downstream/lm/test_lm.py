@@ -1,4 +1,4 @@
-"""--task lm: bits per byte equal those of one forward pass for every cut into windows."""
+"""--task lm: bits per byte equal one forward pass's for every cut into windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sts: a bi-encoder learns similarity, and its scores are those of plain transformers and numpy."""
+"""sts: a bi-encoder learns similarity, and its scores equal plain transformers and numpy."""
 
 from __future__ import annotations
 

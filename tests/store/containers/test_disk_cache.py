@@ -1,4 +1,4 @@
-"""The disk cache keeps recent entries and its limit; kills and damage lose no data."""
+"""The disk cache retains recent entries within its limit; kills and damage lose no data."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_records(made: Callable[..., Any], ext: str, codec: str, tier: str) -> N
 
 
 def check_task(record: Any, view: Any, part: Part, number: int, sequence: int, rows: slice) -> None:
-    """Check that the values of one task are as written, and that those of the other are missing."""
+    """Check that the values of one task are as written, and the other task's are missing."""
     tagging = record.features.task.kind == "tagging"
     here = rows if tagging else sequence
     assert part.gold is not None

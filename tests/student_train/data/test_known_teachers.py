@@ -181,8 +181,8 @@ def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, fl
 
 @pytest.mark.slow
 def test_a_teacher_that_knows_the_next_token_is_learnt(causal: Path) -> None:
-    """A teacher that knows the next token is learned to 0 nats of the text, but nothing is learned
-    from a teacher that is a token ahead."""
+    """A teacher that is certain of the next token is learned to 0 nats of the text, but nothing is
+    learned from a teacher that is a token ahead."""
     words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "kl-next": 1.0}}
     batches = StudentBatches(causal, "teacher", **words)
     assert learnt(batches, 0)["next"] < 0.02

@@ -329,7 +329,7 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
 
 @pytest.fixture(scope="module")
 def trained(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a ModernBERT whose norms and biases differ from those of a new model."""
+    """Save a ModernBERT whose norms and biases differ from a new model's."""
     folder = shutil.copytree(tiny_teacher("modernbert"), tmp_path_factory.mktemp("m") / "teacher")
     teacher = AutoModelForMaskedLM.from_pretrained(folder)
     torch.manual_seed(0)
