@@ -262,7 +262,7 @@ class _StudentPieces:
         return ids
 
     def _greedy(self, text: bytes, edges: tuple[bool, bool]) -> list[int] | None:
-        """Spell a text, longest piece first; `edges`: whether a word starts and ends with it."""
+        """Spell a text, longest piece first; `edges`: whether it starts and ends a word."""
         ids: list[int] = []
         begin = 0
         while begin < len(text):

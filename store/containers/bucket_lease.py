@@ -108,7 +108,7 @@ class BucketLease:
         return found
 
     def close(self) -> None:
-        """Let other processes write; a second call does nothing."""
+        """Release the lease, so that other processes can write; a second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()

@@ -169,7 +169,7 @@ def _cut(ordered: Array, edges: Sequence[int]) -> list[Array]:
 def _edges(
     lengths: Array, batch_tokens: int, batch_texts: int | None, descending: bool = False
 ) -> Sequence[int]:
-    """Return where each batch begins among sequences of these lengths, and the number of them."""
+    """Return where each batch begins among sequences of these lengths; last, their number."""
     count = len(lengths)
     if batch_texts is not None:
         return [*range(0, count, batch_texts), count]

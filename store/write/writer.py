@@ -202,7 +202,7 @@ class StoreWriter:
             self._staging.clear(self._staging.mark)
 
     def adopts(self, store: FeatureStore) -> bool:
-        """Return whether parts of a store can become parts of this one without being written
+        """Return whether parts of `store` can become parts of the new store without being written
         again."""
         local = isinstance(self._staging, ZarrStaging) and isinstance(store.source, ZarrSource)
         return local and not store.source.remote and store.features == self.features

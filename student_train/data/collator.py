@@ -222,8 +222,8 @@ class Collator:
         return Inputs.of(ids, tokens.start, self.padding, types)
 
     def _read(self, batch: Batch) -> tuple[Batch, Tokens, Array | None]:
-        """Return the batch with the texts that the student reads, its tokens, and which of them a
-        decoder is trained on: bool [N]; None for all."""
+        """Return the batch with the texts that the student reads, the student's tokens, and the
+        tokens that a decoder is trained on: bool [N]; None for all."""
         marks = None
         if self.own_template:
             batch, marks = self.own_template.of_batch(batch)

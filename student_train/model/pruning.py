@@ -214,8 +214,8 @@ def _pairs(model: Settings) -> list[tuple[str, str]]:
 
 
 def shared_pieces(own: Any, other: Any, word: str) -> list[str]:
-    """List the pieces of a tokenizer that are also in another one, and its special and added
-    tokens, in its order.
+    """List the pieces of tokenizer `own` that `other` has, too, and the special and added tokens of
+    `own`, in the order of `own`.
 
     word: the value of `--prune-to`, for messages.
     Zhao et al. 2021, section 6, alternative vocabulary pruning. Raises UserError unless both are

@@ -72,8 +72,8 @@ class BatchPlan:
 
     @property
     def validated(self) -> tuple[Term, ...]:
-        """Return the terms of a validation. A decoder's always include `next`, with weight 0 if it
-        is not trained with it."""
+        """Return the terms of a validation. For a decoder they always include `next`, with weight 0
+        if it is not trained."""
         # Only bits per byte, which `next` gives, compare decoders of any vocabulary and losses.
         if not self.causal or any(term.loss.of_text_alone for term in self.terms):
             return self.terms

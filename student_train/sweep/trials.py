@@ -155,8 +155,8 @@ class Trials(Study):
         return None
 
     def _drawn(self, number: int) -> Run:
-        """Draw a trial; an earlier command's trial again, with its validations if it was pruned or
-        trained."""
+        """Return trial `number`: an earlier command's, with its validations if it was pruned or
+        trained, else a newly drawn one."""
         earlier, before = self.runs.earlier, dict[str, Any]()
         if number < len(earlier):  # drawn by an earlier command
             before = earlier[number]

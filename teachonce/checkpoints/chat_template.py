@@ -124,8 +124,8 @@ def begin_of_chat(template: str, specials: dict[str, Any]) -> str:
 
 
 def with_first_token(template: str, tokenizer: Any, begin: str, theirs: str = "") -> str:
-    """Let a template begin with the token that a tokenizer puts in front of each text, for
-    `apply_chat_template` adds none.
+    """Return a template that begins with the token that a tokenizer puts in front of each text,
+    because `apply_chat_template` adds none.
 
     begin: what the template writes first for this tokenizer.
     theirs: the bos token with which the template begins for its own tokenizer, if it has one.

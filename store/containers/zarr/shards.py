@@ -172,8 +172,8 @@ class Shard:
         raise NotImplementedError
 
     def stored(self, chunk: int) -> tuple[Bytes, set[int]]:
-        """Return the stored bytes of a chunk, and the set of chunks whose checksum was compared;
-        the reader adds to it. Raises Damage."""
+        """Return the stored bytes of a chunk, and the set of chunks whose checksum was compared, to
+        which `read_into` adds. Raises Damage."""
         raise NotImplementedError
 
     def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:

@@ -40,7 +40,7 @@ class BatchMasking(DataCollatorForLanguageModeling):
 
 
 def on_one_device(arguments: TrainingArguments) -> TrainingArguments:
-    """Keep the Trainer from DataParallel, which gives each GPU a share of a batch, while
+    """Prevent the Trainer from using DataParallel, which gives each GPU a share of a batch:
     `MlmTrainer` chooses positions of the whole batch."""
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1
