@@ -75,8 +75,9 @@ class OptionFields:
     # with the teacher's 49,152 (RESULTS, "A decoder student's step").
     vocab: PathWord = option(
         "5k",
-        "Use this vocabulary: 5k, 10k, 20k, 30k or N (a WordPiece of N pieces, trained on the"
-        " store's text), a tokenizer folder, teacher (all of the teacher's pieces), pruned:N (the"
+        "Use this vocabulary: 5k, 10k, 20k, 30k or N (N pieces, trained on the store's text: a"
+        " WordPiece, for a decoder a byte-level BPE), a tokenizer folder, teacher (all of the"
+        " teacher's pieces), pruned:N (the"
         " teacher's N most frequent pieces; WordPiece, Unigram or BPE), words or words:N"
         " (lower-cased words between spaces, all or the N most frequent), or mixed-vocab (stored"
         " by teacher-dump mixed-vocab).",
@@ -247,7 +248,7 @@ class OptionFields:
     view: int | None = option(
         None,
         "Train on this view of the store.",
-        default_text="the masked views in turn, or view 0 if there are none",
+        default_text="the masked views in turn; view 0 if there are none, and for a task",
         scope={STAGE},
     )
     steps: int | None = option(
@@ -290,7 +291,7 @@ class OptionFields:
         "Train at this peak learning rate.",
         within=POSITIVE,
         default_text="0.5 / hidden size, at most 0.004; 0.003 for a BiLSTM;"
-        " 0.01 for a static student; 1 for adadelta",
+        " 0.01 for a static student; 1 for adadelta; a tenth with --student DIR without --lora",
         scope={STAGE},
     )
     lr_end: float = option(

@@ -108,7 +108,7 @@ def _flag(help: str, tasks: Iterable[str], flag: str) -> Any:
 
 def _column(role: str, *tasks: str) -> Any:
     """Return a field of `DownstreamOptions` with the name of the column that holds `role`."""
-    return _option(f"Read this column, if it is not named {role}.", (*tasks, AS_IS))
+    return _option(f"Read this column instead of {role}.", (*tasks, AS_IS))
 
 
 def read_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
