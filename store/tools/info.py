@@ -148,7 +148,7 @@ def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> 
         return f"{what} student-train reads; give it --loss"
     options = " ".join(f"--{name} none" for name in names)
     return f"{what} student-train reads; {options} leaves them out of a dump" + (
-        ", and --head has to be left out, too" if "logits" in names else ""
+        " without --head" if "logits" in names else ""
     )
 
 

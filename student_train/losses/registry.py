@@ -265,7 +265,7 @@ LOSSES = (
     Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "nats", "always"),
     Loss("embedding", "states.cosine", "vector", "vector", "cosine distances", "widths differ"),
     Loss("in-batch", "states.contrastive", "vector", "vector", "nats", "widths differ"),
-    Loss("similarity", "vectors.similarity", "vector", "vector", "squared cosines"),
+    Loss("similarity", "vectors.similarity", "vector", "vector", "squared differences of cosines"),
     Loss("similarity-kl", "vectors.similarity_kl", "vector", "vector", "nats"),
     Loss("attention", "maps.attention", "maps", "maps", "squared probabilities"),
     Loss("kl", "logits.kl", "distribution", "pieces", "nats", tempered=True),

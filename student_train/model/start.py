@@ -95,8 +95,8 @@ def initialise(
     decoder = PARTS.get(student.config.model_type) if kind != "svd" else None
     if kind != "svd" and kind_of(student).parts is None and decoder is None:
         raise UserError(
-            f"--init {how}: a {student.config.model_type} cannot copy a teacher's layers; use"
-            " --init svd"
+            f"--init {how}: a {student.config.model_type} student cannot copy a teacher's layers;"
+            " use --init svd"
         )
     folder = other_model(how, store, head_of(student) == "causal")
     source: WeightSource = folder or store
@@ -160,7 +160,7 @@ def _take_words(
         narrow *= words.std() / narrow.std()
     words[torch.from_numpy(known)] = narrow
     way = "SVD" if svd else "cut"
-    return f"word embeddings from {int(known.sum())} of {len(known)} pieces ({way} to {width})"
+    return f"word embeddings from {int(known.sum()):,} of {len(known):,} pieces ({way} to {width})"
 
 
 def _teacher_rows(how: str, store: WeightSource) -> Array:
@@ -203,7 +203,7 @@ def _take_split(
         narrow = torch.from_numpy(rows[np.ix_(known, channels)])
     with torch.no_grad():
         words[torch.from_numpy(known)] = narrow
-    return f"word embeddings of {int(known.sum())} of {len(known)} pieces from their splits"
+    return f"word embeddings of {int(known.sum()):,} of {len(known):,} pieces from their splits"
 
 
 def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from teachonce.store import FeatureStore
 from teachonce.store.tools.store_card import hub_datasets, teacher_name
-from teachonce.student_train.losses.registry import losses_for
+from teachonce.student_train.losses.registry import losses_for, named
 from teachonce.student_train.model.any_student import head_of
 from teachonce.student_train.output.card_code import (
     CHAT,
@@ -157,7 +157,11 @@ def _model_index(report: dict[str, Any], head: Head, title: str) -> str:
             "name": f"held-out part of {', '.join(corpora) or 'the corpus'}",
             "type": corpora[0] if len(corpora) == 1 else "text",
         },
-        "metrics": [{"type": name, "value": value} for name, value in figures.items()],
+        "metrics": [
+            # `similarity` is a loss, which the hub's readers would take for a similarity.
+            {"type": "loss" if named([name]) else name, "name": name, "value": value}
+            for name, value in figures.items()
+        ],
     }
     # JSON is YAML as well, and quotes whatever a name holds.
     return f"model-index: {json.dumps([{'name': title, 'results': [found]}])}\n"
@@ -233,6 +237,9 @@ def _units(student: PreTrainedModel, result: Mapping[str, Any]) -> Iterator[tupl
         if f"{name}_matthews" in names:
             phrase = f"is Matthews' correlation with the {labels}, 0 for one label for everything"
             yield f"valid_{name}_matthews", phrase
+    if "spearman" in names:
+        compared = "scores" if output_kind_of_student(student) else "cosines of pairs of texts"
+        yield "valid_spearman", f"is the rank correlation with the teacher's {compared}"
     if "bits_per_byte" in names:
         yield "valid_bits_per_byte", "is `next` per byte of the text instead of per token"
 

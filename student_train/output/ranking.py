@@ -54,7 +54,7 @@ class Measure:
 MEASURES = (
     Measure("valid_accuracy", "the share of gold labels that a student gives", largest=True),
     Measure("valid_agreement", "the share of the teacher's best labels that a student gives", True),
-    Measure("valid_spearman", "rank correlation with the teacher's similarities of texts", True),
+    Measure("valid_spearman", "rank correlation with the teacher's scores or similarities", True),
     Measure(
         "valid_mlm_per_character",
         "nats per character, comparable between vocabularies and losses",

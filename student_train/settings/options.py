@@ -47,7 +47,7 @@ from teachonce.student_train.settings.terms import (
     LossAlignments,
     parse_alignments,
 )
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.extras import check_library
 from teachonce.support.options import (
     check_value,
@@ -87,7 +87,13 @@ class TrainOptions(OptionFields):
 
         def __new__(cls, *values: Any, **named: Any) -> TrainOptions:
             found = super().__new__(cls)
-            names = (each.name for each in fields(cls))
+            names = [each.name for each in fields(cls)]
+            if unknown := sorted(named.keys() - set(names)):
+                near = suggest(unknown[0], names)
+                raise TypeError(
+                    f"TrainOptions: no option {unknown[0]!r}; {near}its fields are the options of"
+                    " student-train"
+                )
             vars(found)["given"] = frozenset((*islice(names, len(values)), *named))
             return found
 

@@ -52,7 +52,7 @@ def test_a_dump_says_what_no_default_loss_reads(
     assert len(found) == (2 if unread else 0)
     for line in found:
         assert f"B, which no default loss of student-train reads; {unread} leaves them out" in line
-        assert line.endswith("--head has to be left out, too") == ("--logits none" in unread)
+        assert line.endswith("of a dump without --head") == ("--logits none" in unread)
     if unread:  # the suggested options work
         (tmp_path / "again").mkdir()
         without = dump(tiny_teacher(*teacher), tmp_path / "again", *more, *unread.split())[1]

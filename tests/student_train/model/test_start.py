@@ -319,7 +319,7 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
     assert torch.nn.functional.cosine_similarity(own, of_bert).min() > 0.999
     with pytest.raises(UserError, match="layers:1,2: layers cannot be copied: the"):
         started("layers:1,2", "modernbert:16x2x2")
-    with pytest.raises(UserError, match="--init teacher: a bilstm cannot copy a teacher's"):
+    with pytest.raises(UserError, match="--init teacher: a bilstm student cannot copy a teacher's"):
         started("teacher", "bilstm:16,8")
     _, said, _ = started("teacher", "modernbert:16x2x2")
     assert (

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model.any_student import Outputs, shared_pass
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.train import distiller as distiller_module
+from teachonce.student_train.train.evaluate import _VectorPairs
 from tests.making.dumps import dumped, write_corpus
 from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
 
@@ -60,3 +63,32 @@ def test_vectors_are_of_the_whole_text(
     torch.testing.assert_close(found, distiller.vectors(inputs, distiller.encode(inputs)))
     # Masked tokens are still predicted from masked text.
     assert torch.equal(batch.inputs.ids, inputs.ids) == (view == 0 and "mlm" not in loss)
+
+
+@torch.no_grad()
+def test_a_validation_ranks_pairs_of_held_out_texts(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`valid_spearman` is computed over all held-out texts, not within batches, from the vectors
+    that the finished student returns."""
+    batches = StudentBatches(
+        store, "400", student="static:16", loss="embedding=1", batch_texts=4, held_out=0.4
+    )
+    distiller = batches.distiller(prepare(batches.options, batches.store)[0]).eval()
+    sides = [distiller.sides(batch).of("embedding")[0] for batch in batches.held_out()]
+    assert len(sides) > 2
+    own, teacher = (torch.cat(each).numpy() for each in zip(*sides, strict=True))
+
+    def expected(count: int) -> float:
+        pairs = np.triu_indices(count, 1)
+        first = (own[:count], teacher[:count])
+        unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in first]
+        one, other = ((each @ each.T)[pairs] for each in unit)
+        return float(spearmanr(one, other).statistic)
+
+    found = batches.validate(distiller)
+    assert found["valid_spearman"] == pytest.approx(expected(len(own)), abs=1e-3)
+    monkeypatch.setattr(_VectorPairs, "MOST", 5)
+    assert batches.validate(distiller)["valid_spearman"] == pytest.approx(expected(5), abs=1e-3)
+    monkeypatch.setattr(_VectorPairs, "MOST", 2)  # one pair has no order
+    assert "valid_spearman" not in batches.validate(distiller)

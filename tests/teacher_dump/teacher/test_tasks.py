@@ -299,6 +299,11 @@ def test_the_command_says_what_it_kept(
     says(said, "13 sequences with a gold label", "23 of 24 texts longer than the window")
     labels = [record.label for record in open_store(tmp_path / "a.h5")]
     assert labels[18:] == [1, None, None, None, None, None]
+    said = ok(
+        main, "--model", tiny_teacher("bert", "classification", MOODS), "--corpus", labelled,
+        "--text-column", "sentence", "--out", tmp_path / "b.h5", "--device", "cpu",
+    )  # fmt: skip
+    says(said, "0 sequences with a gold label; a table's are in --label-column")
 
 
 def test_sequences_of_a_batch_are_kept_apart() -> None:
