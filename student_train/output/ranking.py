@@ -161,7 +161,7 @@ def describe_best(rows: Sequence[Row]) -> str:
     if measure is None:
         return (
             "best      unknown: these students have no measure in common, and their losses differ."
-            " Add mlm to --loss, or score them with downstream"
+            " Add mlm to --loss (for text vectors raise --held-out), or score them with downstream"
         )
     best, last = flat(rows[0]), [row for row in rows if measure.of(flat(row)) == math.inf]
     without = f"; {len(last)} without it come last" if last else ""
