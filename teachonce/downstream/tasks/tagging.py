@@ -156,7 +156,8 @@ class Tagging(LabelTask):
         if is_table(path) and suffix_of(path) not in (".tsv", ".csv"):
             return read_table(path, self.columns, TAG_COLUMNS[self.name])
         if self.columns:
-            raise UserError(f"{path}: has no column names; leave --text-column, --label-column out")
+            given = " and ".join(f"--{name}-column" for name in self.columns)
+            raise UserError(f"{path}: has no column names; leave {given} out")
         parts = self.name == "pos"
         found = read_tagged(path, parts)
         if note := tagged_layout(path, parts).note():

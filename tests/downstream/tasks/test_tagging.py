@@ -284,8 +284,12 @@ def test_words_and_tags_of_tables(tmp_path: Path) -> None:
             Entities().read(tmp_path / "b.jsonl")
     path = tmp_path / "a.tsv"
     path.write_text("a\tO\n")
-    with pytest.raises(UserError, match="has no column names"):
+    with pytest.raises(
+        UserError, match="no column names; leave --text-column and --label-column out"
+    ):
         renamed.read(path)
+    with pytest.raises(UserError, match="no column names; leave --label-column out"):
+        Entities(columns={"label": "bar"}).read(path)
 
 
 def test_columns_and_schemes_of_tagged_files(tmp_path: Path) -> None:
