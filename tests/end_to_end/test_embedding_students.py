@@ -173,8 +173,9 @@ def test_a_sweep_compares_students_of_different_losses_by_rank_correlation(
     default loss differs. It compares the order of the cosines, which no option changes."""
     store, out = stores(hidden="layer:4"), tmp_path / "sweep"
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--device", "cpu", "--out", out)
-    words = (*words, "--held-out", "0.1")
-    said = ok(student_sweep, *words, "--student", "static:8", "--student", "32x1x4")
+    said = ok(
+        student_sweep, *words, "--student", "static:8", "--student", "32x1x4", "--held-out", "0.1"
+    )
     runs = json.loads((out / "runs.json").read_text())
     assert runs["varied"] == ["student", "loss"]
     losses = [run["settings"]["loss"] for run in runs["runs"]]
