@@ -27,9 +27,9 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
 
     A tokenizer with another template than the teacher's retains it, if it writes the chats of all
     stores. Otherwise the tokenizer gets the template of the first store that has one. Returns a
-    line if the tokenizer had another template, else "". Raises StoreError if a template is not
-    UTF-8, and UserError for stores with several templates of which the first does not write all
-    chats.
+    line if the tokenizer had another template, or lacks that token, else "". Raises StoreError if a
+    template is not UTF-8, and UserError for stores with several templates of which the first does
+    not write all chats.
     """
     chats = [each for each in stores if each.features.learn and teacher_template(each)]
     if not chats:
@@ -43,7 +43,7 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
             tokenizer.chat_template = template_with_first_token(own, tokenizer, where)
             return "chats in the chat template of the tokenizer, aligned message by message"
         line = f"the tokenizer gets the teacher's chat template: {reason}"
-    _set_eos(tokenizer, _end_of_message(chats[0]))
+    lines = [line, _set_eos(tokenizer, _end_of_message(chats[0]))]
     tokenizer.chat_template = template_of_student(chats[0], tokenizer)
     others = [each for each in chats[1:] if each.features.messages]
     if reason := _refusal(tokenizer, others):
@@ -52,7 +52,7 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
             f" not fit the other stores: {reason}; give another store first, or only stores with"
             " one template"
         )
-    return line
+    return "; ".join(filter(None, lines))
 
 
 def _refusal(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
@@ -66,9 +66,19 @@ def _refusal(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     return ""
 
 
-def _set_eos(tokenizer: Any, token: str) -> None:
-    if token and token in tokenizer.get_vocab():
+def _set_eos(tokenizer: Any, token: str) -> str:
+    """Let generation stop at a special token. Return a line if the vocabulary lacks it, else ""."""
+    if token and token not in tokenizer.get_vocab():
+        count = len(tokenizer.tokenize(token))
+        return (
+            f"the vocabulary has no token {token}, which ends a message: the student writes it as"
+            f" {count} pieces, and `generate` does not stop there; add it to the tokenizer and the"
+            " embeddings (transformers: add_special_tokens, resize_token_embeddings), or train a"
+            " new decoder with --vocab teacher or 8k"
+        )
+    if token:
         tokenizer.eos_token = token  # `generate` stops there
+    return ""
 
 
 def chat_marks(stores: Sequence[FeatureStore], texts: Iterable[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.support.console import takes_option
@@ -19,10 +19,19 @@ from teachonce.teacher_dump.corpus.errors import CorpusError, no_column
 from teachonce.teacher_dump.corpus.tables import cell_of
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
 
-Message = tuple[str, str]
-"""Role and content of a message of a chat."""
 TEXT_COLUMN, MESSAGES = "--text-column", "--messages"
 DEFAULT_COLUMN = "text"
+
+
+class Message(NamedTuple):
+    """Holds a message of a chat.
+
+    more: its other fields that are not null, such as `tool_calls`.
+    """
+
+    role: str
+    content: str
+    more: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +148,27 @@ def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
 
     Raises CorpusError for any other cell.
     """
+    if not (isinstance(cell, list) and cell and all(isinstance(each, Mapping) for each in cell)):
+        raise CorpusError(
+            f'{where}: expected a list of messages like {{"role": "user", "content": "..."}}'
+            f" in column {column!r}, got {cell!r:.60}; is it the right --messages?"
+        )
     messages = list[Message]()
-    for message in cell if isinstance(cell, list) and cell else [None]:
-        role, content = (_text_in(message, key) for key in ("role", "content"))
-        if role is None or content is None:
-            raise CorpusError(
-                f'{where}: expected a list of messages like {{"role": "user", "content": "..."}}'
-                f" in column {column!r}, got {cell!r:.60}; is it the right --messages?"
-            )
-        messages.append((role, content))
+    for number, message in enumerate(cell, 1):
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                got = repr(message[key])[:60] if key in message else f"only {', '.join(message)}"
+                raise CorpusError(
+                    f"{where}: message {number} in column {column!r}: expected a text as {key!r},"
+                    f" got {got}; change it to a text, or remove this chat"
+                )
+        more = {key: value for key, value in message.items() if value is not None}
+        messages.append(Message(more.pop("role"), more.pop("content"), more))
     # The joined contents serve until the chat is rendered: to leave out blank chats, and to count
     # characters for --plan.
-    return LabelledText("\n".join(text for _, text in messages), line, messages=tuple(messages))
-
-
-def _text_in(message: Any, key: str) -> str | None:
-    text = message.get(key) if isinstance(message, Mapping) else None
-    return text if isinstance(text, str) else None
+    return LabelledText(
+        "\n".join(each.content for each in messages), line, messages=tuple(messages)
+    )
 
 
 def choose_column(

@@ -73,7 +73,7 @@ class ChatRenderer:
         """
         for document in documents:
             text, spans = self._render(document.messages, document)
-            roles = [_number(role) for role, _ in document.messages]
+            roles = [_number(each.role) for each in document.messages]
             contents = tuple((*span, role) for span, role in zip(spans, roles, strict=True))
             learnt = self._learnt(text, document.messages, spans)
             yield replace(document, text=text, learn=learnt, contents=contents)
@@ -82,7 +82,7 @@ class ChatRenderer:
         self, messages: Sequence[Message], document: Document
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text and the spans of the messages' contents."""
-        roles = dict.fromkeys(role for role, _ in messages)
+        roles = dict.fromkeys(each.role for each in messages)
         unknown = [role for role in roles if role not in NOT_ANSWERS]
         if self._learn != "all" and unknown and "assistant" not in unknown:
             raise UserError(
@@ -91,11 +91,13 @@ class ChatRenderer:
                 " answers, or give --learn all"
             )
         apply = partial(self._apply, document=document)
-        text = apply([{"role": role, "content": content} for role, content in messages])
+        text = apply([{"role": each.role, "content": each.content} for each in messages])
+        self._check_other_fields(text, messages, document)
         # Contents are not searched for in the text: a content may be a word of the template, too.
-        around = texts_around(apply, [role for role, _ in messages])
+        around = texts_around(apply, [each.role for each in messages])
         # Many templates trim contents; the text then holds them without spaces at their ends.
-        for contents in ([c for _, c in messages], [c.strip() for _, c in messages]):
+        given = [each.content for each in messages]
+        for contents in (given, [each.strip() for each in given]):
             # Different if the template treats a content in another way than a mark.
             if around is not None and (found := filled(around, contents))[0] == text:
                 return found
@@ -104,6 +106,30 @@ class ChatRenderer:
             " not write each content as it is (it drops or changes a message); give chats that it"
             " writes in full, or write them as texts and give --text-column"
         )
+
+    def _check_other_fields(
+        self, text: str, messages: Sequence[Message], document: Document
+    ) -> None:
+        """Raise UserError if the template writes a field of a message other than role and content,
+        such as `tool_calls`. `text` is the chat without these fields."""
+
+        def changes(keys: Iterable[str]) -> bool:
+            each = [{k: one.more[k] for k in keys if k in one.more} for one in messages]
+            plain = zip(each, messages, strict=True)
+            return text != self._apply(
+                [{"role": one.role, "content": one.content, **more} for more, one in plain],
+                document,
+            )
+
+        keys = list(dict.fromkeys(key for each in messages for key in each.more))
+        if keys and changes(keys):
+            written = [key for key in keys if changes([key])] or keys
+            raise UserError(
+                f"{document.source}, chat {document.number + 1}: the chat template of {self._name}"
+                f" writes more of a message than role and content: {', '.join(written)}; a dump of"
+                " chats stores contents alone; remove these fields, or write the chats as texts and"
+                " give --text-column"
+            )
 
     def _apply(self, messages: Messages, document: Document) -> str:
         try:
@@ -119,8 +145,8 @@ class ChatRenderer:
         self, text: str, messages: Sequence[Message], spans: list[tuple[int, int]]
     ) -> tuple[tuple[int, int], ...]:
         found = []
-        for (role, _), (begin, end) in zip(messages, spans, strict=True):
-            if self._learn == "all" or role == "assistant":
+        for message, (begin, end) in zip(messages, spans, strict=True):
+            if self._learn == "all" or message.role == "assistant":
                 found.append((begin, end + closing(text, self._specials, end)))
         return tuple(found)
 

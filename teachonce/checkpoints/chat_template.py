@@ -13,8 +13,8 @@ from teachonce.checkpoints.first_token import prepended_token
 # A mark in place of a content shows what the template writes around it. Private-use characters:
 # no template looks for them, and spaces at the ends would be trimmed.
 PLACE = "\ue0f0{}\ue0f1"
-Messages = list[dict[str, str]]
-PROBE = [{"role": "user", "content": "x"}]
+Messages = list[dict[str, Any]]
+PROBE: Messages = [{"role": "user", "content": "x"}]
 LONGEST = 10_000  # characters of a rendered PROBE
 
 

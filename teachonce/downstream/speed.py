@@ -1,8 +1,9 @@
-"""Measures size, latency and memory of encoders, as in the table of Kolesnikova et al. 2022."""
+"""Measures size, latency and memory of models, as in the table of Kolesnikova et al. 2022."""
 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import os
 import platform
@@ -17,11 +18,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModel
 
-from teachonce.checkpoints.loading import input_limit, load_config, load_network, load_tokenizer
+from teachonce.checkpoints.declared import declared_head
+from teachonce.checkpoints.loading import (
+    input_limit,
+    load_config,
+    load_tokenizer,
+    load_with_head,
+)
 from teachonce.checkpoints.names import resolve_model
-from teachonce.checkpoints.sentence_settings import module_weights
+from teachonce.checkpoints.sentence_settings import listed_modules, module_weights
 from teachonce.downstream.process_memory import reset_peak, status_bytes
 from teachonce.downstream.settings import SpeedSettings
 from teachonce.support.console import counted
@@ -34,27 +40,33 @@ Say = Callable[[str], object]
 
 
 class MeasuredModel:
-    """Holds a model to measure: its encoder in float32 without a head, and its inputs."""
+    """Holds a model to measure, in float32, and its inputs: an encoder without its head, a decoder
+    with its output layer, which computes the logits of the last token alone."""
 
     def __init__(self, name: str) -> None:
         model = resolve_model(name)
-        load_config(model)
+        config = load_config(model)
         self.tokenizer = load_tokenizer(model)
+        # A decoder with modules gives text vectors, for which its output layer is not used.
+        vectors = listed_modules(model) is not None
+        predicts = declared_head(config.architectures or ()) == "causal" and not vectors
         # In float32 whatever the file has, so that the times of models compare.
-        self.encoder, missing = load_network(AutoModel, model, dtype=torch.float32)
-        if any("pooler" in key for key in missing):
-            self.encoder.pooler = None  # transformers added it: the checkpoint has none
+        options = {"dtype": torch.float32}
+        self.network, _ = load_with_head(model, config, "causal" if predicts else "none", options)
+        # Some families have no such argument: they compute the logits of all tokens.
+        known = inspect.signature(self.network.forward).parameters
+        self._last = {"logits_to_keep": 1} if predicts and "logits_to_keep" in known else {}
         folder = model.folder()
-        self.encoder.eval()
+        self.network.eval()
         self.name = name
         # Not both: a folder may have the same weights in two formats.
         files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
         modules = [file for file in module_weights(model) if file.parent != folder]
         self.disk = sum(file.stat().st_size for file in [*files, *modules])
         self.stored = _stored_dtype(files)
-        self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
+        self.parameters = sum(parameter.numel() for parameter in self.network.parameters())
         self.parameters += sum(_count(file) for file in modules)
-        self.longest = input_limit(self.encoder.config, self.tokenizer)
+        self.longest = input_limit(self.network.config, self.tokenizer)
 
     def prepare(self, settings: SpeedSettings, length: int) -> None:
         """Make `batch`, [B, S] random tokens, and `sentences`, each [1, n]."""
@@ -86,7 +98,7 @@ class MeasuredModel:
         _wait(device)
         start = time.perf_counter()
         for ids, mask in zip(inputs, masks, strict=True):
-            self.encoder(input_ids=ids, attention_mask=mask)
+            self.network(input_ids=ids, attention_mask=mask, **self._last)
         _wait(device)
         return time.perf_counter() - start
 
@@ -160,7 +172,7 @@ def _on(
     device: str, subjects: Sequence[MeasuredModel], settings: SpeedSettings, say: Say
 ) -> list[dict[str, Any]]:
     for subject in subjects:
-        subject.encoder.to(device)
+        subject.network.to(device)
     # Measured first: these passes also warm up the libraries for the times.
     memory = [
         {
@@ -179,7 +191,7 @@ def _on(
             sentences[number].append(1000 * whole / len(subject.sentences))
         say(f"{device}: run {run + 1} of {settings.repeat}")
     for subject in subjects:
-        subject.encoder.to("cpu")
+        subject.network.to("cpu")
     return [
         {
             "batch_ms": median(batch),
@@ -255,7 +267,7 @@ def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: 
     """
     weights: int = sum(
         each.numel() * each.element_size()
-        for each in [*subject.encoder.parameters(), *subject.encoder.buffers()]
+        for each in [*subject.network.parameters(), *subject.network.buffers()]
     )
     if device == "cuda":
         torch.cuda.synchronize()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.downstream.process_memory import STATUS
 from teachonce.downstream.score_tables import of_models, result_of, save, seed_table
@@ -19,6 +19,7 @@ from teachonce.downstream.speed import MeasuredModel, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.support import done, refused, run, scores_of
 from tests.end_to_end.support import Words, says
+from tests.making.decoders import save_decoder
 
 Teacher = Callable[[str], Path]
 
@@ -232,7 +233,7 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
     from teachonce.downstream.settings import SpeedSettings
 
     subject = MeasuredModel(str(tiny_teacher("bert")))
-    assert all("pooler" not in name for name, _ in subject.encoder.named_parameters())
+    assert all("pooler" not in name for name, _ in subject.network.named_parameters())
     peaks = []
     for size in (1, 256):
         subject.prepare(SpeedSettings(batch_size=size), 128)
@@ -242,3 +243,17 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
     assert peaks[1] - peaks[0] > 255 * 128 * 64 * 4
     single = peak_memory(subject, subject.sentences, "cpu") or 0
     assert 4 * subject.parameters <= single < peaks[1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decoder_is_measured_with_its_output_layer(tied: bool, tmp_path: Path) -> None:
+    from teachonce.downstream.settings import SpeedSettings
+
+    folder = save_decoder(tmp_path / "decoder", "Llama", tie_word_embeddings=tied)
+    subject = MeasuredModel(str(folder))
+    assert subject.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+    subject.prepare(SpeedSettings(batch_size=2), 16)
+    logits = []
+    subject.network.register_forward_hook(lambda *given: logits.append(given[-1].logits.shape))
+    assert subject.run([subject.batch], "cpu") > 0
+    assert logits == [(2, 1, subject.network.config.vocab_size)]

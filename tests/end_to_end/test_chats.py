@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import chat_template_utils
 
 from teachonce.checkpoints.loading import load_tokenizer
@@ -463,6 +463,39 @@ def test_chats_are_tried_before_the_weights_are_loaded(tmp_path: Path, model: Pa
     assert loads.call_count == 1
 
 
+def test_fields_that_the_template_writes_are_not_dropped(tmp_path: Path, model: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "calling"))
+    calling = TEMPLATE.replace("<end>", "{% if m.tool_calls %}CALL{% endif %}<end>")
+    with_template(folder, calling)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+    (asked, *_), named = chats(1), [{**each, "name": "bob"} for each in chats(1)[0]]
+    corpus = write_chats(tmp_path / "chats.jsonl", [named, [*asked, call]])
+    line = refused(teacher_dump, *words_for(folder, corpus, tmp_path / "a.zarr"))
+    says(line, "chats.jsonl, chat 2", "writes more of a message than role and content: tool_calls;")
+    says(line, "give --text-column")
+    # Fields that the template does not read change nothing.
+    ok(teacher_dump, *words_for(model, corpus, tmp_path / "b.zarr"))
+    assert "CALL" not in open_store(tmp_path / "b.zarr")[1].text
+
+
+def test_a_vocabulary_without_the_end_of_messages_is_reported(tmp_path: Path, model: Path) -> None:
+    path, plain = tmp_path / "a.zarr", save_decoder(tmp_path / "plain", "Llama")
+    ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", chats(6)), path))
+    words = ("--store", path, "--steps", 1, "--device", "cpu")
+    said = ok(student_train, *words, "--student", plain, "--out", tmp_path / "student")
+    says(said, "has no token <end>, which ends a message", "as 4 pieces", "resize_token_embeddings")
+    tokenizer = AutoTokenizer.from_pretrained(plain)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    network = AutoModelForCausalLM.from_pretrained(plain)
+    network.resize_token_embeddings(len(tokenizer))
+    network.save_pretrained(tmp_path / "with-end")
+    tokenizer.save_pretrained(tmp_path / "with-end")
+    out = tmp_path / "chatting"
+    said = ok(student_train, *words, "--student", tmp_path / "with-end", "--out", out)
+    assert "has no token" not in said
+    assert AutoTokenizer.from_pretrained(out).eos_token == "<end>"
+
+
 def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     corpus, out = write_chats(tmp_path / "chats.jsonl", chats(2)), tmp_path / "a.h5"
     words = words_for(model, corpus, out)
@@ -482,9 +515,16 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     says(refused(teacher_dump, *words_for(broken, corpus, out)), "unexpected '}'; correct the")
     texts = write_corpus(tmp_path / "texts.txt", 3)
     says(refused(teacher_dump, *words_for(model, texts, out)), "--messages messages", "no columns")
-    for cell in ([], "a", [{"role": "user"}], [{"role": "user", "content": 3}]):
+    for cell, found in [
+        ([], "expected a list of"),
+        ("a", "expected a list of"),
+        (["a"], "expected a list of"),
+        ([{"role": "user"}], "message 1 in column 'messages': expected a text as 'content', got"),
+        ([*chats(1)[0], {"role": "user", "content": 3}], "message 6 in"),
+        ([{"role": "assistant", "content": None}], "'content', got None; change it to a text"),
+    ]:
         wrong = write_chats(tmp_path / "wrong.jsonl", [*chats(1), cell])
-        says(refused(teacher_dump, *words_for(model, wrong, out)), "wrong.jsonl, line 2", "list of")
+        says(refused(teacher_dump, *words_for(model, wrong, out)), "wrong.jsonl, line 2", found)
     says(refused(teacher_dump, *words, "--text-column", "a"), "--text-column a", "leave one out")
     says(
         refused(teacher_dump, *words, "--head", "none", "--logits", "none"),
