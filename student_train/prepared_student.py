@@ -21,6 +21,7 @@ from teachonce.student_train.model.freezing import add_low_rank
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.start import RANDOM, initialise
 from teachonce.student_train.model.start_checks import (
+    check_start_source,
     copies_layers,
     resolved_start,
     start_config,
@@ -53,7 +54,9 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
     Vocabulary and initial weights are from the first store; the max length depends on all stores.
     Raises UserError if the store lacks what they need, or if temporary files cannot be written.
     """
-    return prepare_plan(plan_of(options.resolved(), store, *others))
+    plan = plan_of(options.resolved(), store, *others)
+    check_start_source(plan.options.init, plan.options.shape, store)
+    return prepare_plan(plan)
 
 
 def prepare_plan(plan: TrainPlan) -> Prepared:

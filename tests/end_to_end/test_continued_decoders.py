@@ -214,6 +214,18 @@ def test_what_cannot_go_on_is_refused(
         checked_from({"store": (str(causal),), **{k[2:]: v for k, v in typed.items()}})
 
 
+def test_a_program_is_refused_what_the_command_is(
+    causal: Path, model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    read = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**read, "attention_bias": True}))
+    student, start = MODELS["own"][0], f"folder:{folder}"
+    given = {"student": student, "init": start, "vocab": str(folder), "loss": {"next": 1.0}}
+    with open_store(causal) as store, pytest.raises(UserError, match="attention_bias in the conf"):
+        prepare(TrainOptions(str(causal), **given), store)
+
+
 def test_output_embeddings_beside_a_config_that_denies_them(
     causal: Path, models: Path, tmp_path: Path
 ) -> None:
