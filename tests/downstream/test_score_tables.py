@@ -253,7 +253,7 @@ def test_a_decoder_is_measured_with_its_output_layer(tied: bool, tmp_path: Path)
     subject = MeasuredModel(str(folder))
     assert subject.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
     subject.prepare(SpeedSettings(batch_size=2), 16)
-    logits = []
+    logits = list[Any]()
     subject.network.register_forward_hook(lambda *given: logits.append(given[-1].logits.shape))
     assert subject.run([subject.batch], "cpu") > 0
     assert logits == [(2, 1, subject.network.config.vocab_size)]

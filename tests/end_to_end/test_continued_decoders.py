@@ -221,9 +221,9 @@ def test_a_program_is_refused_what_the_command_is(
     read = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**read, "attention_bias": True}))
     student, start = MODELS["own"][0], f"folder:{folder}"
-    given = {"student": student, "init": start, "vocab": str(folder), "loss": {"next": 1.0}}
+    given: dict[str, Any] = {"student": student, "init": start, "vocab": str(folder)}
     with open_store(causal) as store, pytest.raises(UserError, match="attention_bias in the conf"):
-        prepare(TrainOptions(str(causal), **given), store)
+        prepare(TrainOptions(str(causal), loss={"next": 1.0}, **given), store)
 
 
 def test_output_embeddings_beside_a_config_that_denies_them(
