@@ -51,8 +51,8 @@ class MeasuredModel:
         vectors = listed_modules(model) is not None
         predicts = declared_head(config.architectures or ()) == "causal" and not vectors
         # In float32 whatever the file has, so that the times of models compare.
-        options = {"dtype": torch.float32}
-        self.network, _ = load_with_head(model, config, "causal" if predicts else "none", options)
+        head, options = "causal" if predicts else "none", {"dtype": torch.float32}
+        self.network: Any = load_with_head(model, config, head, options)[0]
         # Some families have no such argument: they compute the logits of all tokens.
         known = inspect.signature(self.network.forward).parameters
         self._last = {"logits_to_keep": 1} if predicts and "logits_to_keep" in known else {}
