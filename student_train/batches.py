@@ -14,7 +14,7 @@ from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from teachonce.store import FeatureStore, open_store
-from teachonce.student_train.arguments import fill_in_defaults
+from teachonce.student_train.arguments import with_store_defaults
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.data.stream import Epochs, ready
@@ -209,8 +209,8 @@ def _options(
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
     if isinstance(vocab, str):
         given["vocab"] = vocab
-    fill_in_defaults(given, lambda: [store])
-    options = TrainOptions(store=str(store.path), device=device, **given).resolved()
+    chosen = TrainOptions(store=str(store.path), device=device, **given)
+    options = with_store_defaults(chosen, [store]).resolved()
     if options.data == "balanced":
         raise UserError(
             "StudentBatches: data='balanced' needs two batches per step; make one StudentBatches"

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.store import open_store
 from teachonce.student_train.arguments import checked_from, with_store_defaults
+from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.decoder_sizes import shape_of_folder
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
@@ -109,6 +110,9 @@ def test_python_takes_a_folder_as_the_command_does(causal: Path, model: Path) ->
         python = with_store_defaults(given, [store])
     assert python.student == MODELS["own"][0]
     assert python.describing() == command.describing()
+    batches = StudentBatches(causal, student=str(model))
+    assert batches.options.student == python.student and batches.options.vocab == str(model)
+    assert batches.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()
     with pytest.raises(UserError, match="--recurrent-dropout 0.1: applies only to a BiLSTM"):
         TrainOptions(causal, student=str(model), recurrent_dropout=0.1)
 
