@@ -26,6 +26,7 @@ from teachonce.student_train.output.run import check_tokenizers
 from teachonce.student_train.plan.checks import check_batches
 from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.prepared_student import fit_tokenizer, make_collator
+from teachonce.student_train.settings.option_values import is_model_folder
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate, held_out
@@ -74,7 +75,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
         torch.distributed. Every process yields the same number of batches; the remainder is
         dropped.
     settings: the keywords of `BatchSettings`, options of `student-train` with the defaults of the
-        command. Set `student` for a BiLSTM, and for a ModernBERT with text pairs.
+        command. Set `student` for a BiLSTM, for a ModernBERT with text pairs, and for a decoder
+        in a folder.
 
     The order, and the masks of view 0, are a pure function of (seed, epoch), for any number of
     workers. `set_epoch` chooses the epoch; without it each pass is epoch 0. `len()` is the number
@@ -209,6 +211,10 @@ def _options(
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
     if isinstance(vocab, str):
         given["vocab"] = vocab
+        student = given.get("student", "")
+        # Only the shape of the folder is needed: its weights are for another vocabulary.
+        if is_model_folder(student) and Path(vocab) != Path(student):
+            given["init"] = "auto"
     chosen = TrainOptions(store=str(store.path), device=device, **given)
     options = with_store_defaults(chosen, [store]).resolved()
     if options.data == "balanced":

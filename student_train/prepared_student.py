@@ -123,7 +123,8 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
     """Set the max length of a student's tokenizer, the outputs that it needs for text pairs, and a
     decoder's chat template, also in the saved files.
 
-    Returns a line if the tokenizer had a chat template of its own, else "". Raises UserError for a
+    Returns a line if the tokenizer had a chat template of its own, or lacks the token that ends a
+    message, else "". Raises UserError for a
     tokenizer without a token between two texts, and for one that truncates the start of a text if
     an alignment truncates the end.
     """

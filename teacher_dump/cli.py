@@ -135,11 +135,15 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         f" {counted(done.parts, 'part')}{resumed};"
         f" {counted(done.empty_lines, 'empty line')} skipped"
     )
-    if done.labelled:
-        unit, label = ("token", "tag") if done.labelled == "tagging" else ("sequence", "label")
-        unnamed = "" if done.gold or options.label_column else "; a table's are in --label-column"
+    if done.gold_task:
+        unit, label = ("token", "tag") if done.gold_task == "tagging" else ("sequence", "label")
+        unnamed = (
+            ""
+            if done.gold or options.label_column
+            else "; for the labels of a table give --label-column"
+        )
         click.echo(f"{counted(done.gold, unit)} with a gold {label}{unnamed}")
-    if done.labelled and not done.gold and options.limit and len(options.corpus) > 1:
+    if done.gold_task and not done.gold and options.limit and len(options.corpus) > 1:
         click.echo(
             f"no text with a gold label or tag came before --limit {options.limit}: if a --corpus"
             " has them, give it first"

@@ -181,7 +181,7 @@ def _rows(path: Path) -> tuple[str, list[str]]:
 
 def cut_labels(path: Path, folder: Path, per_class: int) -> None:
     """Split a table of texts and labels: few.tsv, dev.tsv to choose the epoch by, all.tsv to learn
-    from, and rest.tsv."""
+    from, and rest.tsv, which neither teacher nor students read."""
     head, rows = _rows(path)
     random.Random(0).shuffle(rows)
     dev, rows = rows[:DEV], rows[DEV:]
@@ -274,11 +274,12 @@ def small(
 ) -> Source:
     """Return the source on a task with few labels. It is tested on the second of the files, or on
     `test`."""
+    tested = "the other texts of the training set" if test else "the official dev set"
     held_out = max(0.1, STEERED_BY / (per_class * classes))
     return Source(
         title=f"Mukherjee & Awadallah 2019 in miniature: {with_labels(called, per_class)}",
         about=(
-            f"Data: {called}; test set: {'other texts' if test else 'the official dev set'}."
+            f"Data: {called}; test set: {tested}."
             f" Teacher: a MiniLM fine-tuned on {per_class} labels of each class; its outputs are"
             f" stored for at most {UNLABELLED:,} texts without labels. Students: BiLSTM 100,100"
             f" with {vocab}"

@@ -195,7 +195,8 @@ class Source:
 
 
 def selected(source: Source, names: Sequence[str]) -> Source:
-    """Select the arms with these names, and the claims about them; without names all.
+    """Select the arms with these names, and the claims about them that a task can judge; without
+    names all.
 
     Raises UserError for a name that the source lacks.
     """
@@ -204,10 +205,11 @@ def selected(source: Source, names: Sequence[str]) -> Source:
     if unknown := sorted(set(names) - source.arms.keys()):
         raise UserError(f"--arm {unknown[0]}: there are {', '.join(source.arms)}")
     arms = {name: arm for name, arm in source.arms.items() if name in names}
+    rows, measures = {*arms, *source.models, TEACHER}, {task.measure for task in source.tasks}
     claims = [
         claim
         for claim in source.claims
-        if {claim.better, claim.worse} <= {*arms, *source.models, TEACHER}
+        if {claim.better, claim.worse} <= rows and measures & set(claim.measures or measures)
     ]
     parts = {part for each in source.joined.values() for part in each.values()}
     models = {name: model for name, model in source.models.items() if name not in parts}

@@ -76,7 +76,7 @@ LABELS = ("--views", "2", "--logits", "topk:64", "--hidden", "none", "--attentio
 STAGE_ONE = ("--batch-tokens", "1024", "--lr", "1e-3", "--precision", "bf16")
 
 
-WAYS: dict[str, tuple[str, ...]] = {"mixed": (), "tied": ("--tie",)}
+STAGE_ONE_OPTIONS: dict[str, tuple[str, ...]] = {"mixed": (), "tied": ("--tie",)}
 
 
 def mixed(
@@ -94,7 +94,7 @@ def mixed(
         stores[name] = dump(
             work, work.folder / f"{name}.zarr", NOVELS, "mixed-vocab", *common, "--vocab", "5k",
             "--width", "128", "--hidden", "mean", "--weights", "--steps", steps, *STAGE_ONE,
-            *WAYS[name],
+            *STAGE_ONE_OPTIONS[name],
         )  # fmt: skip
     order = [stores[name] for name in ("mixed", "views", *others)]
     return Prepared(order, MINILM, [NOVELS] * len(order))

@@ -186,7 +186,7 @@ class OwnTemplate:
         self, chats: Sequence[Chat], teacher: Tokens, learnt: Array
     ) -> tuple[list[str], Tokens, Array]:
         """Return the texts that the student reads, the teacher's tokens with offsets in them, and
-        bool [C]: which characters of the joined texts the template wrote, without training on them.
+        bool [C]: which characters of the joined texts are the template's own, and not trained on.
 
         learnt: bool [N], which of the teacher's tokens students are trained on.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from teachonce.store.containers.cache_option import is_disk_cache
@@ -11,6 +12,7 @@ from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
 from teachonce.student_train.settings.option_values import (
     FOLDER,
+    is_model_folder,
     is_shape_of_model,
     stays_in_memory,
 )
@@ -82,7 +84,8 @@ def _check_rate(options: TrainOptions) -> None:
 
 def _check_start(options: TrainOptions) -> None:
     own = options.init.removeprefix(FOLDER)
-    if options.lora and own == options.init:
+    # The folder of a model becomes --init when the stores are open.
+    if options.lora and own == options.init and not is_model_folder(options.student):
         raise UserError(
             f"--lora {options.lora}: trains low-rank changes of a trained model, and --init is"
             f" {options.init}; give --student DIR, the folder of such a model, or leave --lora out"
@@ -97,7 +100,7 @@ def _check_folder(options: TrainOptions) -> None:
             f" --student is {options.student}; give --student {own} if it is a decoder, else"
             f" --init layers:I,J,...@{own}"
         )
-    if own != options.init and options.vocab != own:
+    if own != options.init and Path(options.vocab) != Path(own):
         raise UserError(
             f"--vocab {options.vocab}: the weights of {own} are for its own vocabulary; give"
             f" --vocab {own}, or --init vocab"

@@ -347,7 +347,7 @@ class OptionFields:
     )
     data: str = option(
         "all",
-        "Train on these sequences. labelled: only with a gold label or tag. balanced: each"
+        "Train on these sequences. labelled: sequences with a gold label or tag. balanced: each"
         " step takes one labelled batch for the losses on gold labels, and one unlabelled batch of"
         " the same size for the other losses.",
         choices=("all", "labelled", "unlabelled", "balanced"),

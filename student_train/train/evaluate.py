@@ -225,8 +225,9 @@ class _Sums:
 class _VectorPairs:
     """Holds, on the CPU, the text vectors of a student and its teacher for the first texts."""
 
-    # 1,000 texts have 499,500 pairs, which are ranked in a fifth of a second at each validation.
-    MOST = 1000
+    # The correlation of a few texts is chance, and a sweep would rank by it. 1,000 texts have
+    # 499,500 pairs, which are ranked in a fifth of a second at each validation.
+    LEAST, MOST = 30, 1000
 
     def __init__(self) -> None:
         self.own, self.teacher = list[torch.Tensor](), list[torch.Tensor]()
@@ -241,8 +242,8 @@ class _VectorPairs:
 
     def figures(self) -> dict[str, float]:
         """Return the rank correlation of the cosines of all pairs of texts as `valid_spearman`; {}
-        if there are fewer than three texts, or if all cosines of one side are equal."""
-        if self.texts < 3:
+        if there are fewer than LEAST texts, or if all cosines of one side are equal."""
+        if self.texts < self.LEAST:
             return {}
         return _ranked(_cosines(self.own), _cosines(self.teacher))
 
@@ -336,7 +337,7 @@ def warning_of_one_label(found: Mapping[str, float]) -> str:
 def _ranked(student: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     """Return the rank correlation with the teacher's numbers [G,C], mean over the outputs, or {} if
     an output is constant."""
-    # Imported here: scipy.stats takes a second, and only students of scores need it.
+    # Imported here: scipy.stats takes a second, and few students need it.
     from scipy.stats import spearmanr
 
     own, teacher = student.numpy().T, other.numpy().T

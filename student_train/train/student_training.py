@@ -358,8 +358,11 @@ class _StudentTraining(Training):
         found = dict(each[0])
         for number, values in enumerate(each[1:], 2):
             found |= {f"store{number}_{name}": value for name, value in values.items()}
+        # The figures that a schedule or a sweep judges by count all stores.
+        for name in ("valid_loss", "valid_spearman"):
+            if all(name in values for values in each):
+                found[name] = sum(values[name] for values in each) / len(each)
         if "valid_loss" in found:
-            found["valid_loss"] = sum(values["valid_loss"] for values in each) / len(each)
             check_validation(found, self.step)
             self.schedule.validated(found["valid_loss"])
             best = self.best["found"]["valid_loss"] if self.best else math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from teachonce.store.format.pairs import SEPARATOR
@@ -31,7 +32,12 @@ class Message(NamedTuple):
 
     role: str
     content: str
-    more: Mapping[str, Any] = {}
+    more: Mapping[str, Any] = MappingProxyType({})
+
+    def fields(self, others: Sequence[str] = ()) -> dict[str, Any]:
+        """Return role and content, and the `others` that the message has."""
+        found = {name: self.more[name] for name in others if name in self.more}
+        return {"role": self.role, "content": self.content, **found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +163,10 @@ def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
     for number, message in enumerate(cell, 1):
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                got = repr(message[key])[:60] if key in message else f"only {', '.join(message)}"
+                got = f"got {message[key]!r:.60}" if key in message else "which it lacks"
                 raise CorpusError(
                     f"{where}: message {number} in column {column!r}: expected a text as {key!r},"
-                    f" got {got}; change it to a text, or remove this chat"
+                    f" {got}; give a text, or remove this chat"
                 )
         more = {key: value for key, value in message.items() if value is not None}
         messages.append(Message(more.pop("role"), more.pop("content"), more))

@@ -69,7 +69,7 @@ class DumpSummary:
     resumed_parts: int = 0
     halved: int = 0  # batches of this run that did not fit into memory
     widened: int = 0  # sequences of this run that were run again in float32
-    labelled: str | None = None  # the kind of a task that can have gold labels, else None
+    gold_task: str | None = None  # the kind of a task that can have gold labels, else None
     gold: int = 0  # sequences with a gold label, or tokens with a gold tag
     cut: int = 0  # documents that were truncated to one sequence
     read: int = 0  # sequences that the teacher read
@@ -202,7 +202,7 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
         unread=unread,
         halved=counters["halved"],
         widened=counters["widened"],
-        labelled=task.kind if task and task.output_kind == "one label" else None,
+        gold_task=task.kind if task and task.output_kind == "one label" else None,
         gold=counters["gold"],
         cut=counters["cut"],
         read=counters["read"],

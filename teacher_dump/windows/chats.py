@@ -91,7 +91,7 @@ class ChatRenderer:
                 " answers, or give --learn all"
             )
         apply = partial(self._apply, document=document)
-        text = apply([{"role": each.role, "content": each.content} for each in messages])
+        text = apply([each.fields() for each in messages])
         self._check_other_fields(text, messages, document)
         # Contents are not searched for in the text: a content may be a word of the template, too.
         around = texts_around(apply, [each.role for each in messages])
@@ -113,13 +113,11 @@ class ChatRenderer:
         """Raise UserError if the template writes a field of a message other than role and content,
         such as `tool_calls`. `text` is the chat without these fields."""
 
-        def changes(keys: Iterable[str]) -> bool:
-            each = [{k: one.more[k] for k in keys if k in one.more} for one in messages]
-            plain = zip(each, messages, strict=True)
-            return text != self._apply(
-                [{"role": one.role, "content": one.content, **more} for more, one in plain],
-                document,
-            )
+        def changes(keys: Sequence[str]) -> bool:
+            try:
+                return text != self._apply([each.fields(keys) for each in messages], document)
+            except UserError:  # the template reads the fields, and refuses them
+                return True
 
         keys = list(dict.fromkeys(key for each in messages for key in each.more))
         if keys and changes(keys):

@@ -70,6 +70,11 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
     return [(kind.rpartition(".")[2], "" if path == "." else path) for kind, path in listed]
 
 
+def has_modules(model: ResolvedModel) -> bool:
+    """Return whether the folder has a modules.json, with modules of any package."""
+    return _entries(model) is not None
+
+
 def module_weights(model: ResolvedModel) -> list[Path]:
     """List the files with the weights of the folder's modules in subfolders, such as a Dense.
 

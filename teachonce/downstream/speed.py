@@ -27,7 +27,7 @@ from teachonce.checkpoints.loading import (
     load_with_head,
 )
 from teachonce.checkpoints.names import resolve_model
-from teachonce.checkpoints.sentence_settings import listed_modules, module_weights
+from teachonce.checkpoints.sentence_settings import has_modules, module_weights
 from teachonce.downstream.process_memory import reset_peak, status_bytes
 from teachonce.downstream.settings import SpeedSettings
 from teachonce.support.console import counted
@@ -48,8 +48,8 @@ class MeasuredModel:
         config = load_config(model)
         self.tokenizer = load_tokenizer(model)
         # A decoder with modules gives text vectors, for which its output layer is not used.
-        vectors = listed_modules(model) is not None
-        predicts = declared_head(config.architectures or ()) == "causal" and not vectors
+        causal = declared_head(config.architectures or ()) == "causal"
+        predicts = causal and not has_modules(model)
         # In float32 whatever the file has, so that the times of models compare.
         head, options = "causal" if predicts else "none", {"dtype": torch.float32}
         self.network: Any = load_with_head(model, config, head, options)[0]

@@ -257,3 +257,8 @@ def test_a_decoder_is_measured_with_its_output_layer(tied: bool, tmp_path: Path)
     subject.network.register_forward_hook(lambda *given: logits.append(given[-1].logits.shape))
     assert subject.run([subject.batch], "cpu") > 0
     assert logits == [(2, 1, subject.network.config.vocab_size)]
+    # Text vectors need no output layer, whatever package has the modules behind the network.
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "other.package.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    network = AutoModel.from_pretrained(folder)
+    assert MeasuredModel(str(folder)).parameters == network.num_parameters()

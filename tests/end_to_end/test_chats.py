@@ -519,9 +519,9 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
         ([], "expected a list of"),
         ("a", "expected a list of"),
         (["a"], "expected a list of"),
-        ([{"role": "user"}], "message 1 in column 'messages': expected a text as 'content', got"),
+        ([{"role": "user"}], "message 1 in column 'messages': expected a text as 'content', which"),
         ([*chats(1)[0], {"role": "user", "content": 3}], "message 6 in"),
-        ([{"role": "assistant", "content": None}], "'content', got None; change it to a text"),
+        ([{"role": "assistant", "content": None}], "'content', got None; give a text"),
     ]:
         wrong = write_chats(tmp_path / "wrong.jsonl", [*chats(1), cell])
         says(refused(teacher_dump, *words_for(model, wrong, out)), "wrong.jsonl, line 2", found)

@@ -110,6 +110,11 @@ def test_python_takes_a_folder_as_the_command_does(causal: Path, model: Path) ->
         python = with_store_defaults(given, [store])
     assert python.student == MODELS["own"][0]
     assert python.describing() == command.describing()
+    with open_store(causal) as store:
+        low_rank = with_store_defaults(TrainOptions(causal, student=str(model), lora=2), [store])
+    assert low_rank.init == f"folder:{model}"
+    own = StudentBatches(causal, "300", student=str(model)).options
+    assert (own.student, own.vocab, own.init) == (python.student, "300", "auto")
     batches = StudentBatches(causal, student=str(model))
     assert batches.options.student == python.student and batches.options.vocab == str(model)
     assert batches.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(model).get_vocab()

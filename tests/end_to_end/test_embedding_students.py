@@ -169,8 +169,8 @@ def test_python_has_the_defaults_of_the_command(
 def test_a_sweep_compares_students_of_different_losses_by_rank_correlation(
     stores: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A sweep does not compare different default losses: a static student has no states, so its
-    default loss differs. It compares the order of the cosines, which no option changes."""
+    """A static student has no states, so its default loss differs, and values of different losses
+    do not compare. The order of the cosines does."""
     store, out = stores(hidden="layer:4"), tmp_path / "sweep"
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--device", "cpu", "--out", out)
     said = ok(

@@ -86,6 +86,8 @@ def test_a_validation_ranks_pairs_of_held_out_texts(
         one, other = ((each @ each.T)[pairs] for each in unit)
         return float(spearmanr(one, other).statistic)
 
+    assert len(own) < _VectorPairs.LEAST and "valid_spearman" not in batches.validate(distiller)
+    monkeypatch.setattr(_VectorPairs, "LEAST", 3)
     found = batches.validate(distiller)
     assert found["valid_spearman"] == pytest.approx(expected(len(own)), abs=1e-3)
     monkeypatch.setattr(_VectorPairs, "MOST", 5)
