@@ -174,7 +174,7 @@ def test_a_sweep_compares_students_of_different_losses_by_rank_correlation(
     store, out = stores(hidden="layer:4"), tmp_path / "sweep"
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--device", "cpu", "--out", out)
     said = ok(
-        student_sweep, *words, "--student", "static:8", "--student", "32x1x4", "--held-out", "0.1"
+        student_sweep, *words, "--student", "static:8", "--student", "32x1x4", "--held-out", "0.5"
     )
     runs = json.loads((out / "runs.json").read_text())
     assert runs["varied"] == ["student", "loss"]
