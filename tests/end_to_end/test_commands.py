@@ -100,7 +100,7 @@ def test_help_is_short_or_long(command: click.Command, words: tuple[str, ...]) -
 def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
     printed = " ".join(ok(student_sweep, "-h").split())
     assert "[default: tiny; for a causal teacher" in printed
-    assert "0.003 for a BiLSTM; 0.01 for a static student; 1 for adadelta]" in printed
+    assert "1 for adadelta; a tenth with --student DIR without --lora]" in printed
     assert "[default: STORE-sweep next to STORE.zarr]" in printed
 
 

@@ -212,4 +212,4 @@ def test_files_of_both_engines_in_a_folder(teacher: Path, tmp_path: Path) -> Non
     for number, engine in enumerate(ENGINES):
         captured(engine, teacher, tmp_path / "rows" / f"{number}.parquet", 4)
     line = importing(tmp_path / "rows", teacher)
-    says(line, "1.parquet", "engine=sglang", "0.parquet engine=vllm", "their own folder")
+    says(line, "1.parquet", "engine=sglang", "0.parquet has engine=vllm", "their own folder")

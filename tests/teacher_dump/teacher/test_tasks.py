@@ -303,7 +303,7 @@ def test_the_command_says_what_it_kept(
         main, "--model", tiny_teacher("bert", "classification", MOODS), "--corpus", labelled,
         "--text-column", "sentence", "--out", tmp_path / "b.h5", "--device", "cpu",
     )  # fmt: skip
-    says(said, "0 sequences with a gold label; a table's are in --label-column")
+    says(said, "0 sequences with a gold label; for the labels of a table give --label-column")
 
 
 def test_sequences_of_a_batch_are_kept_apart() -> None:
