@@ -85,6 +85,8 @@ def test_the_default_student_is_one_that_has_the_losses(
         python = with_store_defaults(TrainOptions(store, **words), [opened])
     assert python.describing() == options.describing()
     assert StudentBatches(store, "300", **words).options.student == student
+    deep = StudentBatches(store, "300", student="teacher:1", loss="next=1").options.student
+    assert deep == checked_from({"store": (str(store),), "student": "teacher:1"}).student
 
 
 @pytest.mark.slow

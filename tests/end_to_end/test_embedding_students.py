@@ -3,6 +3,7 @@ vectors."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from teachonce.student_train.output.embedder import settings_of
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.cli import main as student_sweep
+from teachonce.student_train.train.evaluate import _VectorPairs
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, ok, refused, says
@@ -276,6 +278,19 @@ def test_two_stores_of_one_teacher_share_a_projection(
     settings = json.loads((tmp_path / "s" / "config_sentence_transformers.json").read_text())
     assert settings["prompts"] == PROMPTS and settings["default_prompt_name"] is None
     assert encoded(tmp_path / "s", ["A text."], prompt_name="query").shape == (1, 32)
+
+
+def test_a_sweep_ranks_by_the_mean_of_all_stores(
+    stores: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = itertools.cycle([0.2, 0.6])  # of the first store, and of the second
+    monkeypatch.setattr(_VectorPairs, "figures", lambda pairs: {"valid_spearman": next(values)})
+    both = ("--store", stores("query"), "--store", stores("document"), "--held-out", "0.2")
+    words = ("--vocab", "450", "--student", "24x1x2", "--device", "cpu", "--steps", "1")
+    ok(student_train, *both, *words, "--batch-texts", "8", "--out", tmp_path / "s")
+    result = json.loads((tmp_path / "s" / "training.json").read_text())["result"]
+    assert result["valid_spearman"] == pytest.approx(0.4)
+    assert result["store2_valid_spearman"] == 0.6
 
 
 def test_a_name_of_two_prompts_is_not_inherited(
