@@ -61,11 +61,10 @@ CLAIMS = (
 )  # fmt: skip
 VIEWS = ("--views", "2", "--mask-words", "rare", "--attention", "none", "--logits", "topk:64")
 
+# Better for the teacher's tags than the default, held out, in half the time.
+TUNED = ("--lr", "2e-4", "--batch-size", "8", "--epochs", "4", "--precision", "bf16")
 EXAMPLES = tuple(
-    Data(*column, name, name, f"{name}/{train}", test and f"{name}/{test}", 300, words=(
-        # Better for the teacher's tags than the default, held out, in half the time.
-        "--lr", "2e-4", "--batch-size", "8", "--epochs", "4", "--precision", "bf16",
-    ))
+    Data(*column, name, name, f"{name}/{train}", test and f"{name}/{test}", 300, words=TUNED)
     for column, name, train, test in (
         (POS, "pos", "sk_snk.train.tsv", "sk_snk.dev.tsv"),
         # Models fine-tuned on fiction find no entities in its dev file, which has other genres.

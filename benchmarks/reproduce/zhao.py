@@ -76,28 +76,27 @@ LABELS = ("--views", "2", "--logits", "topk:64", "--hidden", "none", "--attentio
 STAGE_ONE = ("--batch-tokens", "1024", "--lr", "1e-3", "--precision", "bf16")
 
 
-STAGE_ONE_OPTIONS: dict[str, tuple[str, ...]] = {"mixed": (), "tied": ("--tie",)}
-
-
 def mixed(
-    examples: Sequence[Data], limit: tuple[str, str], steps: str, others: Sequence[str], work: Work
+    examples: Sequence[Data], limit: tuple[str, str], steps: str, tied: bool, work: Work
 ) -> Prepared:
     """Train the student's embeddings within the teacher for this number of steps, and dump the
-    teacher's labels.
-
-    others: "tied" to train them a second time, with the shared pieces tied to the teacher's.
-    """
+    teacher's labels. If `tied`, train them again with the shared pieces tied to the teacher's."""
     cut_all(examples, work)
-    common = ("--model", MINILM, *limit)
-    stores = {"views": dump(work, work.folder / "views.zarr", NOVELS, *common, *LABELS)}
-    for name in ("mixed", *others):
-        stores[name] = dump(
-            work, work.folder / f"{name}.zarr", NOVELS, "mixed-vocab", *common, "--vocab", "5k",
-            "--width", "128", "--hidden", "mean", "--weights", "--steps", steps, *STAGE_ONE,
-            *STAGE_ONE_OPTIONS[name],
+    model = ("--model", MINILM, *limit)
+
+    def stage_one_of(name: str, *more: str) -> Path:
+        return dump(
+            work, work.folder / f"{name}.zarr", NOVELS, "mixed-vocab", *model, "--vocab", "5k",
+            "--width", "128", "--hidden", "mean", "--weights", "--steps", steps, *STAGE_ONE, *more,
         )  # fmt: skip
-    order = [stores[name] for name in ("mixed", "views", *others)]
-    return Prepared(order, MINILM, [NOVELS] * len(order))
+
+    stores = [
+        stage_one_of("mixed"),
+        dump(work, work.folder / "views.zarr", NOVELS, *model, *LABELS),
+    ]
+    if tied:
+        stores.append(stage_one_of("tied", "--tie"))
+    return Prepared(stores, MINILM, [NOVELS] * len(stores))
 
 
 MINIATURE = Source(
@@ -114,7 +113,7 @@ MINIATURE = Source(
     | {OURS: Arm((*OUR_LOSSES, "--vocab", "mixed-vocab", *NARROW, *STATES_RATE))},
     claims=CLAIMS,
     best="mixed",
-    prepare=functools.partial(mixed, EXAMPLES, ("--limit", "200000"), "500", ("tied",)),
+    prepare=functools.partial(mixed, EXAMPLES, ("--limit", "200000"), "500", True),
     published=PUBLISHED,
 )
 
