@@ -97,14 +97,14 @@ ZHAO = selected(
         zhao.MINIATURE,
         title="Zhao et al. 2021: the claims of the title",
         about=(
-            "Teacher: MiniLM with its masked-LM head. Stage I takes 2,000 steps of 1,024 tokens and"
+            "Teacher: MiniLM with its masked-LM head. Stage I takes 1,000 steps of 1,024 tokens and"
             " stage II 1,600 steps of 512 tokens, over the same 400,000 tokens of English novels."
             " Students: ModernBERTs of 128x2x2, 5k WordPiece, lr 1e-3. They are fine-tuned on 2,000"
             " examples of each task and scored on 872 (sentiment) and 700."
         ),
         tasks=[each.scored for each in Z_DATA],
         arms=zhao.arms(*changed(kolesnikova.NARROW, "--steps", "1600", "--eval-every", "400")),
-        prepare=functools.partial(zhao.mixed, Z_DATA, TOKENS, "2000", False),
+        prepare=functools.partial(zhao.mixed, Z_DATA, TOKENS, "1000", False),
     ),
     ("mixed", "NoKD", "pruned"),
 )
