@@ -85,7 +85,7 @@ def with_store_defaults(options: TrainOptions, stores: Sequence[FeatureStore]) -
     before = dict(given)
     _fill_in(given, lambda: stores)
     found = {name: value for name, value in given.items() if value is not before.get(name)}
-    return replace(options, **found) if found else options
+    return replace(options, **found, given=options.given | found.keys()) if found else options
 
 
 def _fill_in(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]) -> None:
@@ -241,8 +241,8 @@ def _check_direction(given: Mapping[str, Any], decoder: bool, store: FeatureStor
         )
     raise UserError(
         f"{student}: is not a decoder, but the teacher of {store.path} is; give --student"
-        " llama:256x4x4 or teacher:L, or give --loss (mlm=1,hidden=30 trains a masked LM on its"
-        " states)"
+        f" {suggested_decoder(stored_config(store))} or teacher:L, or give --loss (mlm=1,hidden=30"
+        " trains a masked LM on its states)"
     )
 
 

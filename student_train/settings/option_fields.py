@@ -379,6 +379,9 @@ class OptionFields:
     stages: Tables = cast(Any, ())
     # What a recipe requires (`Recipe.needs`), its name, and its `record` in training.json.
     needs: Mapping[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = field(default=frozenset(), kw_only=True, compare=False, repr=False)
+    """The names of the options that were given. `dataclasses.replace` keeps them, and adds those
+    whose new value is not the default."""
     held_out: float = option(
         0.02,
         "Hold out this share of the sequences for validation, the same for every student.",

@@ -7,8 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,23 +78,24 @@ class TrainOptions(OptionFields):
     other.
     """
 
-    given: frozenset[str]
-    """The names of the options that were given, even if the value is the default. To
-    `dataclasses.replace` all options are given, so `run` then replaces no default."""
-
     if not TYPE_CHECKING:  # a type checker reads the arguments of the dataclass
 
-        def __new__(cls, *values: Any, **named: Any) -> TrainOptions:
-            found = super().__new__(cls)
-            names = [each.name for each in fields(cls)]
+        @wraps(OptionFields.__init__)
+        def __init__(self, *values: Any, given: Set[str] | None = None, **named: Any) -> None:
+            names = [each.name for each in fields(self)]
             if unknown := sorted(named.keys() - set(names)):
                 near = suggest(unknown[0], names)
                 raise TypeError(
                     f"TrainOptions: no option {unknown[0]!r}; {near}its fields are the options of"
                     " student-train"
                 )
-            vars(found)["given"] = frozenset((*islice(names, len(values)), *named))
-            return found
+            own = {**dict(zip(names, values, strict=False)), **named}
+            if given is None:
+                given = own.keys()
+            else:  # `replace` names every field, given or not
+                others = own.keys() - given
+                given |= {n for n in others if own[n] != default_of(OptionFields, n)}
+            super().__init__(*values, given=frozenset(given), **named)
 
     def __post_init__(self) -> None:
         self._parse_stores_and_stages()
@@ -143,7 +143,7 @@ class TrainOptions(OptionFields):
     def __getstate__(self) -> dict[str, Any]:
         # Without the parsed values: the process that unpickles the options has not loaded kinds of
         # student of other packages. Parsing loads them.
-        return {name: getattr(self, name) for name in ("given", *(f.name for f in fields(self)))}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def shape(self) -> Shape:
@@ -321,7 +321,7 @@ class TrainOptions(OptionFields):
     def describing(self) -> dict[str, Any]:
         """Return every setting that determines the student's weights, as JSON. Options of the
         machine and the folder are left out."""
-        omitted = scoped(TrainOptions, MACHINE) | {"needs"}
+        omitted = scoped(TrainOptions, MACHINE) | {"given", "needs"}
         if not any(each.judged_by() for each in (self, *map(self.in_stage, self.stages))):
             omitted |= {"eval_every"}  # validations decide nothing
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in omitted}

@@ -3,6 +3,7 @@ vectors."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable
@@ -157,9 +158,12 @@ def test_python_has_the_defaults_of_the_command(
         (both, {"init": "mixed-vocab"}),
     ):
         command = checked_from({"store": (path,), **words})
+        given = TrainOptions(path, **words)
         with open_store(path) as store:
-            python = with_store_defaults(TrainOptions(path, **words), [store])
+            python = with_store_defaults(given, [store])
+            other = with_store_defaults(dataclasses.replace(given, seed=3), [store])
         assert python.describing() == command.describing()
+        assert other.describing() == {**command.describing(), "seed": 3}
     with pytest.raises(UserError, match="hidden"):  # a default that is given is not replaced
         run(TrainOptions(vectors, loss="mlm=1,hidden=30"))
     small: dict[str, Any] = {"vocab": "300", "student": "8x1x1", "steps": 1, "held_out": 0.2}

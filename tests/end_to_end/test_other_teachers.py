@@ -23,9 +23,7 @@ STEPS = ("--vocab", "500", "--steps", "3", *STUDENT, "--init", "svd")
 def test_states_of_a_causal_teacher(tmp_path: Path, causal: Path) -> None:
     words: Words = ("--store", causal, "--out", tmp_path / "student", *STEPS)
     printed = f"--student 32x2x4: is not a decoder, but the teacher of {causal} is; give --student"
-    says(
-        refused(student_train, *words), printed, "llama:256x4x4", "or give --loss (mlm=1,hidden=30"
-    )
+    says(refused(student_train, *words), printed, "gpt2:256x4x", "or give --loss (mlm=1,hidden=30")
     said = ok(student_train, *words, "--loss", "mlm=1,hidden=30")
     assert "1 mlm + 30 hidden; span" in said
 
