@@ -26,8 +26,8 @@ SCRATCH = "scratch:"
 """The start of a new model in `downstream --model`."""
 # These replace `teacher:L` and a folder by a shape before they parse it.
 OF_MODEL = (
-    "the shape of a model is known when the stores are open; use student-train, run or"
-    " StudentBatches, or give the shape itself, such as bert:256x4x4"
+    "only student-train, run and StudentBatches look up the shape of a model; give the shape"
+    " itself, such as bert:256x4x4"
 )
 # The best learning rate of a transformer falls with its hidden size; a BiLSTM's does not.
 LARGEST_RATE, RATE_TIMES_WIDTH = 4e-3, 0.5

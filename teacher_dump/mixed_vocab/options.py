@@ -45,6 +45,13 @@ class StageOneDump(DumpOptions):
     out: PathOrUrl = same_option(
         DumpOptions, "out", MISSING, help="Write the store to NAME.zarr or NAME.h5."
     )
+    text_column: str | None = same_option(
+        DumpOptions,
+        "text_column",
+        None,
+        help="Read the text from this column of tables and hf: sources; data.text names a nested"
+        " column.",
+    )
     seed: int = same_option(
         DumpOptions,
         "seed",
@@ -67,8 +74,12 @@ class StageOneDump(DumpOptions):
         help="Store these logits of the teacher, as in teacher-dump.",
         default_text="",
     )
-    hidden: str = same_option(DumpOptions, "hidden", "none")
-    attention: str = same_option(DumpOptions, "attention", "none")
+    hidden: str = same_option(
+        DumpOptions, "hidden", "none", help="Store these hidden states, as in teacher-dump."
+    )
+    attention: str = same_option(
+        DumpOptions, "attention", "none", help="Store these attention maps, as in teacher-dump."
+    )
     weights: bool = same_option(
         DumpOptions, "weights", False, help="Store the base model's weights (fp16), too."
     )

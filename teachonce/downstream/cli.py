@@ -32,8 +32,8 @@ from teachonce.support.usage_errors import version_option
 HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
 
 mlm continues the masked-LM training of MODEL on text with one document per line. If MODEL is
-scratch:HxLxA (hidden size x layers x heads, or any other value of student-train --student), it
-trains a new model: a ModernBERT, as student-train does. It prints the mean and standard
+scratch:HxLxA (hidden size x layers x heads), it trains a new ModernBERT; scratch:bert:HxLxA and
+scratch:bilstm:E,H train a new BERT and BiLSTM. It prints the mean and standard
 deviation of the loss on held-out text over --seeds (default 1).
 
 pos, ner, classify, pair, sts and qa fine-tune MODEL once for each seed, and print the mean and

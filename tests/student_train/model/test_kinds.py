@@ -214,7 +214,7 @@ def test_the_default_learning_rate_falls_with_the_width_of_a_transformer() -> No
         ("bilstm:tiny", "expected E,H, both at least 1"),
         ("bilstm:300,0", "expected E,H, both at least 1"),
         ("bilstm:300x600", "expected E,H"),
-        ("teacher:2", "the shape of a model is known when the stores are open; use"),
+        ("teacher:2", "only student-train, run and StudentBatches look up"),
         ("long" * 100, "expected tiny, HxLxA"),  # too long for the name of a folder
     ],
 )
@@ -225,5 +225,5 @@ def test_wrong_students_are_refused(student: str, message: str) -> None:
 
 def test_a_folder_is_no_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
-    with pytest.raises(UserError, match="the shape of a model is known when the stores are open"):
+    with pytest.raises(UserError, match="StudentBatches look up the shape of a model; give the shape itself"):
         parse_student(str(tmp_path))
