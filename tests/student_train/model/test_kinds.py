@@ -225,5 +225,7 @@ def test_wrong_students_are_refused(student: str, message: str) -> None:
 
 def test_a_folder_is_no_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
-    with pytest.raises(UserError, match="StudentBatches look up the shape of a model; give the shape itself"):
+    with pytest.raises(
+        UserError, match="StudentBatches look up the shape of a model; give the shape itself"
+    ):
         parse_student(str(tmp_path))
