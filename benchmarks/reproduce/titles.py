@@ -91,7 +91,7 @@ MUKHERJEE = selected(
 # Zhao et al. 2021: "Extreme Language Model Compression with Optimal Subwords and Shared
 # Projections"
 
-Z_DATA = (SENTIMENT, INTENTS, SLOTS)
+Z_DATA = (SENTIMENT, INTENTS)
 ZHAO = selected(
     replace(
         zhao.MINIATURE,
