@@ -6,12 +6,11 @@ the text, the tokenizer and the max length, so another text or vocabulary has an
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
@@ -71,7 +70,7 @@ def _uncached(make: Callable[[Path], None]) -> TokenTable:
 
 def drop_tables(store: FeatureStore) -> None:
     """Remove all cached tables of a store's text."""
-    with contextlib.suppress(FileNotFoundError):  # a user without a home, or without a cache
+    with suppress(FileNotFoundError):  # a user without a home, or without a cache
         for folder in (cache_folder() / "tokens").iterdir():
             if folder.name.removeprefix(UNFINISHED).startswith(f"{store.manifest.text_key}-"):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -88,7 +87,7 @@ def _key(store: FeatureStore, tokenizer: Any) -> str:
 def _is_intact(folder: Path) -> bool:
     """Return whether the files are complete and unchanged."""
     try:
-        return (folder / DIGEST).read_text() == _digest(folder)
+        return (folder / DIGEST).read_bytes() == _digest(folder).encode()
     except OSError:
         return False
 
@@ -153,7 +152,7 @@ def _publish(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=mark, dir=folder.parent))
     try:
         _make(store, tokenizer, temporary)
-        (temporary / DIGEST).write_text(_digest(temporary))
+        (temporary / DIGEST).write_bytes(_digest(temporary).encode())
         files.sync_tree(temporary)
         if not _is_intact(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -198,13 +197,13 @@ def _write_in_process(
 def _write(folder: Path, texts: Iterable[str], separator: str | None, tokenizer: Any) -> None:
     rest = iter(texts)
     total = np.zeros(1, np.int64)
-    with contextlib.ExitStack() as opened:
-        files = {name: opened.enter_context((folder / name).open("wb")) for name in ARRAYS}
-        files["start"].write(total.tobytes())
+    with ExitStack() as opened:
+        columns = {name: opened.enter_context((folder / name).open("wb")) for name in ARRAYS}
+        columns["start"].write(total.tobytes())
         while some := list(islice(rest, TEXTS_AT_ONCE)):
             tokens = tokenize(tokenizer, some, separator)
             spans = tokens.offsets.T
             start, total = total[-1] + tokens.start[1:], total[-1] + tokens.start[-1:]
-            columns = (start, tokens.ids, *spans, tokens.special, tokens.types)
-            for (name, dtype), values in zip(ARRAYS.items(), columns, strict=True):
-                files[name].write(np.ascontiguousarray(values, dtype).tobytes())
+            arrays = (start, tokens.ids, *spans, tokens.special, tokens.types)
+            for (name, dtype), values in zip(ARRAYS.items(), arrays, strict=True):
+                columns[name].write(np.ascontiguousarray(values, dtype).tobytes())

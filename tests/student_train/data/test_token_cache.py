@@ -90,7 +90,11 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [shorten, flip, Path.unlink])
+def garble(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe")  # not UTF-8
+
+
+@pytest.mark.parametrize("damage", [shorten, flip, garble, Path.unlink])
 @pytest.mark.parametrize("name", ["ids", "start", "sha256"])
 def test_a_damaged_table_is_made_anew(
     store: FeatureStore,
