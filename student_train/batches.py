@@ -69,8 +69,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
     store: a FeatureStore, or its path or URL.
     vocab: a value of `--vocab`, such as `5k` or a folder, or a fast tokenizer of transformers,
         which is copied; None for the default of `--vocab`.
-    device: the device of the batches. Workers of a DataLoader leave them on the CPU; call
-        `batch.to(device)`, which does nothing if the batch is already there.
+    device: the device of the batches, a value of `--device`. Workers of a DataLoader leave them on
+        the CPU; call `batch.to(device)`, which does nothing if the batch is already there.
     rank, world_size: this process and the number of processes, by default from torchrun or
         torch.distributed. Every process yields the same number of batches; the remainder is
         dropped.
@@ -96,13 +96,13 @@ class StudentBatches(IterableDataset[StudentBatch]):
         **settings: Unpack[BatchSettings],
     ) -> None:
         vocab = os.fspath(vocab) if isinstance(vocab, os.PathLike) else vocab
-        if torch.device(device).type == "cpu":
-            warn_of_spinning(torch.get_num_threads())
         self.store = store if isinstance(store, FeatureStore) else open_store(store)
         check_tokenizers(self.store)
-        self.device = torch.device(device)
         self.rank, self.world_size = _place(rank, world_size)
         self.options = _options(self.store, vocab, str(device), settings)
+        self.device = torch.device(self.options.device)
+        if self.device.type == "cpu":
+            warn_of_spinning(torch.get_num_threads())
         plan = plan_of(self.options, self.store)
         check_batches(plan)
         (self._plan,), (source,) = plan.stages[0].batches, plan.sources

@@ -164,6 +164,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: expected both or neither"),
         ({"rank": 1}, "rank 1 of world_size None"),
         ({"align": "word"}, "--align word: expected one of span, match, reduce"),
+        ({"device": "gpu"}, "--device gpu: expected auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -199,8 +200,8 @@ def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> No
     assert repr(batches) == f"{message}mlm=1,kl=1,hidden=1,attention=1; span>"
     default = StudentBatches(open_store(store.path), "400")
     assert default.options.loss == {"mlm": 1.0, "hidden": 30.0}
-    decoder = StudentBatches(store, "400", student="llama:32x2x4", loss="next=1")
-    assert decoder.options.loss == {"next": 1.0}
+    decoder = StudentBatches(store, "400", device="auto", student="llama:32x2x4", loss="next=1")
+    assert decoder.options.loss == {"next": 1.0} and decoder.device.type in ("cpu", "cuda")
     with pytest.raises(ValueError, match="epoch: expected at least 0, got -1"):
         batches.set_epoch(-1)
     with pytest.raises(UserError, match="vocab: expected a word .* got int"):
