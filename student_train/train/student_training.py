@@ -95,8 +95,10 @@ def train(
     `Callbacks` for the functions that are called.
 
     `store` may be any object with `stream`, `blocks`, `batch_count`, `features` and `meta` of a
-    store.
+    store. Raises UserError for `resume` without `out`.
     """
+    if resume and out is None:
+        raise UserError("train: resume=True needs out, the folder of the training to continue")
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options.resolved(), *stores, layers=size_of(student)[1])
     collators = [collator, *(each for _, each in others)]

@@ -95,7 +95,7 @@ class EventFile:
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
         """Create a new file. TensorBoard ignores scalars of step `purge_step` and later in older
         files."""
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names: the time comes first.
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         # Unbuffered, so that an error of the disk is raised by the record that it concerns.

@@ -12,6 +12,7 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.train import student_training
 from teachonce.student_train.train.student_training import train
 from teachonce.student_train.train.training_log import METRICS
+from teachonce.support.errors import UserError
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.student_train.support import options_for
 
@@ -38,8 +39,9 @@ def test_a_slow_training_saves_between_validations(
         store, loss={"mlm": 1.0}, steps=7, lr=1e-2, checkpoint_every=every, **changes
     )
     straight, collator, _ = prepare(options, store)
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
-    whole.mkdir()
+    whole, torn = tmp_path / "new" / "whole", tmp_path / "torn"
+    with pytest.raises(UserError, match="resume=True needs out"):
+        train(store, straight, collator, options, resume=True)
     train(store, straight, collator, options, whole)
     stop(store, options, torn, 5)
     assert saved(torn) == expected
