@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyMap
+from teachonce.align import Alignment, FlatText, Tokens, VocabularyMap
 from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, token_ends
 from teachonce.align.vocabulary import Marks, character_of_byte
 from teachonce.store import Logits, LogitsSpec
@@ -91,10 +91,17 @@ def predicting_tokens(
 ) -> tuple[Array, Array]:
     """Return the flat position before each run, at which the run's first token is predicted: the
     teacher's and the student's, int64 [G'] each. Runs at the start of a sequence are left out."""
-    first = [runs[:, 0].astype(np.int64) for runs in (alignment.teacher, alignment.student)]
+    theirs, own = _runs_inside(alignment, teacher, student)
+    return theirs[:, 0] - 1, own[:, 0] - 1
+
+
+def _runs_inside(alignment: Alignment, teacher: Tokens, student: Tokens) -> tuple[Array, Array]:
+    """Return the runs that have a token before them on both sides: the teacher's and the student's,
+    int64 [G',2] each."""
+    runs = [each.astype(np.int64) for each in (alignment.teacher, alignment.student)]
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
-    inside = ~np.isin(first[0], heads[0]) & ~np.isin(first[1], heads[1])
-    return first[0][inside] - 1, first[1][inside] - 1
+    inside = ~np.isin(runs[0][:, 0], heads[0]) & ~np.isin(runs[1][:, 0], heads[1])
+    return runs[0][inside], runs[1][inside]
 
 
 def chunk_targets(
@@ -105,10 +112,7 @@ def chunk_targets(
 
     observed: [N], in row t the teacher's log-probability of token t + 1. The result has its dtype.
     """
-    heads = [tokens.start[:-1] for tokens in (teacher, student)]
-    runs = [each.astype(np.int64) for each in (alignment.teacher, alignment.student)]
-    inside = ~np.isin(runs[0][:, 0], heads[0]) & ~np.isin(runs[1][:, 0], heads[1])
-    theirs, own = (each[inside] for each in runs)
+    theirs, own = _runs_inside(alignment, teacher, student)
     lengths = np.diff(theirs)[:, 0]
     rows = ranges(theirs[:, 0] - 1, lengths)
     sums = np.zeros(len(theirs))
@@ -188,7 +192,7 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     # and is the student's next token at 95.1 % of the places; the first piece is so at 97.5 %
     # (SmolLM2, 4k; RESULTS, Aligning a decoder).
     pieces = vocabulary.teacher_bytes
-    marks = Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
+    marks = vocabulary.student.marks
     found = vocabulary.match.astype(np.int64)
     inside, normalised = vocabulary.teacher.marks.style == "prefix", _normalised(tokenizer)
     for number, raw in enumerate(pieces.written()):

@@ -38,6 +38,17 @@ def _try_vocabulary(path: str, options: dict[str, Any] | None) -> None:
                 )
 
 
+def read_vocabulary(content: str, where: str) -> Vocabulary:
+    """Read the vocabulary in the content of a tokenizer.json.
+
+    Raises UserError, whose message begins with `where`, for a tokenizer that `align` cannot read.
+    """
+    try:
+        return Vocabulary.from_tokenizer_json(content)
+    except AlignmentError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
 @lru_cache(2)  # the students of a sweep mostly have one vocabulary
 def vocabulary_map(teacher: str, student: str) -> VocabularyMap:
     """Map two vocabularies, each given as the content of a tokenizer.json.

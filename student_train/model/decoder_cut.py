@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.model.decoder_sizes import Sizes, copied_settings
-from teachonce.student_train.model.model_folder import WeightSource
+from teachonce.student_train.model.model_folder import WeightSource, split_layer
 from teachonce.student_train.model.start_checks import layer_numbers
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
@@ -145,7 +145,7 @@ def cut_decoder(
     cut = [_Cut(theirs, own, importance, number - 1) for number in numbers]
     for name, parameter in student.base_model.named_parameters():
         place, axes = 0, parts.around.get(name)
-        if (numbered := _in_layer(name, parts)) is not None:
+        if (numbered := split_layer(name, parts.layers)) is not None:
             place, part = numbered
             axes, name = parts.layer[part], f"{parts.layers}{numbers[place] - 1}.{part}"
         if axes is not None:  # not the word embeddings
@@ -228,19 +228,11 @@ def _of_heads(heads: Array, size: int) -> Array:
     return (heads[:, None] * size + np.arange(size)).ravel()
 
 
-def _in_layer(name: str, parts: DecoderParts) -> tuple[int, str] | None:
-    """Split the name of a layer's parameter into the layer's number and the name within the layer;
-    None for any other parameter."""
-    number, _, part = name.removeprefix(parts.layers).partition(".")
-    inside = name.startswith(parts.layers) and number.isdecimal()
-    return (int(number), part) if inside else None
-
-
 def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int:
     """Count the layers of a teacher. Raises UserError if its weights have other names or shapes
     than its config declares."""
     weights = source.teacher_weights()
-    inside = filter(None, (_in_layer(name, parts) for name in weights))
+    inside = filter(None, (split_layer(name, parts.layers) for name in weights))
     count = len({number for number, _ in inside})
     names = {
         f"{parts.layers}{n}.{part}": axes
@@ -321,7 +313,7 @@ def _squares(
 
 def _axes(name: str, parts: DecoderParts) -> str | None:
     """Return the axes of a parameter, or None if it is not copied."""
-    numbered = _in_layer(name, parts)
+    numbered = split_layer(name, parts.layers)
     return parts.around.get(name) if numbered is None else parts.layer.get(numbered[1])
 
 

@@ -102,12 +102,12 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
 
     how: the value of `--init`. where: the model, for messages.
     """
-    kind, start = config.get("model_type"), f"--init {how}"
+    kind, start = str(config.get("model_type")), f"--init {how}"
     if kind != shape.kind or kind not in EPSILONS:
         able = ", ".join(EPSILONS)
         remedy = f"give --student {kind}:..., or --init vocab" if kind in EPSILONS else ""
         raise UserError(
-            f"{start}: {where} is a {kind!s:.40} and the student a {shape.kind}; layers are copied"
+            f"{start}: {where} is a {kind:.40} and the student a {shape.kind}; layers are copied"
             f" only between models of the same kind ({able}): {remedy or 'use --init vocab'}"
         )
     theirs = Sizes.of_config(config, where)
@@ -152,10 +152,10 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
 
     Raises UserError for another kind of model, and for sizes that `--student` cannot express.
     """
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in EPSILONS or config.get("is_encoder_decoder"):
         raise UserError(
-            f"{option}: the model in this folder is a {kind!s:.40}, and training can continue only"
+            f"{option}: the model in this folder is a {kind:.40}, and training can continue only"
             f" for decoders of the kinds {', '.join(EPSILONS)}; give another folder, or --student"
             " llama:256x4x4"
         )
@@ -211,16 +211,22 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     """Read the settings of rotary positions from a config of transformers 4 or 5."""
-    scaling = config.get("rope_scaling") or {}
-    read = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **scaling}
-    kind = read.get("rope_type", read.get("type", "default"))
+    own, scaling = (config.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+    for each in (own, scaling):
+        if not isinstance(each, dict):
+            raise UserError(
+                f"--init: the rotary positions in the teacher's config.json are {each!r:.40},"
+                " expected an object; use --init vocab"
+            )
+    read = own or {"rope_theta": config.get("rope_theta"), **scaling}
+    kind = str(read.get("rope_type", read.get("type", "default")))
     names = {"default": (), "llama3": SCALED}.get(kind)
     # The base of Llama's and Qwen's configs where none is given.
     base = read.get("rope_theta") or 10000.0
     numbers = {name: read.get(name) for name in names or ()} | {"rope_theta": base}
     if names is None or not all(isinstance(n, (int, float)) for n in numbers.values()):
         raise UserError(
-            f"--init: the teacher's rotary positions are of the type {kind!s:.40}, expected default"
+            f"--init: the teacher's rotary positions are of the type {kind:.40}, expected default"
             " or llama3; use --init vocab"
         )
     return {"rope_type": kind, **numbers}

@@ -14,6 +14,7 @@ from teachonce.checkpoints.loading import load, load_network
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 
 OUTPUT = "lm_head.weight"
 """The output embeddings of a decoder."""
@@ -26,6 +27,14 @@ class WeightSource(Protocol):
 
     def teacher_weights(self) -> Mapping[str, Array]: ...
     def teacher_settings(self, name: str) -> dict[str, Any]: ...
+
+
+def split_layer(name: str, layers: str) -> tuple[int, str] | None:
+    """Split the name of a layer's parameter into the layer's number and the name within the layer;
+    None for any other parameter. `layers` is the prefix of a layer's number."""
+    number, _, part = name.removeprefix(layers).partition(".")
+    inside = name.startswith(layers) and number.isdecimal()
+    return (int(number), part) if inside else None
 
 
 class ModelFolder:
@@ -47,6 +56,11 @@ class ModelFolder:
         self._config = load(AutoConfig, self._model, option, local_files_only=True)
         check_checkpoint(self._model, self._config)
         tokenizer = load(AutoTokenizer, self._model, option, local_files_only=True)
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"{option}: {path}: {type(tokenizer).__name__} is not a fast tokenizer, and its"
+                " pieces cannot be compared; give a model with a tokenizer.json"
+            )
         self.tokenizer_json: str = tokenizer.backend_tokenizer.to_str()
 
     def teacher_settings(self, name: str) -> dict[str, Any]:

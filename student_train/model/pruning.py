@@ -219,8 +219,13 @@ def shared_pieces(own: Any, other: Any, word: str) -> list[str]:
 
     word: the value of `--prune-to`, for messages.
     Zhao et al. 2021, section 6, alternative vocabulary pruning. Raises UserError unless both are
-    WordPieces with the same continuation prefix, and if no piece would be removed.
+    fast WordPieces with the same continuation prefix, and if no piece would be removed.
     """
+    if slow := [each for each in (own, other) if not each.is_fast]:
+        raise UserError(
+            f"--prune-to {word}: {type(slow[0]).__name__} is not a fast tokenizer (tokenizer.json);"
+            " expected two WordPieces with the same continuation prefix"
+        )
     models = [json.loads(each.backend_tokenizer.to_str())["model"] for each in (own, other)]
     kinds = [f"{m['type']} {m.get('continuing_subword_prefix') or ''}".strip() for m in models]
     if kinds[0] != kinds[1] or models[0]["type"] != "WordPiece":

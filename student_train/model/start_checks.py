@@ -9,11 +9,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from teachonce.align import Vocabulary
 from teachonce.checkpoints.declared import layers_of
 from teachonce.checkpoints.unreadable import not_a_model
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.errors import StoreError
+from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, shape_of_folder
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.shapes import Shape, parse_student
@@ -63,8 +63,7 @@ def resolved_start(how: str, shape: Shape, store: FeatureStore) -> str:
     else `how` unchanged."""
     # A cut is a better start than `vocab`: 2.255 and 2.372 bits per byte after .5M tokens (RESULTS,
     # "Decoder students").
-    files = store.teacher_files()
-    if how != "auto" or not shape.causal or "config.json" not in files:
+    if how != "auto" or not shape.causal or "config.json" not in store.teacher_files():
         return how
     config = store.teacher_settings("config.json")
     try:
@@ -147,10 +146,9 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
 def check_same_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, what: str) -> None:
     """Raise UserError unless another tokenizer.json has the same pieces as the store's teacher."""
     # Pieces and their ids, which number the rows of the weights; normalisers may differ.
-    ours, theirs = (
-        Vocabulary.from_tokenizer_json(each).tokens
-        for each in (store.teacher_file("tokenizer.json").decode(), tokenizer)
-    )
+    own = store.teacher_file("tokenizer.json").decode()
+    ours = read_vocabulary(own, str(store.path)).tokens
+    theirs = read_vocabulary(tokenizer, f"--init {how}").tokens
     if theirs != ours:
         raise UserError(
             f"--init {how}: the {len(theirs)} pieces of its {owner} differ from the"

@@ -13,12 +13,12 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from teachonce.align import Vocabulary
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.pairs import has_pair_form
 from teachonce.student_train.data.own_template import template_of_student
+from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.student_train.model.chats import between, chat_marks
 from teachonce.student_train.model.pruning import pruned_tokenizer
 from teachonce.student_train.settings.option_values import check_vocabulary
@@ -102,7 +102,7 @@ def check_student_tokenizer(tokenizer: Any, word: str, family: str) -> PreTraine
     """
     if not family:
         wordpiece.check_student_tokenizer(tokenizer, word)
-    elif not tokenizer.is_fast or not _spells_bytes(tokenizer.backend_tokenizer):
+    elif not tokenizer.is_fast or not _spells_bytes(tokenizer, word):
         raise UserError(
             f"--vocab {word}: a decoder needs a fast tokenizer that encodes every byte (byte-level,"
             " or with byte fallback); give a size such as 8k"
@@ -132,8 +132,9 @@ def _check_reloaded(tokenizer: Any, word: str) -> None:
         )
 
 
-def _spells_bytes(tokenizer: Tokenizer) -> bool:
-    marks = Vocabulary.from_tokenizer_json(tokenizer.to_str()).marks
+def _spells_bytes(tokenizer: PreTrainedTokenizerFast, word: str) -> bool:
+    content = tokenizer.backend_tokenizer.to_str()
+    marks = read_vocabulary(content, f"--vocab {word}").marks
     return marks.byte_level or marks.raw_bytes
 
 

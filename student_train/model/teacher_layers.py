@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from teachonce.checkpoints.declared import first_position
 from teachonce.student_train.model.any_student import kind_of
-from teachonce.student_train.model.model_folder import WeightSource
+from teachonce.student_train.model.model_folder import WeightSource, split_layer
 from teachonce.student_train.model.start_checks import layer_numbers
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
@@ -49,8 +49,7 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
     plain = list(map(_bert_name, store.teacher_weights()))
     if any(name.startswith("embeddings_project.") for name in plain):
         return 0, "the teacher's embeddings are narrower than its layers"  # a small ELECTRA's
-    behind = len(parts.layers)
-    found = [n[behind:].split(".", 1) for n in plain if n.startswith(parts.layers)]
+    found = [each for name in plain if (each := split_layer(name, parts.layers))]
     # Compared for all layers together, as a ModernBERT's first layer lacks `attn_norm`.
     if {part for _, part in found} != set(parts.layer):
         return 0, f"the teacher's layers have other parameters than a {kind}'s"
@@ -64,7 +63,7 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
             return 0, "the teacher's config.json does not give the size of its heads"
         if own != theirs:
             return 0, f"the teacher's heads have size {theirs}, the student's {own}, and are rotary"
-    return 1 + max(int(number) for number, _ in found), ""
+    return 1 + max(number for number, _ in found), ""
 
 
 def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSource) -> str:
@@ -190,11 +189,8 @@ def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bo
 
 def _bert_name(name: str) -> str:
     """Translate a parameter's name to BERT's. Names without a counterpart are unchanged."""
-    for other, own in DISTILBERT.items():
-        if (
-            name.startswith(("transformer.layer.", "encoder.layer."))
-            and ".attention.self." not in name
-        ):
+    if name.startswith("transformer.layer."):
+        for other, own in DISTILBERT.items():
             name = name.replace(other, own)
     for other, own in HEADS.items():
         if name.startswith(other):

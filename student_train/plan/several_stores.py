@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from teachonce.align import Vocabulary
 from teachonce.store import FeatureStore, TaskSpec
+from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.student_train.losses.registry import Term, features_of
 from teachonce.support.errors import UserError
 
@@ -86,7 +86,7 @@ def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureS
 
 def _check_pieces(first: FeatureStore, other: FeatureStore) -> None:
     one, two = (
-        Vocabulary.from_tokenizer_json(each.teacher_file("tokenizer.json").decode()).tokens
+        read_vocabulary(each.teacher_file("tokenizer.json").decode(), str(each.path)).tokens
         for each in (first, other)
     )
     if one != two:

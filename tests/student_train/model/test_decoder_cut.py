@@ -15,7 +15,12 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.model import start_checks
 from teachonce.student_train.model.decoder_cut import chosen_heads, largest, spread_layers
-from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, copied_settings
+from teachonce.student_train.model.decoder_sizes import (
+    Sizes,
+    check_cut,
+    copied_settings,
+    shape_of_folder,
+)
 from teachonce.student_train.model.freezing import group_of
 from teachonce.student_train.model.start_checks import resolved_start
 from teachonce.student_train.prepared_student import prepare
@@ -317,6 +322,12 @@ def test_rotary_positions_are_read_as_either_transformers_writes_them() -> None:
         "rope_type": "default",
         "rope_theta": 10000.0,
     }
+    for wrong in ("linear", ["default"], {"rope_type": ["default"]}):
+        for name in ("rope_scaling", "rope_parameters"):
+            with pytest.raises(UserError, match="--init: the .*rotary positions .* --init vocab"):
+                copied_settings({"model_type": "llama", name: wrong})
+    with pytest.raises(UserError, match=r"--student d: the model in this folder is a \['llama'\]"):
+        shape_of_folder({"model_type": ["llama"]}, "d", "--student d")
 
 
 def test_weights_that_do_not_fit_their_config(stores: dict[str, Path], tmp_path: Path) -> None:

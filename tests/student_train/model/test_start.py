@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, ByT5Tokenizer
 
 from teachonce.align import VocabularyMap
 from teachonce.store import FeatureStore, open_store
@@ -19,7 +20,7 @@ from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.model_folder import ModelFolder
 from teachonce.student_train.model.start import embedding_means, initialise
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.model.teacher_layers import cut_layers, layer_groups
+from teachonce.student_train.model.teacher_layers import cut_layers, layer_count, layer_groups
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
@@ -234,6 +235,30 @@ def test_layers_of_an_electra_read_more_than_its_embeddings(
         with pytest.raises(UserError, match=f"layers:1,3: layers cannot be copied: {why}"):
             cut_layers(student, "layers:1,3", "1,3", electra)
     assert all(map(torch.equal, before, student.bert.encoder.parameters()))
+
+
+def test_weights_without_a_number_are_in_no_layer(started: Start, store: FeatureStore) -> None:
+    weights = dict(store.teacher_weights().items())
+    odd = ("encoder.layer.0", "encoder.layer.x.attention.self.query.weight")
+    given: Any = SimpleNamespace(
+        teacher_settings=store.teacher_settings,
+        teacher_weights=lambda: weights | dict.fromkeys(odd, np.zeros(1, np.float16)),
+    )
+    student, _, _ = started("random")
+    assert layer_count(student, store) == (4, "")
+    count, why = layer_count(student, given)
+    assert count == 0 and "other parameters than a bert's" in why
+
+
+def test_a_model_without_a_fast_tokenizer_is_refused(
+    tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_teacher("bert"), tmp_path / "slow")
+    for file in (tmp_path / "slow").glob("*token*"):
+        file.unlink()
+    ByT5Tokenizer().save_pretrained(tmp_path / "slow")
+    with pytest.raises(UserError, match="slow: ByT5Tokenizer is not a fast tokenizer, .* give a"):
+        ModelFolder(str(tmp_path / "slow"), "--init layers:1@slow")
 
 
 def test_svd_of_another_teacher_with_the_same_pieces(

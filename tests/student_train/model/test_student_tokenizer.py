@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tokenizers import normalizers
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from teachonce.align import Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model import pruning
+from teachonce.student_train.model.start_checks import check_same_pieces
 from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
 from teachonce.support.errors import UserError
 from teachonce.training import wordpiece
@@ -148,6 +149,19 @@ def test_a_tokenizer_without_pieces_is_refused(store: FeatureStore, tmp_path: Pa
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match="only special tokens.*give a size such as 5k"):
         student_tokenizer(str(tmp_path), store)
+
+
+def test_a_tokenizer_that_cannot_be_aligned_is_refused(store: FeatureStore, tmp_path: Path) -> None:
+    """A normalizer whose expression Python cannot compile is refused in a line: as the vocabulary
+    of a decoder, and as the tokenizer of a model whose layers are copied."""
+    made = Tokenizer(models.BPE({"a": 0, "</s>": 1}, []))
+    made.normalizer = normalizers.Replace(Regex(r"\p{L}"), "x")
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"--vocab {tmp_path}: .* choose another tokenizer"):
+        student_tokenizer(str(tmp_path), store, family="llama-bpe")
+    with pytest.raises(UserError, match="--init layers:1@d: .* choose another tokenizer"):
+        check_same_pieces("layers:1@d", store, made.to_str(), "model", "a model")
 
 
 def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store: FeatureStore) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    ByT5Tokenizer,
+)
 
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.cli import main as student_train
@@ -93,12 +98,14 @@ def test_what_cannot_be_pruned_is_refused_in_a_line(
 ) -> None:
     whole, small = folders(store, tmp_path, "16x2x2")
     (tmp_path / "empty").mkdir()
+    ByT5Tokenizer().save_pretrained(tmp_path / "slow")
     out = tmp_path / "pruned"
     for student, vocab, target, line in (
         (whole, tiny_teacher("roberta"), out, "is a BPE and the student's a WordPiece"),
         (whole, whole, out, "has all of the student's 400 pieces"),
         (tmp_path / "empty", small, out, "empty cannot be loaded as a model"),
         (whole, tmp_path / "empty", out, "empty cannot be loaded|has all|special"),
+        (whole, tmp_path / "slow", out, "slow: ByT5Tokenizer is not a fast tokenizer"),
         (whole, small, small, "small exists already"),
     ):
         with pytest.raises(UserError, match=line):
