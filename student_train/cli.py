@@ -38,47 +38,33 @@ EXAMPLES = examples(
 
 GROUPS = {
     "The ten that matter most": (
-        *("store", "vocab", "student", "loss", "align", "init", "epochs", "lr", "recipe", "out"),
+        "store", "vocab", "student", "loss", "align", "init", "epochs", "lr", "recipe", "out",
     ),
     "Targets and data": (
-        *("temperature", "targets", "outputs", "combine", "view", "data", "min_length"),
-        *(
-            "mask_prob",
-            "mask_words",
-            "max_masks",
-            "matryoshka",
-            "held_out",
-            "allow_partial",
-        ),
+        "temperature", "targets", "outputs", "combine", "view", "data", "min_length", "mask_prob",
+        "mask_words", "max_masks", "matryoshka", "held_out", "allow_partial",
     ),
     "Student": (
-        *(
-            "lora",
-            "dropout",
-            "recurrent_dropout",
-            "classifier_pooling",
-            "word_vectors",
-            "max_length",
-        ),
-        *("freeze", "prune_to"),
+        "lora", "dropout", "recurrent_dropout", "classifier_pooling", "word_vectors", "max_length",
+        "freeze", "prune_to",
     ),
     "Alignment": ("pool", "projection", "projection_start"),
     "Training": (
-        *("steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr_end", "warmup"),
-        *("schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed"),
-        *("device", "precision", "workers", "cache"),
+        "steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr_end", "warmup",
+        "schedule", "weight_decay", "clip", "eval_every", "patience", "best", "seed", "device",
+        "precision", "workers", "cache",
     ),
     "Output": (
-        *("log", "checkpoint_every", "resume", "license", "language"),
-        *("push_to_hub", "private", "as_json"),
+        "log", "checkpoint_every", "resume", "license", "language", "push_to_hub", "private",
+        "as_json",
     ),
-}
+}  # fmt: skip
 """Headings of --help, and the options under each."""
 DESCRIBED = {
-    *("store", "others", "student", "vocab", "init", "loss", "align", "pool", "projection"),
-    *("epochs", "steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr"),
-    *("schedule", "seed", "stages", "precision"),
-}
+    "store", "others", "student", "vocab", "init", "loss", "align", "pool", "projection", "epochs",
+    "steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr", "schedule", "seed",
+    "stages", "precision",
+}  # fmt: skip
 """Options with a place of their own in `describe`; others are appended if they are not at their
 default."""
 
@@ -233,7 +219,8 @@ def _upload(out: Path, target: Repository) -> None:
         click.echo(f"pushed    {send(out, target)}")
     except UserError as error:
         raise UserError(
-            f"{error}; the student is finished: `student-train push {out} {target.id}` uploads it"
+            f"{error}; the student is finished: `student-train push {quote(str(out))} {target.id}`"
+            " uploads it"
         ) from error
 
 
@@ -279,10 +266,13 @@ def _next_command(out: Path, report: Mapping[str, Any]) -> str:
     return f"student-predict {quote(str(out))} {quote(text)}"
 
 
-def _describe_stage(stage: Mapping[str, Any]) -> str:
-    words = {**stage, "loss": " + ".join(f"{w:g} {n}" for n, w in stage.get("loss", {}).items())}
-    words["freeze"] = ",".join(stage.get("freeze", ()))
-    return "; ".join(f"{name} {value}" for name, value in words.items() if value not in ("", False))
+def _words(value: object) -> str:
+    """Return the value of a setting for `describe`: of losses their weighted sum."""
+    if isinstance(value, Mapping):
+        return " + ".join(f"{weight:g} {name}" for name, weight in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value)) or "nothing"
+    return str(value)
 
 
 def _describe_pairs(options: TrainOptions) -> str:
@@ -301,10 +291,10 @@ def _describe_pairs(options: TrainOptions) -> str:
 
 def describe(options: TrainOptions) -> str:
     """Return the lines that a training prints at its start. `options` must be resolved."""
-    loss = " + ".join(f"{weight:g} {name}" for name, weight in options.loss.items())
+    loss = _words(options.loss)
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
     others = {name: value for name, value in options.chosen().items() if name not in DESCRIBED}
-    more = "".join(f", {name} {value}" for name, value in others.items())
+    more = "".join(f", {name} {_words(value)}" for name, value in others.items())
     ((unit, size),) = options.batching.items()
     each = ""
     if options.stages:
@@ -318,7 +308,11 @@ def describe(options: TrainOptions) -> str:
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
             f" seed {options.seed}{more}"
         ),
-        **{f"stage {n}": _describe_stage(stage) for n, stage in enumerate(options.stages, 1)},
+        **{
+            # Every setting, also 0, False and an empty list: it overrides the training's.
+            f"stage {n}": "; ".join(f"{name} {_words(value)}" for name, value in stage.items())
+            for n, stage in enumerate(options.stages, 1)
+        },
         "device": f"{options.device}, {options.precision}"
         + (f", cache {options.cache}" if options.cache != "none" else ""),
         "out": str(options.out_folder()),

@@ -193,13 +193,15 @@ def test_rights_are_asked_for_before_the_training(
 
 
 def test_a_student_that_could_not_be_sent_is_finished(
-    hub: Hub, student: Path, store: FeatureStore
+    hub: Hub, student: Path, store: FeatureStore, tmp_path: Path
 ) -> None:
+    spaced = tmp_path / "my student"
+    shutil.copytree(student, spaced)
     hub.fails = {"POST /api/models/user/mine/commit": 503}
-    again = (*words(store, student), "--resume", "--push-to-hub", "user/mine")
-    (student / "README.md").open("a").write("changed\n")
+    again = (*words(store, spaced), "--resume", "--push-to-hub", "user/mine")
+    (spaced / "README.md").open("a").write("changed\n")
     line = refused(student_train, *again)
-    says(line, "user/mine: the hub answered 503", f"student-train push {student} user/mine")
+    says(line, "user/mine: the hub answered 503", f"student-train push '{spaced}' user/mine")
     hub.fails = {}
     assert "there is nothing to do" in ok(student_train, *again)
     assert hub.read("models/user/mine", "README.md").endswith(b"changed\n")

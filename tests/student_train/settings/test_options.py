@@ -276,6 +276,20 @@ def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) 
     assert f"losses    {said}" in lines
 
 
+def test_a_training_prints_every_setting_of_a_stage() -> None:
+    """Every setting of a stage is printed, also a 0, a False and an empty list, which override the
+    setting of the training."""
+    stages: tuple[dict[str, Any], ...] = (
+        {"loss": "mlm=1,kl=2", "view": 0, "best": False, "freeze": ""},
+        {"unfreeze": ["head", "layers"], "lr_end": 0.0},
+    )
+    options = TrainOptions("a.zarr", stages=stages, view=1, best=True, freeze="head").resolved()
+    lines = describe(options).splitlines()
+    assert "stage 1   loss 1 mlm + 2 kl; view 0; best False; freeze nothing" in lines
+    assert "stage 2   unfreeze head,layers; lr_end 0.0" in lines
+    assert "seed 0, view 1, freeze head, best True" in "".join(lines)
+
+
 def test_default_losses_fit_every_store(store: FeatureStore) -> None:
     """Default losses fit every store: for two stores of a masked LM in any order, the losses use
     the features of both."""
