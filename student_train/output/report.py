@@ -17,8 +17,9 @@ from teachonce.support.json_file import read_json
 from teachonce.training.checkpoint import remove_checkpoints
 
 SETTINGS = "training.json"
+LOSS = {"*": float}
 SHAPE = {
-    "settings": {"loss?": {"*": float}, "*": object},
+    "settings": {"loss?": LOSS, "stages?": [{"loss?": LOSS, "*": object}], "*": object},
     "recipe?": {"name": str, "about": str, "source": str},
     "store": dict,
     "others?": [dict],
@@ -65,7 +66,7 @@ def store_contents(report: dict[str, Any]) -> list[Any]:
 def trained_losses(settings: Mapping[str, Any]) -> set[str]:
     """Return the names of the losses of all stages in the settings of a report."""
     stages = settings.get("stages") or [{}]
-    return {name for stage in stages for name in stage.get("loss", settings["loss"])}
+    return {name for stage in stages for name in stage.get("loss", settings.get("loss", ()))}
 
 
 def check_output(out: Path, resume: bool) -> dict[str, Any] | None:

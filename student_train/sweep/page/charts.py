@@ -20,6 +20,7 @@ FEWEST = 4
 """Smallest number of students for which the importance of settings is estimated."""
 COLORS = 6
 """Number of colours that the page has for categories."""
+FRONT = ("on the front", "behind it")
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 HEIGHT = 300
 Chart = dict[str, Any]
@@ -76,7 +77,7 @@ def trade_off(
             "low": low,
             "high": high,
             "quality": student.figures[measure.name],
-            "front": "on the front" if student.number in best else "behind it",
+            "front": FRONT[0] if student.number in best else FRONT[1],
             "settings": ", ".join(f"{n} {v}" for n, v in student.settings.items()),
             "url": f"#card-{student.number}",
         }
@@ -108,9 +109,6 @@ def trade_off(
         "headings": ("student", "settings", measure.name, cost, "Pareto front"),
         "rows": [*table, *((name, "", value, "", "") for name, value in lines.items())],
     }
-
-
-FRONT = ("on the front", "behind it")
 
 
 def _axis(measure: Measure) -> str:

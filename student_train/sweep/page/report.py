@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import stdev
@@ -24,7 +24,7 @@ from teachonce.student_train.output.ranking import (
     flat,
     measures_of,
 )
-from teachonce.student_train.output.report import SETTINGS, read_report
+from teachonce.student_train.output.report import SETTINGS, read_report, trained_losses
 from teachonce.student_train.sweep.page.charts import (
     FEWEST,
     Point,
@@ -64,7 +64,7 @@ class StudentFiles:
     state: str
     problem: str
     figures: dict[str, float] = field(default_factory=dict)
-    losses: Mapping[str, float] = field(default_factory=dict)
+    losses: Set[str] = frozenset()
     bytes: int | None = None
     curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     card: str = ""
@@ -145,7 +145,7 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
                     f"{path / file} is not a file of the sweep's folder, and is not read"
                 )
         report = read_report(path) or {}
-        student.losses = report.get("settings", {}).get("loss", {})
+        student.losses = trained_losses(report.get("settings", {}))
         student.figures = figures_of({**report.get("result", {}), SCORES: run.get(SCORES, {})})
         student.curve = [(step, figures_of(each)) for step, each in validations(path)]
         if (path / WEIGHTS).exists():
@@ -225,7 +225,7 @@ def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, floa
     that needs no teacher."""
     found = {"teacher": 1.0} if measure.name in OF_TEACHER else {}
     for loss, line in TEXT_ALONE.items():
-        alone = [s for s in _with_figure(students, measure) if set(s.losses) == {loss}]
+        alone = [s for s in _with_figure(students, measure) if s.losses == {loss}]
         if alone and len(alone) < len(students):
             found[line] = alone[0].figures[measure.name]
     return found

@@ -13,7 +13,7 @@ from teachonce.student_train.output.ranking import LOSS, MEASURES, Measure
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.page import charts
 from teachonce.student_train.sweep.page.charts import Point, curves, front, importances
-from teachonce.student_train.sweep.page.report import StudentFiles, write_report
+from teachonce.student_train.sweep.page.report import StudentFiles, _lines, _read, write_report
 from teachonce.support.errors import UserError
 from tests.browser import PHONE, WIDE, check_accessible, opened
 from tests.end_to_end.support import refused, says
@@ -164,6 +164,24 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     assert f"{other:.5g} ± {abs(one - other) / 2**0.5:.5g}" in seeds  # of two
     assert "These figures have no standard deviations" not in seeds
     assert "No scores yet: other. They follow the last student." in page
+
+
+@pytest.mark.usefixtures("no_forests")
+def test_a_student_of_stages_is_none_of_mlm_alone(tmp_path: Path) -> None:
+    """A line `MLM only` is the best student without a teacher in any stage, whatever the losses of
+    its last stage are."""
+    sweep = write_sweep(tmp_path / "sweep")
+    alone = float(json.loads((sweep / "student3/training.json").read_text())["result"][NATS.name])
+    path = sweep / "student6/training.json"
+    report = json.loads(path.read_text())
+    report["settings"]["stages"] = [{"loss": {"hidden": 1.0}}, {"loss": {"mlm": 1.0}}]
+    report["result"][NATS.name] = alone - 1
+    path.write_text(json.dumps(report))
+    students = [
+        _read(sweep, sweep / f"student{n}", n, run)
+        for n, run in enumerate(json.loads((sweep / "runs.json").read_text())["runs"], 1)
+    ]
+    assert _lines(students, NATS) == {"MLM only": alone}
 
 
 def elsewhere(folder: Path) -> Path:
@@ -342,6 +360,8 @@ OF_A_STUDENT: list[tuple[str, str | bytes, str]] = [
      "settings is a number"),
     ("training.json", '{"settings": {"loss": "mlm"}, "store": {}, "environments": [], "tokenizer":'
      ' 1}', "settings.loss is a string"),
+    ("training.json", '{"settings": {"stages": [3]}, "store": {}, "environments": [], "tokenizer":'
+     ' 1}', "stages[0] is a number"),
     ("training.json", '{"settings": {}, "store": [], "environments": [], "tokenizer": 1}',
      "store is a list"),
     ("training.json", '{"settings": {}, "store": {}, "environments": [], "tokenizer": 1, "result":'
@@ -357,7 +377,7 @@ OF_A_STUDENT: list[tuple[str, str | bytes, str]] = [
 
 
 @pytest.mark.usefixtures("no_forests")
-@pytest.mark.parametrize("cases", [OF_A_STUDENT[:5], OF_A_STUDENT[5:10], OF_A_STUDENT[10:]])
+@pytest.mark.parametrize("cases", [OF_A_STUDENT[:5], OF_A_STUDENT[5:11], OF_A_STUDENT[11:]])
 def test_damaged_students(tmp_path: Path, cases: list[tuple[str, str | bytes, str]]) -> None:
     """The page contains the undamaged students, and reports the error of each damaged one."""
     sweep = write_sweep(tmp_path / "sweep")
