@@ -60,7 +60,7 @@ def check_memory(plan: TrainPlan) -> None:
     from teachonce.student_train.data.cache import check_cache
 
     kinds = set(features_of(term.loss for term in plan.terms))
-    needs = [(each, kinds, _views(plan.options, each)) for each in plan.stores]
+    needs = [(each, kinds, _views(plan, each)) for each in plan.stores]
     check_cache(plan.options.cache, torch.device(plan.options.device), needs)
 
 
@@ -77,9 +77,11 @@ def _check_start(plan: TrainPlan) -> None:
         other_model(options.init, store, options.shape.causal)
 
 
-def _views(options: TrainOptions, store: FeatureStore) -> set[int]:
-    """Return all views that epochs may read."""
-    return {view_of(epoch, store.features, options.view) for epoch in range(store.features.views)}
+def _views(plan: TrainPlan, store: FeatureStore) -> set[int]:
+    """Return all views that the epochs of a plan may read."""
+    requested = {stage.options.view for stage in plan.stages}
+    epochs = range(store.features.views)
+    return {view_of(epoch, store.features, view) for view in requested for epoch in epochs}
 
 
 def _check_needs(plan: TrainPlan) -> None:
@@ -134,18 +136,12 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
 
 
 def _check_vectors(plan: TrainPlan) -> None:
-    """Check losses of text vectors: stores must have vectors of the same size."""
+    """Check that all stores have text vectors of the same size if a loss compares them."""
     options, stores = plan.options, plan.stores
     losses = [term.loss for term in plan.terms if term.loss.of_text]
     first = stores[0].features.embedding
     if not losses or first is None:
         return
-    between_texts = [loss.name for loss in losses if loss.name != "embedding"]
-    if options.batch_texts == 1 and between_texts:
-        raise UserError(
-            f"--batch-texts 1: --loss {between_texts[0]} compares the texts of a batch; give 2 or"
-            " more, or only --loss embedding=1"
-        )
     if options.combine == "outputs":
         raise UserError(
             f"--combine outputs: --loss {losses[0].name} compares with the vectors of one teacher;"
@@ -193,6 +189,7 @@ def _check_served(stage: Stage, store: FeatureStore, held_out: Array) -> None:
     """Raise UserError unless a store has the task, features and view that a stage reads."""
     _check_task(stage, store, held_out)
     _check_features(stage, store)
+    _check_texts(stage)
     _check_view(stage, store)
 
 
@@ -294,6 +291,17 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
                 f"--loss {loss.name}: {where} has random draws, which give a probability of zero to"
                 " most pieces that a student predicts; use kl-next, or dump with --logits topk:K"
             )
+
+
+def _check_texts(stage: Stage) -> None:
+    """Raise UserError for batches of one text and a loss that compares the texts of a batch."""
+    losses = [term.loss for term in stage.terms if term.loss.of_text]
+    between_texts = [loss.name for loss in losses if loss.name != "embedding"]
+    if stage.options.batch_texts == 1 and between_texts:
+        raise UserError(
+            f"--batch-texts 1: --loss {between_texts[0]} compares the texts of a batch; give 2 or"
+            " more, or only --loss embedding=1"
+        )
 
 
 def _of_another_token(loss: str, where: str | Path, next_token: bool) -> str:

@@ -171,6 +171,10 @@ def test_what_does_not_fit(
         check_memory(checked_plan(options_of(store, cache=kind, loss={"mlm": 1.0}), store))
         with pytest.raises(UserError, match=f"^--cache {kind}: .* GiB of .* give --cache .*$"):
             check_memory(checked_plan(options_of(store, cache=kind), store))
+        staged = options_of(store, cache=kind, view=0, stages=({"view": 0}, {"view": 1}))
+        monkeypatch.setattr(cache, "free_memory", lambda enough=enough: enough)
+        with pytest.raises(UserError, match=f"^--cache {kind}: "):  # of both views
+            check_memory(checked_plan(staged, store))
     monkeypatch.setattr(cache, "free_memory", lambda: 1000)
     out = tmp_path / "out"
     words = ("--store", store.path, "--out", out, "--cache", "ram", "--vocab", "400")

@@ -10,12 +10,16 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from teachonce.store import open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model.any_student import Outputs, shared_pass
+from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.prepared_student import prepare
+from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train import distiller as distiller_module
 from teachonce.student_train.train.evaluate import _VectorPairs
+from teachonce.support.errors import UserError
 from tests.making.dumps import dumped, write_corpus
 from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
 
@@ -30,6 +34,18 @@ def store(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -
     )
     words: dict[str, Any] = {"head": "embedding", "logits": None, "hidden": "layer:4", "views": 2}
     return dumped(model, corpus, folder / "store.zarr", **words)
+
+
+def test_a_stage_of_single_texts_has_none_to_compare(store: Path) -> None:
+    words: dict[str, Any] = {"student": "static:8", "vocab": "400", "loss": "similarity=1"}
+    with open_store(store) as opened:
+        one, several = (
+            TrainOptions(str(store), batch_texts=count, stages=({"batch_texts": other},), **words)
+            for count, other in ((4, 1), (1, 4))
+        )
+        with pytest.raises(UserError, match="stage 1: --batch-texts 1: --loss similarity compares"):
+            checked_plan(one, opened)
+        assert checked_plan(several, opened).stages[0].options.batch_texts == 4
 
 
 @pytest.mark.parametrize(
