@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.student_train.settings.terms import NEXT_TEMPERATURE, BatchPlan
 from teachonce.support.arrays import Array
-from teachonce.support.options import default_of, flag_of
+from teachonce.support.options import default_of, flag_of, options_of
 
 # With an offset of 1, the second stage of seed 0 would have the order and the masks of the first
 # stage of seed 1.
@@ -112,7 +112,7 @@ class TrainPlan:
             # A decoder's states are read at the last token of a run.
             "pool": not shape.causal and not sides.isdisjoint({"runs", "pieces"}),
             "temperature": any(loss.tempered for loss in losses),
-            "targets": any(loss.feature == "logits" for loss in losses),
+            "targets": "pieces" in sides,
             "projection": bool(maps) or own,
             # The map of text vectors has no bias, and always the initial weights of PyTorch.
             "projection_start": False in maps and not own,
@@ -132,7 +132,7 @@ class TrainPlan:
             defaults |= {"temperature": NEXT_TEMPERATURE, "align": given.get("align")}
         return [
             f"{flag_of(name)} {given[name]}"
-            for name in (each.name for each in fields(TrainOptions))
+            for name in options_of(TrainOptions)
             if name in given and given[name] != defaults[name]
         ]
 

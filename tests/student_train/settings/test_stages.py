@@ -117,6 +117,11 @@ def test_options_that_no_loss_reads(store: FeatureStore) -> None:
             {"loss": {"next": 1.0}, "student": "gpt2:16x1x2", "temperature": 1.0},
             "pool outputs",
         ),
+        (
+            "next-topk",
+            {"loss": {"kl-next": 1.0}, "student": "gpt2:16x1x2", "targets": "unmasked"},
+            "pool targets outputs",
+        ),
     ],
 )
 def test_options_without_effect_are_reported(
