@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import PurePath
@@ -32,6 +33,7 @@ from teachonce.student_train.output.card_code import (
 from teachonce.student_train.output.report import trained_losses
 from teachonce.support.redaction import publishable
 
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LONGEST = 1000  # characters of a cell: the names of a corpus of many files would fill pages
 
 
@@ -50,7 +52,8 @@ def hub_id(store: FeatureStore) -> str | None:
         return None
     config = store.teacher_settings("config.json")
     name = config.get("_name_or_path")
-    return name if isinstance(name, str) and name else None
+    # Only a name that the hub allows: a line break in it would add metadata to the card.
+    return name if isinstance(name, str) and HUB_NAME.fullmatch(name) else None
 
 
 def model_card(

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from teachonce.store.format.features import TaskSpec
 from teachonce.store.tools.store_card import teacher_name
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.output.card import hub_id
 from teachonce.student_train.output.card_code import how_to_load
 from tests.end_to_end.support import STUDENT, ok
 from tests.making.dumps import dumped, write_corpus
@@ -44,6 +46,19 @@ def card(store: str | Path, folder: Path, *more: str) -> str:
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--out", folder / "student")
     ok(student_train, *words, *STUDENT, *more)
     return (folder / "student" / "README.md").read_text()
+
+
+def test_a_name_that_the_hub_does_not_allow_is_no_base_model() -> None:
+    """A store is untrusted: a line break in the name of its teacher would be metadata."""
+    names = ("acme/mini", "bert-base", "a: b", "a\nlicense: mit", "/home/me/bert", "", 3)
+    stores: list[Any] = [
+        SimpleNamespace(
+            identity={"teacher": {"revision": "1a2b"}},
+            teacher_settings=lambda _, name=name: {"_name_or_path": name},
+        )
+        for name in names
+    ]
+    assert [*map(hub_id, stores)] == ["acme/mini", "bert-base", *[None] * 5]
 
 
 def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> None:
