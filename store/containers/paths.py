@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,13 @@ LocalStaging = ZarrStaging | Hdf5Staging
 def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSource:
     """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, without a request yet.
     Raises StoreError."""
-    if "://" in str(path):
+    _, is_url, place = str(path).partition("://")
+    if is_url:
+        if not place.strip("/"):
+            raise StoreError(
+                f"{path}: an address is missing after ://; give the URL of a .zarr folder, such as"
+                " s3://bucket/store.zarr"
+            )
         return ZarrSource(str(path).rstrip("/"), storage_options)
     path = Path(path)
     try:
@@ -49,8 +56,12 @@ def staging_of(path: str | Path) -> Staging:
     """
     if not is_bucket(path):
         return local_staging_of(path)
-    if not str(path).rstrip("/").endswith(".zarr"):
-        raise UserError(f"{path}: in a bucket the name of a store must end in .zarr (Zarr v3)")
+    _, _, inside = str(path).partition("://")[2].rstrip("/").partition("/")  # of the bucket
+    if not inside.endswith(".zarr"):
+        raise UserError(
+            f"{path}: a store in a bucket must have a name that ends in .zarr (Zarr v3), such as"
+            " s3://bucket/store.zarr"
+        )
     return BucketStaging(str(path))
 
 
@@ -71,9 +82,12 @@ def local_staging_of(path: str | Path) -> LocalStaging:
         raise UserError(f"{path}: is not a folder or an ordinary file; give another name")
     if target.suffix == ".zarr":
         return ZarrStaging(target)
+    # A rename would replace a link, and leave the file to which it leads as it was.
+    if target.suffix == ".h5" and target.is_symlink():
+        target = Path(os.path.realpath(target))
     if target.suffix == ".h5":
         return Hdf5Staging(target)
-    raise UserError(f"{path}: the name of a store must end in .zarr (Zarr v3) or .h5 (HDF5)")
+    raise UserError(f"{target}: the name of a store must end in .zarr (Zarr v3) or .h5 (HDF5)")
 
 
 def queue_of(path: str | Path) -> Path:

@@ -291,7 +291,7 @@ def _random() -> str:
 
 def quarantines_of(store: Path) -> list[Path]:
     """Return the quarantine folders next to a store."""
-    real = store.resolve() if store.is_dir() else store.absolute()
+    real = store.resolve()
     names = re.compile(rf"{re.escape(real.name)}\.aside-\d+")
     return sorted(path for path in real.parent.iterdir() if names.fullmatch(path.name))
 
@@ -304,8 +304,7 @@ class Quarantine:
     """
 
     def __init__(self, store: Path) -> None:
-        self._store = store
-        self._real = store.resolve() if store.is_dir() else store.absolute()  # next to the data
+        self._store, self._real = store, store.resolve()  # next to the data, not to a link
         names = (f"{self._real.name}.aside-{number}" for number in itertools.count(1))
         places = (self._real.with_name(name) for name in names)
         self.path = next(place for place in places if not os.path.lexists(place))

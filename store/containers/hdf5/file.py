@@ -27,6 +27,12 @@ CHUNK_BYTES = 2**18
 DIGEST_BYTES = 32
 
 
+def parts_folder(path: str | Path) -> Path:
+    """Return the folder with the parts of an unfinished store: next to its file, not to a link."""
+    whole = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    return whole.with_name(f"{whole.name}.parts")
+
+
 def _created(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)  # not through a link
 

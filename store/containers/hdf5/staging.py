@@ -10,7 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from teachonce.store.containers.hdf5.file import Hdf5Sink, append_digest, create_group
+from teachonce.store.containers.hdf5.file import (
+    Hdf5Sink,
+    append_digest,
+    create_group,
+    parts_folder,
+)
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource
 from teachonce.store.errors import StoreError
@@ -47,7 +52,7 @@ class Hdf5Staging(OnDisk):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.parts = path.with_name(f"{path.name}.parts")
+        self.parts = parts_folder(path)
 
     def create(self) -> Sink:
         self.clear()

@@ -13,7 +13,7 @@ from teachonce.store.containers.blosc import Damage
 from teachonce.store.containers.disk_cache import DiskCache
 from teachonce.store.containers.hdf5.blocks import Blocks
 from teachonce.store.containers.hdf5.chunks import FLETCHER, Hdf5Slices, read_dataset
-from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest
+from teachonce.store.containers.hdf5.file import DIGEST_BYTES, file_digest, parts_folder
 from teachonce.store.containers.hdf5.objects import HARD, Object, attributes, links, read_object
 from teachonce.store.containers.interface import Flaw, groups_of, unknown_flaw
 from teachonce.store.containers.memory_map import OpenFiles
@@ -117,7 +117,7 @@ class Hdf5Source:
         self.remote = False
         self.cache: DiskCache | None = None
         self.grain = GRAIN
-        self._parts = Folder(f"{path}.parts")
+        self._parts = Folder(str(parts_folder(path)))
         self._files = OpenFiles[Hdf5File]()
 
     def _file(self, name: str) -> Hdf5File:

@@ -117,6 +117,17 @@ def test_what_is_left_is_what_it_was(copy: Copy, ext: str, tier: str) -> None:
     check_forgotten(path, kept, text)
 
 
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_a_link_to_a_store(copy: Copy, tmp_path_factory: pytest.TempPathFactory, ext: str) -> None:
+    """Documents are removed from the store to which a link leads, and the link remains."""
+    path, link = copy(ext), tmp_path_factory.mktemp("links") / f"link.{ext}"
+    link.symlink_to(path)
+    kept, text = kept_of(path), a_text(path)
+    forgetting.run(link, *GONE)
+    check_forgotten(path, kept, text)
+    assert link.is_symlink() and list(link.parent.iterdir()) == [link]
+
+
 def test_parts_of_forgotten_documents_alone_go(tmp_path: Path) -> None:
     """A part without remaining documents is deleted; numbers of parts and documents keep gaps."""
     for path in (tmp_path / "a.zarr", tmp_path / "b.h5"):

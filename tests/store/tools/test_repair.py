@@ -220,6 +220,19 @@ def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
 
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
+def test_a_link_to_a_store(store: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The store to which a link leads is repaired, read and completed; the link remains."""
+    before, link = contents(store), tmp_path_factory.mktemp("links") / f"link{store.suffix}"
+    link.symlink_to(store)
+    flip_ids(store, 1)
+    assert repair(link)[0] == PARTS - 1
+    with open_store(link, allow_partial=True) as partial:
+        assert partial.meta["parts"] == PARTS - 1
+    assert made_again(link) == {1} and contents(store) == before
+    assert link.is_symlink() and list(link.parent.iterdir()) == [link]
+
+
+@pytest.mark.parametrize("store", EXT, indirect=True)
 def test_a_repair_that_lost_its_lease_stops(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repair that lost its lease stops before its last rename, since another may write there."""
     flip_ids(store, 1)
