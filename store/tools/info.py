@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -15,7 +16,13 @@ from teachonce.store.containers.paths import local_staging_of
 from teachonce.store.containers.zarr import tree as zarr
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import EmbeddingSpec, Features, TaskSpec
-from teachonce.store.format.identity import corpora, corpus_sources, count_numbers, parse_runs
+from teachonce.store.format.identity import (
+    corpora,
+    corpus_sources,
+    count_numbers,
+    object_in,
+    parse_runs,
+)
 from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
 from teachonce.store.read.store import FeatureStore
 from teachonce.support.console import counted, readable
@@ -26,6 +33,8 @@ SOURCES = 8  # shown of a corpus
 LABELS = 20  # shown of a task
 OPTIONAL = ("logits", "hidden", "attention")  # features that an option of teacher-dump leaves out
 HASH = 12  # characters shown of a hash
+# What follows the path of an array or group in the path of a file: `/c/0` of a shard, or a name.
+OWN_NAME = re.compile(r"/c(/\d+)+$|/?[^/]+$")
 
 
 def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
@@ -78,16 +87,13 @@ def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield each file of a store after the path of its array or group."""
     for file in folder.rglob("*"):
         if file.is_file():
-            segments = file.relative_to(folder).parts[:-1]
-            # Zarr 3 stores the chunks and shards of an array in its folder `c`.
-            place = segments.index("c") if "c" in segments else len(segments)
-            yield "/".join(segments[:place] or ("",)), file
+            yield OWN_NAME.sub("", file.relative_to(folder).as_posix()), file
 
 
 def _all_hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
     """Yield each array of a store with its bytes, and the bytes of each file of no array."""
     # Until it is sealed, an HDF5 store has a file for each part (FORMAT.md, section 9).
-    for file in (path, *Path(f"{path}.parts").rglob("*")):
+    for file in (path, *hdf5.parts_folder(path).rglob("*")):
         if file.is_file():
             for name, size in _hdf5_sizes(file):
                 yield name or ("parts" if file != path else METADATA), size
@@ -278,7 +284,7 @@ def _corpus(corpus: Any) -> Iterator[str]:
     if len(found) > SOURCES:
         yield f"and {counted(len(found) - SOURCES, 'more source')}"
     about = corpus if isinstance(corpus, Mapping) else {}
-    if isinstance(before := about.get("grown_from"), Mapping):
+    if before := object_in(corpus, "grown_from"):
         yield f"grown from a store of content {_readable(before.get('content'))}"
     if runs := parse_runs(about.get("forgotten")):
         yield f"without {counted(count_numbers(runs), 'document')} that were forgotten"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.end_to_end.support import refused as refused_by
 from tests.making.stores import (
     IDENTITY,
     LABELS,
+    SMALL,
     begin,
     features_of,
     make_part,
@@ -48,6 +50,16 @@ def test_info(made: Made, ext: str) -> None:
     assert about["tokens"] == tokens and about["teacher_weights"] == 2
     assert about["bytes_per_token_encoded"]["view0/hidden/mean"] == 39
     assert "no such file" in refused("info", "none.h5")
+
+
+def test_bytes_of_states_of_any_name(tmp_path: Path) -> None:
+    """Zarr has shards in a folder `c`, and a hidden state may have this name, too."""
+    sizes = []
+    for name in ("m", "c"):
+        make_store(tmp_path / f"{name}.zarr", replace(SMALL, hidden=(name,)), parts=1)
+        about = json.loads(run("info", tmp_path / f"{name}.zarr", "--json").output)
+        sizes.append(about["bytes_by_feature"][f"view0/hidden/{name}"])
+    assert sizes[0] == sizes[1] > 0
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
