@@ -20,6 +20,10 @@ class StoreError(UserError):
         super().__init__(*map(_with_path, words))
 
 
+class MissingStore(StoreError):
+    """Raised if there is no store at an address, so that nothing there could be repaired."""
+
+
 class Unreachable(UserError):
     """Raised if a store, or a file in it, could not be fetched over a network.
 

@@ -106,15 +106,17 @@ class DiskCache:
         file = files.open_ordinary(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if files.lock(file, wait=True) is None:
-                raise OSError(f"{self.folder}: its file system has no locks; choose a local disk")
-            data = os.pread(file, TOTAL.size, 0)
-            taken = _BytesTaken(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)
-            if len(data) != TOTAL.size:
-                self._make_room(taken, None)
-            yield taken
+                raise OSError("its file system has no locks, which a cache needs: a local disk has")
+            try:
+                data = os.pread(file, TOTAL.size, 0)
+                taken = _BytesTaken(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)
+                if len(data) != TOTAL.size:
+                    self._make_room(taken, None)
+                yield taken
+            finally:
+                # Closing would not unlock: a process forked meanwhile holds the file open, too.
+                fcntl.flock(file, fcntl.LOCK_UN)
         finally:
-            # Closing would not unlock: a process forked meanwhile holds the file open, too.
-            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
     def _make_room(self, taken: _BytesTaken, most: int | None) -> None:

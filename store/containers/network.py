@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from teachonce.store.errors import StoreError, Unreachable
+from teachonce.store.errors import MissingStore, StoreError, Unreachable
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.redaction import redacted
@@ -144,12 +144,12 @@ def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
 
 
 def check_metadata(path: str, file: str, data: bytes | None) -> None:
-    """Raise StoreError if the root of a store is missing, and Unreachable for a web page.
+    """Raise MissingStore if the root of a store is missing, and Unreachable for a web page.
 
     A proxy or login page answers any request with status 200 and HTML.
     """
     if data is None and file == "zarr.json":
-        raise StoreError(
+        raise MissingStore(
             f"{path}: no Zarr store at this address (zarr.json is missing); check the address"
         )
     if data is not None and data.lstrip()[:1] == b"<":

@@ -8,6 +8,20 @@ from typing import Any
 
 from teachonce.support.whole_numbers import DIGITS
 
+# Keys of an identity are free (FORMAT.md, section 4), so its values may have any form.
+
+
+def object_in(value: Any, key: str) -> Mapping[str, Any]:
+    """Return the object under a key of an identity, or of an object in it; {} for another form."""
+    found = value.get(key) if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list_in(value: Any, key: str) -> list[Any]:
+    """Return the list under a key of an object in an identity; [] for another form."""
+    found = value.get(key) if isinstance(value, Mapping) else None
+    return found if isinstance(found, list) else []
+
 
 def making_command(identity: Mapping[str, Any]) -> str:
     """Return the command that made a store, for error messages.
@@ -20,9 +34,7 @@ def making_command(identity: Mapping[str, Any]) -> str:
             "`teacher-dump`, `feature-store merge` or `feature-store convert`, with the same"
             " arguments"
         )
-    corpus = identity.get("corpus")
-    # Keys of an identity are free (FORMAT.md, section 4), so a corpus may have any form.
-    given = corpus if isinstance(corpus, Mapping) else {}
+    given = object_in(identity, "corpus")
     # Tested first: a grown or merged store may have forgotten documents since, and only `forget`
     # can continue it then (FORMAT.md, section 9).
     if "forgotten" in given:
@@ -47,24 +59,17 @@ def corpora(corpus: Any) -> Iterator[Any]:
     A grown store has the corpora of the store that it grew from, then its own. A merged store has
     the corpora of all its stores.
     """
-    given = corpus if isinstance(corpus, Mapping) else {}
-    before, merged = given.get("grown_from"), given.get("merged")
-    earlier = before.get("corpora") if isinstance(before, Mapping) else None
-    for inner in earlier if isinstance(earlier, list) else ():
+    merged = _list_in(corpus, "merged")
+    for inner in (*_list_in(object_in(corpus, "grown_from"), "corpora"), *merged):
         yield from corpora(inner)
-    if isinstance(merged, list):
-        for inner in merged:
-            yield from corpora(inner)
-    else:
+    if not merged:
         yield corpus
 
 
 def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
     """List the sources of one of `corpora`; none if the identity has another form."""
-    found = corpus.get("sources") if isinstance(corpus, Mapping) else None
-    if not isinstance(found, list) or not all(isinstance(source, Mapping) for source in found):
-        return []
-    return found
+    found = _list_in(corpus, "sources")
+    return found if all(isinstance(source, Mapping) for source in found) else []
 
 
 Run = tuple[int, int]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from teachonce.store.errors import NO_STORE, REPAIR, StoreError, without_remedy
+from teachonce.store.errors import NO_STORE, REPAIR, MissingStore, StoreError, without_remedy
 from teachonce.store.format.features import Features, check_name
 from teachonce.store.format.layout import FORMAT, MAX_PART, VERSIONS, Counts, PartShapes
 from teachonce.support.arrays import Array, starts
@@ -34,8 +34,9 @@ def suggest_repair() -> Iterator[None]:
     try:
         yield
     except StoreError as error:  # `feature-store verify` cannot open such a store either
-        # A file that may not be read is not damaged, and `repair` could not read it either.
-        if isinstance(error.__cause__, PermissionError):
+        # A file that is not there, or may not be read, is not damaged, and `repair` could not read
+        # it either.
+        if isinstance(error, MissingStore) or isinstance(error.__cause__, PermissionError):
             raise
         raise StoreError(f"{without_remedy(error)}; {DAMAGED}") from error
 

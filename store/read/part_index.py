@@ -133,12 +133,15 @@ class PartIndex:
         return np.stack([rows, np.append(rows, len(self))[1:]], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
-        """Return a caller's blocks as int64 [n, 2]. Raises StoreError if a block is empty or
-        crosses a part."""
-        rows = np.asarray(blocks, np.int64)
-        if rows.ndim != 2 or rows.shape[1] != 2:
-            raise StoreError(f"blocks must be [n, 2], got {list(rows.shape)}")
-        begin, end = rows[:, 0], rows[:, 1]
+        """Return a caller's blocks as int64 [n, 2]; `[]` for none. Raises StoreError for other
+        shapes and for fractions, and if a block is empty or crosses a part."""
+        given = np.asarray(blocks)
+        if given.size and (given.ndim != 2 or given.shape[1] != 2 or given.dtype.kind not in "iu"):
+            raise StoreError(
+                f"blocks must be whole numbers [n, 2], got {given.dtype}{list(given.shape)}"
+            )
+        rows = given.astype(np.int64).reshape(-1, 2)
+        begin, end = rows.T
         good = (begin >= 0) & (begin < end) & (end <= len(self))
         # `Pool` finds the part of a block by its first sequence alone.
         if not good.all() or (self.part_of(begin) != self.part_of(end - 1)).any():

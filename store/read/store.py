@@ -19,6 +19,7 @@ from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import open_source
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import PROBLEM_TYPES, Calibration, Features, TaskSpec
+from teachonce.store.format.identity import object_in
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import Manifest, check_root, suggest_repair
 from teachonce.store.format.pairs import split_pair
@@ -473,9 +474,9 @@ class FeatureStore(Sequence[Record]):
 
     def _repr_html_(self) -> str:
         """Return a table of the teacher, the sizes and the features, which a notebook shows."""
-        teacher, held = self.identity.get("teacher"), self.features
+        held = self.features
         rows = {
-            "teacher": teacher.get("id", "") if isinstance(teacher, Mapping) else "",
+            "teacher": object_in(self.identity, "teacher").get("id", ""),
             "size": self.counts_line(),
             "hidden": ", ".join(held.hidden),
             "attention": ", ".join(held.attention),

@@ -289,10 +289,7 @@ def upload(
 def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
     """Open a URL for writing. Raises UserError if a store exists there, StoreError if the URL
     cannot be opened."""
-    try:
-        remote = remote_files(target, storage_options)
-    except (ImportError, ValueError) as error:
-        raise StoreError(f"{target}: cannot be opened ({error}); check the address") from error
+    remote = remote_files(target, storage_options)
     # Without a root there is at most a killed upload, whose objects are replaced. The root is read,
     # not only looked up, because a failed HEAD request gives no reason.
     with suppress(*ABSENT):

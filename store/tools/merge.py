@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store.format.features import Features
+from teachonce.store.format.identity import object_in
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, copy_part
@@ -64,10 +65,8 @@ def fact_differences(
 def is_merged(corpus: Any) -> bool:
     """Return whether a store with this corpus, or a store that it grew from, was merged from
     several."""
-    if not isinstance(corpus, Mapping):
-        return False
-    before = corpus.get("grown_from")
-    return "merged" in corpus or (isinstance(before, Mapping) and before.get("merged") is True)
+    own = isinstance(corpus, Mapping) and "merged" in corpus
+    return own or object_in(corpus, "grown_from").get("merged") is True
 
 
 def may_differ(features: Features) -> frozenset[str]:
@@ -79,7 +78,7 @@ def _free_facts(store: FeatureStore) -> frozenset[str]:
     """Return the keys of `facts` in which stores that are merged with this one may differ."""
     free = may_differ(store.features)
     # An imported capture has no hash of the teacher's weights, only its name.
-    hashed = "weights_hash" in (store.identity.get("teacher") or {})
+    hashed = "weights_hash" in object_in(store.identity, "teacher")
     return free if hashed else free - {"teacher.id"}
 
 
@@ -158,8 +157,8 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
         corpus = store.identity.get("corpus")
         # A list next to other keys stays whole: `forgotten` and `grown_from` are about documents
         # of that one store.
-        only = isinstance(corpus, dict) and corpus.keys() == {"merged"}
-        inner = corpus["merged"] if isinstance(corpus, dict) and only else None
+        own = object_in(store.identity, "corpus")
+        inner = own["merged"] if own.keys() == {"merged"} else None
         found += inner if isinstance(inner, list) else [corpus]
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from teachonce.store.format.identity import corpora, corpus_sources
+from teachonce.store.format.identity import corpora, corpus_sources, object_in
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.tools.info import describe, info_lines
 from teachonce.support.console import counted, readable
@@ -94,15 +94,14 @@ def hub_datasets(corpus: Any) -> Iterator[str]:
     for each in corpora(corpus):
         for source in corpus_sources(each):
             # A local folder has the kind `hf` as well, but no revision.
-            if source.get("kind") == "hf" and source.get("revision"):
+            if source.get("kind") == "hf" and source.get("revision") and source.get("name"):
                 yield str(source["name"])
 
 
 def teacher_name(identity: Mapping[str, Any]) -> str:
     """Return the name of a store's teacher for people: of a path, its last folder. If that is
     `model`, as `downstream --save` names every teacher, with the folder that it is in."""
-    teacher = identity.get("teacher")
-    name = teacher.get("id") if isinstance(teacher, Mapping) else None
+    name = object_in(identity, "teacher").get("id")
     path = PurePath(str(publishable(str(name or ""))))
     return "/".join(path.parts[-2:] if path.name == "model" else path.parts[-1:]) or UNNAMED
 
@@ -118,7 +117,6 @@ def _facts(store: FeatureStore) -> str:
 
 def _paths(store: FeatureStore) -> Iterator[str]:
     yield store.path
-    teacher = store.identity.get("teacher")
-    path = str(teacher.get("id")) if isinstance(teacher, Mapping) else ""
+    path = str(object_in(store.identity, "teacher").get("id"))
     if path.startswith(("/", ".", "~")) and PurePath(path).name:  # not the folder "."
         yield path

@@ -17,6 +17,7 @@ from teachonce.store.containers.paths import staging_of
 from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.errors import StoreError, Unreachable, command, without_remedy
 from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.identity import object_in
 from teachonce.store.format.layout import FORMAT, VERSIONS
 from teachonce.store.format.manifest import check_root
 from teachonce.store.read.manifests import published_parts, read_calibration
@@ -121,8 +122,8 @@ def changed_arguments(
 def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the teacher's path in an identity by its last name."""
     # Older stores hold the whole path. It need not match: the weights are compared by their hash.
-    teacher = identity.get("teacher")
-    if not isinstance(teacher, Mapping) or not isinstance(teacher.get("id"), str):
+    teacher = object_in(identity, "teacher")
+    if not isinstance(teacher.get("id"), str):
         return identity
     return {**identity, "teacher": {**teacher, "id": without_paths(teacher["id"])}}
 

@@ -23,6 +23,7 @@ from teachonce.store.containers.network import ABSENT, RangeIgnored, Retrier, ch
 from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_number, part_of
+from teachonce.support.errors import UserError, first_line
 from teachonce.support.hub_client import bound_hub_client
 
 Result = TypeVar("Result")
@@ -166,8 +167,17 @@ Files = LocalFiles | RemoteFiles
 def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
     """Make the client of a URL: obstore for a bucket, else fsspec. Sends no request.
 
-    Raises ImportError or ValueError for a URL that fsspec cannot open.
+    Raises StoreError for a URL that cannot be opened.
     """
     # By obstore a small request is five times as fast as by s3fs, and takes a fifth of the CPU;
     # conditional writes are the same for all buckets (RESULTS, "Clients of buckets").
-    return Bucket(url, options) if is_bucket(url) else FsspecFiles(url, options)
+    if is_bucket(url):
+        return Bucket(url, options)
+    try:
+        return FsspecFiles(url, options)
+    except UserError:
+        raise
+    except Exception as error:  # every file system raises its own
+        raise StoreError(
+            f"{url}: cannot be opened ({first_line(error)}); check the address"
+        ) from error

@@ -160,15 +160,12 @@ class ZarrSource:
         self.ranges: RemoteRanges | None = None
         self.cache: DiskCache | None = None
         self._digests: dict[str, str] = {}
-        try:
-            if self.remote:
-                files = remote_files(path, storage_options)
-                self._files: Files = files
-                self.ranges = RemoteRanges(files)
-            else:
-                self._files = LocalFiles(path)
-        except (ImportError, ValueError) as error:
-            raise StoreError(f"{path}: cannot be opened ({error})") from error
+        if self.remote:
+            files = remote_files(path, storage_options)
+            self._files: Files = files
+            self.ranges = RemoteRanges(files)
+        else:
+            self._files = LocalFiles(path)
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
         """Cache on a local disk what is read of a sealed store over a network."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import random
@@ -223,6 +224,17 @@ def test_the_word_of_a_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--cache disk:.*/file: cannot be written: .*"):
         DiskCache(tmp_path / "file", 1)
+
+
+def test_a_folder_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(UserError, match="--cache disk:.*: cannot be written: .* has no locks"):
+        DiskCache(tmp_path, UNIT)
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import StoreError, Unreachable, UserError, open_store
+from teachonce.store import StoreError, StoreWriter, Unreachable, UserError, open_store
 from teachonce.store.tools.copy import upload
 from teachonce.store.tools.verify import verify
 from tests.rough_network import KEYS
@@ -124,6 +124,14 @@ def test_a_file_that_does_not_arrive_whole_is_reported(
     fsspec.filesystem("memory").rm("/torn", recursive=True)
 
 
-def test_unknown_addresses() -> None:
-    with pytest.raises(StoreError, match="cannot be opened"):
-        open_store("nowhere://a/b.zarr")
+def test_unknown_addresses(tmp_path: Path) -> None:
+    for url in ("nowhere://a/b.zarr", f"zip://a.zarr::{tmp_path}/none.zip"):
+        with pytest.raises(StoreError, match="cannot be opened .*; check the address"):
+            open_store(url)
+    for url in ("http://", "s3://", "memory:///"):
+        with pytest.raises(StoreError, match="such as s3://bucket/store.zarr"):
+            open_store(url)
+    with pytest.raises(StoreError, match="check the address$"):  # it is not damaged
+        open_store("memory://nothing/a.zarr")
+    with pytest.raises(UserError, match="such as s3://bucket/store.zarr"):
+        StoreWriter.check_writable("s3://store.zarr")

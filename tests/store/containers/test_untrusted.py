@@ -274,6 +274,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 
 def test_blocks_from_outside_are_checked(copy: Copy) -> None:
     fs = open_store(copy("h5"))
-    for blocks in ([[0, 13]], [[3, 3]], [[-1, 2]], [[30, 99]], [0, 1]):
+    for blocks in ([[0, 13]], [[3, 3]], [[-1, 2]], [[30, 99]], [0, 1], [[0, 1.5]]):
         with pytest.raises(StoreError, match="blocks must be"):
             fs.stream(blocks=blocks)
+    assert list(fs.stream(blocks=[])) == []

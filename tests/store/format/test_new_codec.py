@@ -4,6 +4,7 @@ only its object and its entry in the registry."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from teachonce.feature_store.cli import main
 from teachonce.store import StoreError, open_store
 from teachonce.store.format.codecs import levels
+from teachonce.store.format.codecs.built_in import Float32
 from teachonce.store.format.codecs.codec import (
     FAST,
     Codec,
@@ -139,6 +141,20 @@ def test_streams_and_devices_decode_it(tmp_path: Path, tiny: Level) -> None:
             length = int(batch.start[1] - batch.start[0])
             first = entries["mean"][int(begin[0]) : int(begin[0]) + length**2]
             np.testing.assert_array_equal(codec.from_codes(first, torch), maps[: length**2])
+
+
+def test_decoding_leaves_the_stored_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Float32` returns the stored array, which a level that normalises it must not change."""
+    level = replace(levels.EXACT, hidden=HiddenCodec(Float32()))
+    monkeypatch.setitem(LEVELS, "tiny", (level,))
+    parts = make_store(tmp_path / "a.zarr", features_of("tiny"), parts=1)
+    store = open_store(tmp_path / "a.zarr")
+    store.cache_arrays(lambda name: True)
+    for batch in store.stream(shuffle=False):
+        for _ in range(2):
+            states = batch.hidden["mean"].states()
+            np.testing.assert_allclose(states, parts[0].hidden[0, "mean"], atol=1e-3)
+        np.testing.assert_array_equal(store[0].views[0].hidden["mean"], states[: batch.start[1]])
 
 
 @pytest.mark.parametrize("tier", ["topk", "head"])

@@ -15,7 +15,7 @@ import pytest
 from teachonce.store import open_store
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
-from tests.making.stores import IDENTITY, features_of, make_store
+from tests.making.stores import IDENTITY, SMALL, features_of, make_store
 from tests.store.tools.test_commands import refused, run
 
 Made = Callable[..., Any]
@@ -215,3 +215,12 @@ def test_merge_of_exact_stores_keeps_every_value(tmp_path: Path) -> None:
     fs, second = open_store(tmp_path / "all.h5"), open_store(two)
     read, put = fs[30].views[0].hidden["mean"], second[6].views[0].hidden["mean"]
     assert (read == put).all()
+
+
+def test_identities_of_any_form(tmp_path: Path) -> None:
+    """Keys of an identity are free (FORMAT.md, section 4)."""
+    identity = {"teacher": 5, "corpus": [1], "arguments": "x"}
+    for name in ("a", "b"):
+        make_store(tmp_path / f"{name}.zarr", SMALL, parts=1, identity=identity)
+    merge([tmp_path / "a.zarr", tmp_path / "b.zarr"], tmp_path / "c.zarr")
+    assert open_store(tmp_path / "c.zarr").identity["corpus"] == {"merged": [[1], [1]]}

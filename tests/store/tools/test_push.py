@@ -178,4 +178,5 @@ def test_a_card_names_the_datasets_of_all_corpora() -> None:
     merged = {"merged": [read("user/a"), read("user/b")]}
     grown = {**read("user/c"), "grown_from": {"content": "00", "corpora": [merged]}}
     assert sorted(hub_datasets(grown)) == ["user/a", "user/b", "user/c"]
-    assert not list(hub_datasets("words of another tool"))
+    for corpus in ("words of another tool", {"merged": 5}, read("")):
+        assert not list(hub_datasets(corpus))
