@@ -259,6 +259,12 @@ def _changed(
     return _any(differs, size) & (sizes[token] > 0)
 
 
+def runs_of_equal(values: Index) -> tuple[Index, Index]:
+    """Return the first and the last place of each run of equal values, which are at least 0."""
+    edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
+    return edges[:-1], edges[1:] - 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
     """Holds the N tokens of one side by the bytes at which they end.
@@ -292,10 +298,7 @@ class _Side:
         runs = np.zeros((len(cuts), 2), np.int64)
         token = np.flatnonzero(text)
         group = between[token]
-        head = np.ones(len(group), bool)
-        head[1:] = group[1:] != group[:-1]
-        first = np.flatnonzero(head)
-        last = np.append(first[1:], len(group))[: len(first)] - 1
+        first, last = runs_of_equal(group)
         runs[group[first], 0] = token[first]
         runs[group[first], 1] = token[last] + 1
         runs[between[special]] = 0  # a run with a special token does not match its bytes

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from teachonce.align.byte_edges import shared_runs
+from teachonce.align.byte_edges import runs_of_equal, shared_runs
 from teachonce.align.mapping import VocabularyMap
 from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens
 from teachonce.support.arrays import ranges, starts
@@ -109,20 +109,16 @@ def _check_offsets(text: FlatText, tokens: Tokens, side: str, some: Booleans) ->
     if len(tokens) != len(text):
         raise AlignmentError(f"{side}: {len(tokens)} sequences for {len(text)} texts")
     lengths = np.repeat(np.diff(text.start), np.diff(tokens.start))
-    begin, end = tokens.offsets[:, 0].astype(np.int64), tokens.offsets[:, 1].astype(np.int64)
+    begin, end = tokens.offsets.astype(np.int64).T
     wrong = some & ((begin < 0) | (end < begin) | (end > lengths))
     if wrong.any():
-        raise _outside(text, tokens, side, int(wrong.argmax()))
-
-
-def _outside(text: FlatText, tokens: Tokens, side: str, token: int) -> AlignmentError:
-    sequence = tokens.sequence_of(token)
-    length = int(text.start[sequence + 1] - text.start[sequence])
-    begin, end = map(int, tokens.offsets[token])
-    return AlignmentError(
-        f"{side}, sequence {sequence}: token {token - int(tokens.start[sequence])} covers "
-        f"characters {begin} to {end} of a text of {length}; pass the text that was tokenized"
-    )
+        token = int(wrong.argmax())
+        sequence = tokens.sequence_of(token)
+        raise AlignmentError(
+            f"{side}, sequence {sequence}: token {token - int(tokens.start[sequence])} covers"
+            f" characters {begin[token]} to {end[token]} of a text of {lengths[token]}; pass the"
+            " text that was tokenized"
+        )
 
 
 def _trim(text: FlatText, begin: Index, end: Index) -> None:
@@ -139,10 +135,7 @@ def _trim(text: FlatText, begin: Index, end: Index) -> None:
 def _runs(spans: _Spans, group: Index) -> tuple[Index, Index, Index]:
     """Return the runs of one side: group number, first token and last token plus one, each [n]."""
     of_token = group[spans.begin]
-    head = np.ones(len(of_token), bool)
-    np.not_equal(of_token[1:], of_token[:-1], out=head[1:])
-    first = np.flatnonzero(head)
-    last = np.append(first[1:], len(of_token))[: len(first)] - 1
+    first, last = runs_of_equal(of_token)
     return of_token[first], spans.token[first], spans.token[last] + 1
 
 
@@ -212,10 +205,11 @@ def align_bytes(
     computed from offsets and the bytes of pieces (`align.byte_edges.token_ends`). A special token
     that covers characters ends a run and belongs to none.
 
-    Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
+    Raises AlignmentError as `align_span` does, and for an id outside its vocabulary.
     """
-    _check_ids(teacher, vocabulary)
-    for side, tokens in (("teacher", teacher), ("student", student)):
+    sizes = len(vocabulary.teacher), len(vocabulary.student)
+    for side, tokens, size in zip(("teacher", "student"), (teacher, student), sizes, strict=True):
+        _check_ids(tokens, size, side)
         covers = tokens.offsets[:, 1] > tokens.offsets[:, 0]
         _check_offsets(text, tokens, side, ~tokens.special | covers)
     pieces = vocabulary.teacher_bytes, vocabulary.student_bytes
@@ -233,7 +227,7 @@ def align_match(
 
     Raises AlignmentError as `align_span` does, and for a teacher id outside the vocabulary.
     """
-    _check_ids(teacher, vocabulary)
+    _check_ids(teacher, len(vocabulary.teacher))
     pairs = align_span(text, teacher, student)
     t, s = pairs.teacher[:, 0], pairs.student[:, 0]
     equal = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
@@ -259,7 +253,7 @@ def align_reduce(
     """
     if max_length is not None and max_length < 1:
         raise AlignmentError(f"max_length: expected at least 1, got {max_length}")
-    _check_ids(teacher, vocabulary)
+    _check_ids(teacher, len(vocabulary.teacher))
     first = vocabulary.split_start[teacher.ids]
     counts = vocabulary.split_start[teacher.ids.astype(np.int64) + 1] - first
     if max_length is not None:
@@ -299,16 +293,15 @@ def _within_length(tokens: Tokens, counts: Index, max_length: int) -> Booleans:
     return remaining
 
 
-def _check_ids(teacher: Tokens, vocabulary: VocabularyMap) -> None:
-    size = len(vocabulary.match)
+def _check_ids(tokens: Tokens, size: int, side: str = "teacher") -> None:
     # NumPy counts a negative index from the end: such an id would silently get another token's
     # pieces.
-    wrong = (teacher.ids < 0) | (teacher.ids >= size)
+    wrong = (tokens.ids < 0) | (tokens.ids >= size)
     if wrong.any():
         token = int(wrong.argmax())
         raise AlignmentError(
-            f"teacher, sequence {teacher.sequence_of(token)}: token id {int(teacher.ids[token])} "
-            f"is outside its vocabulary of {size}; tokenize with the teacher's own tokenizer"
+            f"{side}, sequence {tokens.sequence_of(token)}: token id {tokens.ids[token]} is outside"
+            f" its vocabulary of {size}; tokenize with the {side}'s own tokenizer"
         )
 
 

@@ -314,7 +314,7 @@ def _named_roles(settings: dict[str, Any]) -> dict[str, str]:
         for role in ("cls", "sep"):
             if role in step:
                 names[role] = step[role][0]
-        single = [next(iter(entry.items())) for entry in step.get("single") or ()]
+        single = [item for entry in step.get("single") or () for item in entry.items()]
         kinds = [kind for kind, _ in single]
         if "Sequence" in kinds:
             text = kinds.index("Sequence")

@@ -14,6 +14,7 @@ from teachonce.align import (
     Tokens,
     Vocabulary,
     VocabularyMap,
+    align_bytes,
     align_match,
     align_reduce,
     align_span,
@@ -208,6 +209,8 @@ def test_inputs_that_do_not_fit_are_refused_with_the_place() -> None:
         align_match(text, wrong, good, vocabulary)
     with pytest.raises(AlignmentError, match="token id 9"):
         align_reduce(wrong, vocabulary)
+    with pytest.raises(AlignmentError, match="student, sequence 1: token id 9 .*student's own"):
+        align_bytes(text, good, wrong, vocabulary)
     with pytest.raises(AlignmentError, match="max_length: expected at least 1, got 0"):
         align_reduce(good, vocabulary, 0)
 

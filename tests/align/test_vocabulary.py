@@ -220,6 +220,7 @@ def test_special_tokens_by_role_and_by_name() -> None:
                 {"SpecialToken": {"id": "(c)", "type_id": 0}},
                 {"Sequence": {"id": "A", "type_id": 0}},
                 {"SpecialToken": {"id": "(s)", "type_id": 0}},
+                {},  # only in a forged file
             ],
         },
     ],
