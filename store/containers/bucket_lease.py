@@ -63,7 +63,7 @@ class BucketLease:
         for _ in range(TRIES):
             found = self._bucket.tagged(self._name)
             if found is not None:
-                _check_dead(self.url, self._bucket, found)
+                _check_dead(self.url, self._bucket, self._name, found)
             try:
                 tag = self._bucket.put_if(self._name, self._sign(), found.tag if found else None)
                 # Some servers accept a conditional write and ignore its condition. A second
@@ -138,7 +138,7 @@ def check_free(url: str) -> None:
     if found is None:
         _now(bucket, name)  # fails before the work if nothing can be written
     else:
-        _check_dead(url, bucket, found)
+        _check_dead(url, bucket, name, found)
 
 
 def _now(bucket: Bucket, name: str) -> float:
@@ -154,10 +154,10 @@ def _now(bucket: Bucket, name: str) -> float:
     return found.modified.timestamp() if found else _now(bucket, name)
 
 
-def _check_dead(url: str, bucket: Bucket, lease: Tagged) -> None:
+def _check_dead(url: str, bucket: Bucket, name: str, lease: Tagged) -> None:
     """Raise Taken if the writer of a lease lives."""
     writer = _writer(lease)
-    silent = _now(bucket, f".{url.rpartition('/')[2]}.lease") - lease.modified.timestamp()
+    silent = _now(bucket, name) - lease.modified.timestamp()
     alive = silent < BEAT * MISSED
     if (runs := is_running(writer)) is not None:
         # An unclosed lease with this process's number that is not in `_own` has no writer any more.

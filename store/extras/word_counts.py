@@ -61,10 +61,10 @@ class WordCounts:
         """Read and check the counts of an unfinished store; None if it has none, or lists an array
         that is missing. Raises StoreError like `stored`."""
         with closing(staging_of(path).source()) as source:
-            # Lost, or quarantined by `repair`: a dump then counts the words again.
-            if not {TEXT, COUNT}.isdisjoint(missing_outside(source)):
-                return None
             entries = listed_outside(source)
+            # Lost, or quarantined by `repair`: a dump then counts the words again.
+            if not {TEXT, COUNT}.isdisjoint(missing_outside(source, entries)):
+                return None
             return _read(entries, partial(read_outside, source, entries), source.path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,14 +83,44 @@ def encode_sequences(
             raise StoreError(
                 f"{where}: {name} has shape {list(array.shape)}, expected {list(shape)}"
             )
-    ids, spans, special = arrays["token_ids"], arrays["offsets"], arrays["special"]
-    limits = np.repeat([len(text) for text in given.texts], np.diff(token_start))
-    begin, end = spans.T
+    _check_tokens(arrays, given.texts, token_start, features.vocabulary, where)
+    texts = [_encode_text(text, f"{where}, sequence {n}") for n, text in enumerate(given.texts)]
+    made = {
+        "sequence/document": arrays["document"],
+        "sequence/document_begin": arrays["document_begin"],
+        "sequence/hard_cut": arrays["hard_cut"],
+        "sequence/text_start": starts([len(data) for data in texts]),
+        "sequence/token_start": token_start.astype(np.int64),
+        "text/utf8": np.frombuffer(b"".join(texts), np.uint8),
+        "token/id": arrays["token_ids"].astype(np.uint32),
+        "token/begin": arrays["offsets"][:, 0].astype(np.int32),
+        "token/end": arrays["offsets"][:, 1].astype(np.int32),
+        "token/special": arrays["special"],
+    }
+    made |= _encode_marks(given, token_start, features, where)
+    if features.messages:
+        contents = [()] * sequences if given.messages is None else given.messages
+        made |= encode_spans(contents, given.texts, where, span_kind(0))
+    if task := features.task:
+        made[task.gold] = _encode_gold(task, given.gold, token_start, arrays["special"], where)
+    elif given.gold is not None:
+        raise StoreError(f"{where}: this store has no task, so no gold labels")
+    return made
+
+
+def _check_tokens(
+    arrays: Mapping[str, Array],
+    texts: Sequence[str],
+    token_start: Array,
+    vocabulary: int,
+    where: str,
+) -> None:
+    """Raise StoreError, which names the token, for an id outside the vocabulary, and for offsets
+    outside the text, or of a special token."""
+    ids, (begin, end), special = arrays["token_ids"], arrays["offsets"].T, arrays["special"]
+    limits = np.repeat([len(text) for text in texts], np.diff(token_start))
     for bad, what in (
-        (
-            (ids < 0) | (ids >= features.vocabulary),
-            f"token id outside the vocabulary of {features.vocabulary}",
-        ),
+        ((ids < 0) | (ids >= vocabulary), f"token id outside the vocabulary of {vocabulary}"),
         ((begin < 0) | (begin > end) | (end > limits), "offsets outside the text"),
         (special & (end > 0), "special token with offsets (expected 0, 0)"),
     ):
@@ -102,28 +132,6 @@ def encode_sequences(
                 f"(id {ids[row]}, span {begin[row]}..{end[row]} of {limits[row]} characters); check"
                 " the tokenizer that made the tokens"
             )
-    texts = [_encode_text(text, f"{where}, sequence {n}") for n, text in enumerate(given.texts)]
-    made = {
-        "sequence/document": arrays["document"],
-        "sequence/document_begin": arrays["document_begin"],
-        "sequence/hard_cut": arrays["hard_cut"],
-        "sequence/text_start": starts([len(data) for data in texts]),
-        "sequence/token_start": token_start.astype(np.int64),
-        "text/utf8": np.frombuffer(b"".join(texts), np.uint8),
-        "token/id": ids.astype(np.uint32),
-        "token/begin": begin.astype(np.int32),
-        "token/end": end.astype(np.int32),
-        "token/special": special,
-    }
-    made |= _encode_marks(given, token_start, features, where)
-    if features.messages:
-        contents = [()] * sequences if given.messages is None else given.messages
-        made |= encode_spans(contents, given.texts, where, span_kind(0))
-    if task := features.task:
-        made[task.gold] = _encode_gold(task, given.gold, token_start, special, where)
-    elif given.gold is not None:
-        raise StoreError(f"{where}: this store has no task, so no gold labels")
-    return made
 
 
 def _encode_marks(

@@ -247,12 +247,11 @@ def listed_outside(source: StoreSource) -> dict[str, Entry]:
     return read_entries(source.attributes().get("arrays"), source.path)
 
 
-def missing_outside(source: StoreSource) -> set[str]:
-    """Return the names of arrays outside the parts that a store lists but lacks.
+def missing_outside(source: StoreSource, listed: Mapping[str, Entry]) -> set[str]:
+    """Return the names of `listed` arrays outside the parts that a store lacks.
 
     `feature-store repair` quarantined them, or they were lost.
     """
-    listed = listed_outside(source)
     # One listing for each group, instead of a request for each array.
     groups = {name.rpartition("/")[0] for name in listed}
     return listed.keys() - {f"{g}/{name}" for g in groups for name in source.members(g)}
@@ -269,10 +268,12 @@ def read_calibration(source: StoreSource) -> Calibration | None:
 
     Raises StoreError if a checksum differs.
     """
-    if any(name.startswith("calibration/hidden/") for name in missing_outside(source)):
+    attributes = source.attributes()
+    entries = read_entries(attributes.get("arrays"), source.path)
+    if any(name.startswith("calibration/hidden/") for name in missing_outside(source, entries)):
         return None
-    read = partial(read_outside, source, listed_outside(source))
-    names = check_root(source.attributes(), source.path).hidden
+    read = partial(read_outside, source, entries)
+    names = check_root(attributes, source.path).hidden
     paths = {name: calibration_paths(name) for name in names}
     return {name: (read(mean), read(deviation)) for name, (mean, deviation) in paths.items()}
 

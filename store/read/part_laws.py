@@ -219,12 +219,10 @@ def _broken_context(part: PartReader) -> list[str]:
 
 
 def _broken_task(part: PartReader) -> list[str]:
-    if (task := part.features.task) is None:
+    task = part.features.task
+    if not task or not wrong_gold(task, part.all(task.gold), part.all("token/special")).any():
         return []
-    problems = []
-    if wrong_gold(task, part.all(task.gold), part.all("token/special")).any():
-        problems.append(f"{task.gold} holds a number that is not a label of the {task.kind}")
-    return problems
+    return [f"{task.gold} holds a number that is not a label of the {task.kind}"]
 
 
 def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
@@ -251,8 +249,6 @@ def _broken_vectors(part: PartReader, texts: list[str]) -> list[str]:
                 f"{EMBEDDING}/values of sequence {int(bad.argmax())} of the part do not have length"
                 " 1"
             )
-    for number, text in enumerate(texts):
-        if not text.startswith(spec.prompt):
-            problems.append(f"text/utf8 of sequence {number} of the part lacks the prompt")
-            break
+    if other := [n for n, text in enumerate(texts) if not text.startswith(spec.prompt)]:
+        problems.append(f"text/utf8 of sequence {other[0]} of the part lacks the prompt")
     return problems

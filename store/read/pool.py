@@ -112,16 +112,24 @@ class Pool:
         self.lengths = parts.lengths_of(np.array(self._runs))
         self._edges = starts([end - begin for begin, end in self._runs])
         self._start = {False: starts(self.lengths), True: starts(self.lengths**2)}  # True: of maps
+        requested = None if batches is None else np.unique(self.place[np.concatenate(batches)])
+        # None for all sequences.
         self._requested = (
-            None if batches is None else np.unique(self.place[np.concatenate(batches)])
+            None if requested is None or len(requested) == len(self.lengths) else requested
         )
-        if self._requested is not None and len(self._requested) == len(self.lengths):
-            self._requested = None
         self._excerpts = dict[tuple[bool, int], Excerpt]()
         self.hidden = features.hidden if "hidden" in kinds else ()
         self.attention = features.attention if "attention" in kinds else ()
         self.logits = features.logits if "logits" in kinds else None
-        self._specs = parts.specs()
+        self._choose_arrays(kinds)
+        self.token: dict[str, Array] = {}
+        self.maps: dict[str, Array] = {}
+        self.sequence: dict[str, Array] = {}
+
+    def _choose_arrays(self, kinds: tuple[str, ...]) -> None:
+        """Choose the arrays to read, by what their rows belong to: tokens, pairs of tokens, masked
+        words and draws, sequences."""
+        self._specs, view = self._index.specs(), self.view
         groups = [f"view{view}/hidden/{name}/" for name in self.hidden]
         groups += [f"view{view}/logits/"] if self.logits else []
         groups += [f"view{view}/tags/"] if "task" in kinds else []
@@ -137,13 +145,10 @@ class Pool:
             if name.startswith(tuple(ragged)) and name not in self._token_names
         ]  # fmt: skip
         wanted = ["sequence/label", CONTEXT, *[f"view{view}/classes/values"] * ("task" in kinds)]
-        wanted += ["sequence/document_begin"] * features.messages
+        wanted += ["sequence/document_begin"] * self.features.messages
         self._sequence_names = [name for name in wanted if name in self._specs]
         if "embedding" in kinds:
             self._sequence_names += [n for n in self._specs if n.startswith(f"{EMBEDDING}/")]
-        self.token: dict[str, Array] = {}
-        self.maps: dict[str, Array] = {}
-        self.sequence: dict[str, Array] = {}
 
     def excerpt(self, name: str) -> Excerpt:
         """Return the excerpt of an array that is read.

@@ -37,7 +37,7 @@ from teachonce.store.read.manifests import (
 )
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
-from teachonce.store.read.record import LazyMap, Record
+from teachonce.store.read.record import LazyMap, MissingFeature, Record
 from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
 from teachonce.store.read.stream import Batch, Streamer
 from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder, names_of
@@ -449,8 +449,11 @@ class FeatureStore(Sequence[Record]):
     def head(self) -> tuple[Floats, Floats]:
         """Read weight [V, D] and bias [V] of the LM head: logits = values @ weight.T + bias.
 
-        `features.logits.capped` caps them as the teacher does (Gemma).
+        `features.logits.capped` caps them as the teacher does (Gemma). Raises StoreError if the
+        store has no head.
         """
+        if self.features.logits is None or self.features.logits.tier != "head":
+            raise MissingFeature("no LM head in this store; dump with --logits head")
         return self.outside("teacher/head/weight"), self.outside("teacher/head/bias")
 
     def __enter__(self) -> Self:

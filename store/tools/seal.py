@@ -9,7 +9,7 @@ from pathlib import Path
 from teachonce.store.containers.paths import local_staging_of
 from teachonce.store.errors import StoreError, missing
 from teachonce.store.format.identity import making_command
-from teachonce.store.read.manifests import missing_outside
+from teachonce.store.read.manifests import listed_outside, missing_outside
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.console import counted
@@ -75,7 +75,7 @@ def _check_complete(path: str | Path) -> None:
             f" ({_listed(absent)}); wait for the processes that write them, or {again}"
         )
     with closing(staging.source()) as source:
-        if outside := missing_outside(source):
+        if outside := missing_outside(source, listed_outside(source)):
             raise StoreError(f"{path}: lacks {', '.join(sorted(outside))}; {again} without --shard")
 
 

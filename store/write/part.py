@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.errors import StoreError
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import Calibration, Features, LogitsSpec
 from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays, span_kind
 from teachonce.store.format.ranked_ids import rank_ids
 from teachonce.store.format.sequences import Sequences, encode_sequences, encode_spans
@@ -180,7 +180,10 @@ class PartWriter:
             self._check_law(f"{path}/{key}", numbers, law)
             self._arrays[f"{path}/{key}"][numbers] = array
 
-    def _logits(self, tier: str, view: int, rows: ArrayLike, log_partition: ArrayLike) -> Array:
+    def _logits(
+        self, tier: str, view: int, rows: ArrayLike, log_partition: ArrayLike
+    ) -> tuple[Array, LogitsSpec]:
+        """Put the partitions of rows; return the rows, and the description of the logits."""
         spec, path = self._features.logits, f"view{view}/logits"
         if spec is None or spec.tier != tier:
             held = spec.tier if spec else "none"
@@ -189,7 +192,7 @@ class PartWriter:
         values = self._shaped(f"{path}/log_partition", log_partition, numbers.shape)
         self._check_law(f"{path}/log_partition", numbers, row_violation(values))
         self._arrays[f"{path}/log_partition"][numbers] = values
-        return numbers
+        return numbers, spec
 
     def _ids(self, view: int, numbers: Array, ids: ArrayLike, size: int) -> Array:
         array = np.asarray(ids)
@@ -216,10 +219,8 @@ class PartWriter:
 
         log_partition [n]: logsumexp of the logits.
         """
-        numbers = self._logits("topk", view, rows, log_partition)
-        spec, level = self._features.logits, self._features.level
-        assert spec is not None
-        path, size = f"view{view}/logits", spec.size
+        numbers, spec = self._logits("topk", view, rows, log_partition)
+        path, size, level = f"view{view}/logits", spec.size, self._features.level
         best = self._ids(view, numbers, ids, size)
         # Places depend on all ids of the part, so until `_rank` the array `places` holds ids.
         self._arrays[f"{path}/{'places' if spec.ranked else 'ids'}"][numbers] = best
@@ -254,14 +255,13 @@ class PartWriter:
     ) -> None:
         """Put draws [n, S]: for each row S ids drawn from the teacher's distribution, with
         replacement. log_partition [n]: logsumexp of the logits."""
-        numbers = self._logits("sample", view, rows, log_partition)
-        size = self._features.logits.size if self._features.logits else 0
+        numbers, spec = self._logits("sample", view, rows, log_partition)
         # FORMAT.md requires ascending ids, and sorted draws that are equal can be counted as runs.
-        ids = np.sort(self._ids(view, numbers, draws, size), axis=1)
+        ids = np.sort(self._ids(view, numbers, draws, spec.size), axis=1)
         first = np.ones(ids.shape, bool)
         first[:, 1:] = ids[:, 1:] != ids[:, :-1]
         places = np.flatnonzero(first)
-        repeats = np.diff(np.append(places, ids.size)).astype(count_dtype(size))
+        repeats = np.diff(np.append(places, ids.size)).astype(count_dtype(spec.size))
         self._draws[view].append((numbers, first.sum(axis=1), ids[first], repeats))
 
     def put_head(
@@ -269,10 +269,9 @@ class PartWriter:
     ) -> None:
         """Put values [n, D]: the input of the LM head's last linear layer, from which all logits
         can be computed. log_partition [n]: logsumexp of the logits."""
-        numbers = self._logits("head", view, rows, log_partition)
-        size = self._features.logits.size if self._features.logits else 0
+        numbers, spec = self._logits("head", view, rows, log_partition)
         path, codec = f"view{view}/logits", self._features.level.head
-        floats = self._shaped(f"{path}/values", values, (len(numbers), size))
+        floats = self._shaped(f"{path}/values", values, (len(numbers), spec.size))
         self._check_values(f"{path}/values", numbers, floats, codec.limit)
         for key, array in codec.encode(floats).items():
             self._arrays[f"{path}/{key}"][numbers] = array

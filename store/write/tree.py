@@ -154,7 +154,8 @@ def complete(
     values than before.
     """
     with closing(staging.source()) as source:
-        missing, entries = missing_outside(source), listed_outside(source)
+        entries = listed_outside(source)
+        missing = missing_outside(source, entries)
         read = partial(read_outside, source, entries)
         # All stored arrays are checked before anything is written.
         for name in entries.keys() - missing:

@@ -355,3 +355,5 @@ def test_tokenizer_from_the_store(tmp_path: Path) -> None:
     assert fs.tokenizer().encode("cat").ids == [1]
     with pytest.raises(StoreError, match="no logits"):
         fs[0].views[0].logits  # noqa: B018
+    with pytest.raises(StoreError, match="no LM head"):
+        fs.head()
