@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from teachonce.store.format.identity import corpus_sources
 from teachonce.support.console import counted
 from teachonce.support.errors import suggest_path
 from teachonce.support.options import flag_of
@@ -42,7 +44,7 @@ __all__ = ["Corpus", "CorpusError", "Document"]
 
 SUFFIXES = ", ".join(READERS) + f" (also with {', '.join(PACKED)})"
 NO_COLUMNS = Columns()
-SETTINGS = ".json"  # of folders of models and data sets
+JSON = ".json"  # settings of models and data sets, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Corpus:
             )
         corpus = cls(found, columns, skipped)
         firsts = [source.first() for source in found]
-        if all(first is None or not first.text.strip() for first in firsts):
+        if all(first is None or first.is_blank for first in firsts):
             next(iter(corpus))  # raises if there is no text at all
         return corpus
 
@@ -150,7 +152,7 @@ class Corpus:
         self.documents = self.empty_lines = 0
         for source in self.sources:
             for row in source.rows():
-                if not row.text or row.text.isspace():  # SEPARATOR, of pairs, is white space
+                if row.is_blank:
                     self.empty_lines += 1
                     continue
                 yield Document(row.text, source.name, self.documents, row.gold, row.messages)
@@ -229,14 +231,14 @@ class Corpus:
             "sources": [source.identity() for source in self.sources],
         }
 
-    def trust(self, identity: Mapping[str, Any]) -> None:
-        """Take over the hashes in the `identity` of another corpus for files of the same name and
-        size.
+    def trust(self, identity: object) -> None:
+        """Take over the hashes in the `identity` of another corpus, as a store has it, for files of
+        the same name and size.
 
         Processes that read no text call this, so that only one process hashes the corpus.
         """
         # Not strict: a store of other sources is refused later, when identities are compared.
-        for source, stored in zip(self.sources, identity.get("sources", ()), strict=False):
+        for source, stored in zip(self.sources, corpus_sources(identity), strict=False):
             source.trust(stored)
 
 
@@ -284,19 +286,19 @@ def _check_suffix(name: str, path: Path) -> None:
     if suffix == ".parquet" and path.suffix.lower() in PACKED:
         raise CorpusError(
             f"{name}: a compressed Parquet file cannot be read, because its parts are read in any"
-            f" order; decompress it: {PACKED[path.suffix.lower()][0]} -d '{name}'"
+            f" order; decompress it: {PACKED[path.suffix.lower()][0]} -d {quote(name)}"
         )
 
 
 def _several(
     name: str, paths: list[Path], columns: Columns, skipped: list[Path]
 ) -> list[CorpusSource]:
-    known = [suffix for suffix in READERS if suffix != SETTINGS or SETTINGS in name]
+    known = [suffix for suffix in READERS if suffix != JSON or JSON in name]
     files = [path for path in paths if path.is_file()]
     usable = [p for p in files if suffix_of(p) in known and p.stat().st_size]
     skipped += sorted(set(files) - set(usable))
     if not usable:
-        more = f"; to read {SETTINGS} files give {name}/*{SETTINGS}" if paths else ""
+        more = f"; to read {JSON} files give {name}/*{JSON}" if paths else ""
         raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}{more}")
     for path in usable:
         _check_suffix(str(path), path)

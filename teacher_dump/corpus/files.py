@@ -72,6 +72,8 @@ def has_columns(path: Path, columns: Columns) -> bool:
 
 def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledText]:
     """Read the texts of a table, called `name` in errors; a blank row is an empty text."""
+    if not table.columns:
+        raise CorpusError(f"{name}: has no rows; give a table with a text in each row")
     label = columns.label
     # Names of labels are text as well, and would leave the choice of the text column ambiguous.
     textual = [name for name in table.textual if name != label]
@@ -185,8 +187,7 @@ class CorpusSource:
         """Read every text; count texts and characters, and collect labels and tags."""
         texts = characters = 0
         for row in self.rows():
-            # By the rule of `Corpus.__iter__`: `Progress` compares these counts with its documents.
-            if row.text and not row.text.isspace():
+            if not row.is_blank:
                 texts, characters = texts + 1, characters + len(row.text)
             if row.gold and row.gold.label is not None:
                 _collect(self._met["classification"], row.gold.label, row.line)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from teachonce.store.format.pairs import SEPARATOR
-from teachonce.support.console import takes_option
+from teachonce.support.console import counted, takes_option
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.annotations import (
     annotation_of,
@@ -148,6 +148,11 @@ class LabelledText:
     tag_lines: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
 
+    @property
+    def is_blank(self) -> bool:
+        """Return whether the text, or each text of a pair, is white space alone."""
+        return not self.text.strip()  # SEPARATOR, of pairs, is white space
+
 
 def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
     """Read a chat: a list of messages, each with the texts `role` and `content`.
@@ -263,7 +268,7 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
     if tags is None:
         return None
     if not isinstance(tags, list) or len(tags) != len(words):
-        got = f"{len(tags)} tags" if isinstance(tags, list) else f"{tags!r:.40}"
+        got = counted(len(tags), "tag") if isinstance(tags, list) else f"{tags!r:.40}"
         raise CorpusError(
             f"{where}: expected a tag for each of {len(words)} words in column {columns[1]!r}, got"
             f" {got}; correct the row or remove it"

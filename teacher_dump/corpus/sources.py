@@ -19,7 +19,12 @@ from teachonce.support.hub_client import bound_hub_client
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.files import CorpusSource, digests, table_texts
 from teachonce.teacher_dump.corpus.labelled_text import Columns, LabelledText
-from teachonce.teacher_dump.corpus.tables import dataset_table, is_saved, saved_dataset
+from teachonce.teacher_dump.corpus.tables import (
+    DEFAULT_SPLIT,
+    dataset_table,
+    is_saved,
+    saved_dataset,
+)
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"
@@ -54,7 +59,7 @@ class HubSource(CorpusSource):
                 f"{self.name}: expected hf:NAME, hf:NAME:SPLIT or hf:NAME@CONFIG:SPLIT"
             )
         self._dataset, self._config = match["name"], match["config"]
-        self._split = match["split"] or "train"
+        self._split = match["split"] or DEFAULT_SPLIT
 
     @cached_property
     def _revision(self) -> str | None:
@@ -104,6 +109,11 @@ class HubSource(CorpusSource):
         from datasets import load_dataset
 
         if is_saved(Path(self._dataset)):
+            if self._config is not None:
+                raise CorpusError(
+                    f"{self.name}: `save_to_disk` stores no configurations; leave @{self._config}"
+                    " out"
+                )
             return saved_dataset(Path(self._dataset), self._split)
         return load_dataset(
             self._dataset,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from teachonce.teacher_dump.corpus.text_files import inner_return, read_lines
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 SAMPLE_ROWS = 100  # rows that distinguish a column of texts from a column of numbers
 SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` writes one of them
+DEFAULT_SPLIT = "train"
+SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 cannot encode it; a JSON escape may give it alone
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row | None]]
 """Number of each row or line, and its cells by column; None for a blank line."""
@@ -353,7 +356,7 @@ def saved_dataset(path: Path, split: str | None = None) -> Any:
     """Load a data set that `save_to_disk` wrote, without reading its rows.
 
     If the folder has several splits, `split` or the last part of `path` names one. Raises
-    CorpusError if the folder cannot be read, and if a split must be named.
+    CorpusError if the folder cannot be read, lacks the split, or if a split must be named.
     """
     from datasets import load_from_disk
 
@@ -364,6 +367,8 @@ def saved_dataset(path: Path, split: str | None = None) -> Any:
             f"{path}: not a readable data set ({first_line(error)}); save it again"
         ) from None
     if not isinstance(found, dict):
+        if split not in (None, DEFAULT_SPLIT, found.split):
+            raise CorpusError(f"{path}: is one data set without splits; leave :{split} out")
         return found
     if split is None and len(found) == 1:
         (split,) = found
@@ -396,7 +401,8 @@ def named_rows(path: Path) -> Iterator[tuple[str, Row, str]]:
     """Yield for each row that is not blank: its place (file and line or row), its cells by column,
     and the place of the columns' names, which is the header or the row itself.
 
-    Raises CorpusError like `open_table`, and if two columns have the same name.
+    Lone surrogates in texts become U+FFFD. Raises CorpusError like `open_table`, and if two columns
+    have the same name.
     """
     table = open_table(path)
     if len(set(table.columns)) < len(table.columns):
@@ -409,4 +415,16 @@ def named_rows(path: Path) -> Iterator[tuple[str, Row, str]]:
     for number, row in table.rows(()):
         if row is not None:
             place = f"{path}, {table.unit} {number}"
-            yield place, row, table.where if table.header else place
+            yield place, _without_surrogates(row), table.where if table.header else place
+
+
+def _without_surrogates(cell: Any) -> Any:
+    """Return a cell, or a whole row, with U+FFFD for each lone surrogate, which tokenizers refuses
+    with a TypeError."""
+    if isinstance(cell, str):
+        return SURROGATE.sub("\ufffd", cell) if SURROGATE.search(cell) else cell
+    if isinstance(cell, list):
+        return [_without_surrogates(each) for each in cell]
+    if isinstance(cell, dict):
+        return {name: _without_surrogates(each) for name, each in cell.items()}
+    return cell

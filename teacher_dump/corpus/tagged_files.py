@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.errors import CorpusError
@@ -109,7 +110,7 @@ def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayou
         raise CorpusError(
             f"{path}: its first column counts the words, expected words in the first and tags in"
             f" the last column; extract both: {unpacked(path)} | {cut} >"
-            f" '{path.name.split('.')[0]}.words{suffix_of(path)}'"
+            f" {quote(f'{stem_of(path)}.words{suffix_of(path)}')}"
         )
     return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1, entities=entities)
 

@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.packed import (
@@ -118,13 +119,14 @@ def inner_return(path: Path, number: int) -> CorpusError:
     return CorpusError(
         f"{path}, line {number}: a carriage return inside the line, where others end with a line"
         f" feed; write one kind of line end: {unpacked(path)} | sed 's/\\r$//; s/\\r/\\n/g' >"
-        f" '{made}'"
+        f" {quote(made)}"
     )
 
 
 def unpacked(path: Path) -> str:
     """Return the shell command that writes a file, decompressed, to a pipe."""
-    return f"{PACKED[path.suffix.lower()][0]} -dc '{path}'" if is_packed(path) else f"cat '{path}'"
+    program = f"{PACKED[path.suffix.lower()][0]} -dc" if is_packed(path) else "cat"
+    return f"{program} {quote(str(path))}"
 
 
 def _not_utf8(
@@ -157,7 +159,5 @@ def _guess_encoding(raw: bytes) -> tuple[str, str]:
 
 def _iconv(encoding: str, path: Path) -> str:
     """Return the remedy for a file of another encoding: a command that converts it."""
-    made = f"{stem_of(path)}.utf8{suffix_of(path)}"
-    if is_packed(path):
-        return f"convert it: {unpacked(path)} | iconv -f {encoding} -t UTF-8 > '{made}'"
-    return f"convert it: iconv -f {encoding} -t UTF-8 '{path}' > '{made}'"
+    made = quote(f"{stem_of(path)}.utf8{suffix_of(path)}")
+    return f"convert it: {unpacked(path)} | iconv -f {encoding} -t UTF-8 > {made}"

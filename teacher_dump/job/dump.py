@@ -40,7 +40,7 @@ from teachonce.teacher_dump.job.parts import (
 )
 from teachonce.teacher_dump.job.plan import DumpPlan, StageOne, planned
 from teachonce.teacher_dump.job.progress import Progress
-from teachonce.teacher_dump.job.versions import check_numbers
+from teachonce.teacher_dump.job.versions import check_numbers, table_of
 from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size
@@ -141,8 +141,7 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
                 copy_plan.copy(writer, stop.check)
             resumed = len(writer.published)
             every = itertools.chain([first] if first else [], parts)
-            passes = zip(every, itertools.chain([first_pass], itertools.repeat(None)), strict=False)
-            counters.update(_write(plan, writer, passes, words, copy_plan, say, stop))
+            counters.update(_write(plan, writer, every, first_pass, words, copy_plan, say, stop))
             # A corpus that was edited during the dump would give a store that no corpus gives.
             plan.corpus.check_unchanged()
             if copy_plan:
@@ -168,7 +167,7 @@ def open_writer(
     """
     from teachonce.teacher_dump.job.part_writing import calibration
 
-    logits, teacher, growth = plan.features.logits, plan.teacher, plan.growth
+    teacher, growth = plan.teacher, plan.growth
     return StoreWriter.create_or_resume(
         plan.options.out,
         identity=plan.identity,
@@ -177,9 +176,9 @@ def open_writer(
         calibration=growth.store.calibration
         if growth
         else calibration(plan, first, say, first_pass),
-        files=plan.teacher.files(),
+        files=teacher.files(),
         weights=teacher.weights() if plan.options.weights else {},
-        head=teacher.head_arrays() if logits and logits.tier == "head" else None,
+        head=plan.stored_head(),
         extras=(plan.stage_one.vocab if plan.stage_one else None, words),
         software=software(),
         lease=lease,
@@ -225,13 +224,15 @@ def word_counts(plan: DumpPlan) -> WordCounts | None:
 def _write(
     plan: DumpPlan,
     writer: StoreWriter,
-    parts: Iterable[tuple[list[Window], FirstPass | None]],
+    parts: Iterable[list[Window]],
+    first_pass: FirstPass | None,
     words: WordCounts | None,
     copy_plan: CopyPlan | None,
     say: Callable[[str], object],
     stop: Stop,
 ) -> Counter[str]:
-    """Write the parts that are not published yet, numbered after the copied parts.
+    """Write the parts that are not published yet, numbered after the copied parts. `first_pass`
+    belongs to the first of `parts`.
 
     Returns the counts of all parts, published ones too, and the tally of `forward`.
     """
@@ -255,7 +256,7 @@ def _write(
             stop.check()
             progress.advance(tokens)
 
-        for number, (windows, first_pass) in enumerate(parts, done["parts"]):
+        for number, windows in enumerate(parts, done["parts"]):
             start = time.perf_counter()
             progress.begin(windows)
             if number in writer.published:
@@ -270,6 +271,7 @@ def _write(
                 before = first_pass.seconds if first_pass else 0.0
                 progress.end(number, windows, time.perf_counter() - start + before)
                 stop.check()
+            first_pass = None
             count(done, windows)
         behind.finish()
     return done
@@ -288,11 +290,11 @@ def check_existing(options: DumpOptions, shared: bool = False) -> dict[str, Any]
     if stored is None:
         StoreWriter.check_writable(options.out, shared)
         return None
-    then = stored["identity"].get("arguments", {})
+    then = table_of(stored["identity"], "arguments")
     now = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
     if options.batch_tokens is None:  # then it is the store's
         del now["batch_tokens"]
-    _check_same_dump(options.out, differences({name: then.get(name) for name in now}, now))
+    check_same_dump(options.out, differences({name: then.get(name) for name in now}, now))
     return stored
 
 
@@ -304,7 +306,7 @@ def check_finished(
     Raises UserError if the teacher, the text or an option differs, or if a part is missing.
     """
     found = StoreWriter.changed_arguments(stored, identity, features.to_json())
-    _check_same_dump(out, found)
+    check_same_dump(out, found)
     try:
         with closing(open_store(out)) as store:
             # An array of each part is read, so that a missing part is found here.
@@ -321,7 +323,9 @@ def check_finished(
         ) from error
 
 
-def _check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
+def check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
+    """Raise UserError if the finished store at `out` was made with other arguments; `found` is the
+    result of `differences`."""
     each = list(found)
     differ = [f"{key} is {old} in the store and {new} now" for key, old, new in each]
     if differ:

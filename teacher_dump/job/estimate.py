@@ -121,7 +121,8 @@ class Estimate:
 def estimate(options: DumpOptions, say: Callable[[str], object] = lambda line: None) -> Estimate:
     """Estimate the cost of a dump from a sample, and leave no file behind.
 
-    The corpus is read once. Raises UserError for bad input, like `dump`.
+    The corpus is read once; for a classifier or tagger twice, because its labels are checked first.
+    Raises UserError for bad input, like `dump`.
     """
     with stoppable(lambda: f"{options.out}: nothing is written yet") as stop:
         # Shared, because an estimate writes nothing: a dump may be running there.
@@ -290,15 +291,15 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
     """Dump the sample, and return the seconds that its part took."""
     from teachonce.teacher_dump.job.part_writing import calibration, write_part
 
-    words, teacher, logits = word_counts(sampled), sampled.teacher, sampled.features.logits
+    words, teacher = word_counts(sampled), sampled.teacher
     writer = StoreWriter.create_or_resume(
         sampled.options.out,
         identity={},  # hashing the teacher's weights takes seconds, and nobody opens this store
         features=sampled.features,
         calibration=calibration(sampled, windows, ignore),
-        files=sampled.teacher.files(),
+        files=teacher.files(),
         weights=_sampled_weights(teacher) if sampled.options.weights else {},
-        head=teacher.head_arrays() if logits and logits.tier == "head" else None,
+        head=sampled.stored_head(),
         extras=(words,),
     )
     part, check = NumberedPart(0, 0, windows), lambda tokens: stop.check()

@@ -31,7 +31,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.installed import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.versions import changes_no_value
+from teachonce.teacher_dump.job.versions import changes_no_value, table_of
 from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window, tokens_of
 
@@ -137,7 +137,7 @@ class Growth:
         path = self.store.path
         say(f"{path}: has {documents - new:,} of the {counted(documents, 'document')}")
         say(f"new: {counted(new, 'document')}, which the teacher reads")
-        if "forgotten" in (self.store.identity.get("corpus") or {}):
+        if "forgotten" in table_of(self.store.identity, "corpus"):
             # The store lists numbers of forgotten documents and no hashes: a hash of a short text
             # could be inverted by guessing. So a forgotten document cannot be recognised here.
             say("documents were forgotten there: if the corpus still has them, they count as new")

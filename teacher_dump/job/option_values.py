@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from teachonce.support.environment import torchrun_number
 from teachonce.support.errors import UserError
+from teachonce.support.whole_numbers import whole_number
 
 PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"
@@ -40,10 +41,9 @@ def shard_of(spec: str | None) -> Shard | None:
     if spec is None:
         size = torchrun_number("WORLD_SIZE", 1)
         return Shard(torchrun_number("RANK", 0), size) if size > 1 else None
-    place, _, number = spec.partition("/")
-    # Not `isdigit`, which accepts superscripts that `int` refuses.
-    if place.isdecimal() and number.isdecimal() and int(place) < int(number):
-        return Shard(int(place), int(number))
+    place, processes = (whole_number(word) for word in spec.partition("/")[::2])
+    if place is not None and processes is not None and place < processes:
+        return Shard(place, processes)
     raise UserError(
         f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, such as 0/4"
     )
@@ -54,13 +54,13 @@ def tier_and_size(spec: str) -> tuple[str, int]:
 
     Raises UserError if it has another form. Whether the size fits the teacher is checked later.
     """
-    tier, _, size = spec.partition(":")
+    tier, _, number = spec.partition(":")
     if spec in ("none", "head"):
         return spec, 0
-    if tier in ("topk", "sample") and size.isdecimal() and int(size) > 0:
-        if tier == "sample" and int(size) > MAX_DRAWS:
+    if tier in ("topk", "sample") and (size := whole_number(number)):
+        if tier == "sample" and size > MAX_DRAWS:
             raise UserError(f"--logits {spec}: at most {MAX_DRAWS} draws per token; request fewer")
-        return tier, int(size)
+        return tier, size
     raise UserError(f"--logits {spec}: expected topk:K, sample:DRAWS (at least 1), head or none")
 
 

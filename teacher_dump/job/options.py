@@ -10,6 +10,7 @@ from teachonce.checkpoints.first_token import parse_bos
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.console import DEVICES, check_device
+from teachonce.support.errors import UserError
 from teachonce.support.option_types import (
     CommaList,
     MaybeCommaList,
@@ -280,6 +281,8 @@ class DumpOptions:
         # Before the checks, which do not accept `auto` as a group of layers.
         self._fill_in()
         check_values(self)
+        if self.part_tokens < 1:
+            raise UserError(f"part_tokens {self.part_tokens}: expected at least 1")
         check_together(self)
 
     def _fill_in(self) -> None:

@@ -92,21 +92,20 @@ def cut_parts(
 ) -> Iterator[list[Window]]:
     """Cut documents into windows with numbers of gold labels, and group the windows into parts with
     at most `limit` tokens in all. `say` receives a line if labels are converted."""
-    options, corpus, task = plan.options, plan.corpus, plan.features.task
+    options, teacher, task = plan.options, plan.teacher, plan.features.task
     if options.messages is not None:
-        teacher = plan.teacher
         chats = ChatRenderer(teacher.tokenizer, teacher.name, plan.learn, plan.chat_date)
         documents = chats.rendered(documents)
     windows = windows_of(
         documents,
-        plan.teacher.tokenizer,
+        teacher.tokenizer,
         plan.features,
         options.stride,
         counters,
         parallel=options.student_column is not None,
     )
     if task:
-        labels = Labels.of_corpus(task, plan.teacher.name, corpus, say)
+        labels = Labels.of_corpus(task, teacher.name, plan.corpus, say)
         windows = labels.numbered(windows)
     return gathered(_stoppable(stop, windows), options.part_tokens, limit)
 

@@ -29,6 +29,7 @@ from teachonce.checkpoints.names import (
 from teachonce.store import Features, StoreWriter
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, TASKS
+from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.differences import first_few
 from teachonce.support.errors import ANOTHER, UserError
@@ -49,7 +50,7 @@ from teachonce.teacher_dump.job.option_values import (
     DEFAULT_MAX_LENGTH,
 )
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored
+from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored, table_of
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.windows.chats import ChatRenderer
 from teachonce.teacher_dump.windows.label_numbers import Labels
@@ -73,7 +74,7 @@ class StageOne:
     in this run, also the identity of the corpus."""
 
     vocab: MixedVocab
-    arguments: dict[str, Any]
+    arguments: Mapping[str, Any]
     corpus: dict[str, Any] | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -173,6 +174,11 @@ class DumpPlan:
         """Return the value of --learn, by default `assistant`."""
         return self.options.learn or "assistant"
 
+    def stored_head(self) -> tuple[Array, Array] | None:
+        """Return weight and bias of the head if the store holds them, else None."""
+        logits = self.features.logits
+        return self.teacher.head_arrays() if logits and logits.tier == "head" else None
+
     def check_growth(self) -> None:
         """Raise UserError if the store of --grow-from has another teacher or other options."""
         if self.growth:
@@ -263,7 +269,7 @@ def planned(
         features = as_started(features_of(resolved, teacher), started)
         if growth:
             vocab = MixedVocab.stored(growth.store)
-            arguments = growth.store.identity.get("mixed_vocab", {})
+            arguments = table_of(growth.store.identity, "mixed_vocab")
             stage_one = StageOne(vocab, arguments) if vocab else None
         yield DumpPlan(resolved, corpus, teacher, features, growth, stage_one)
 
@@ -346,8 +352,7 @@ def _stored_argument(
     started: Mapping[str, Any] | None, name: str, kind: type[Value]
 ) -> Value | None:
     """Return an argument of a started store; None if it is missing, or of another type."""
-    arguments = started["identity"].get("arguments") if started else None
-    found = arguments.get(name) if isinstance(arguments, Mapping) else None
+    found = table_of(started["identity"], "arguments").get(name) if started else None
     return found if isinstance(found, kind) else None
 
 

@@ -165,7 +165,7 @@ class _Worker:
         """Return the identity of the store that this process would write, for comparison."""
         # Hashing a large corpus in every process would take hours. Only the process that fills the
         # queue reads texts and compares their hashes; the others trust the store's.
-        self.plan.corpus.trust(attributes["identity"].get("corpus") or {})
+        self.plan.corpus.trust(attributes["identity"].get("corpus"))
         return self.plan.identity
 
     def _fill(self) -> None:
@@ -320,14 +320,14 @@ class _QueueFiller:
             self._corpus.check()
             plan.check_growth()
             words = word_counts(plan)
-            self._takeover, parts = parts_of(plan, self._counters, stop, say)
-            first = first_of(parts, plan, say, self._takeover)
+            self._copy_plan, parts = parts_of(plan, self._counters, stop, say)
+            first = first_of(parts, plan, say, self._copy_plan)
             # Read before the published parts: a part that leaves the queue in between is then found
             # among the published ones (`_offer`).
             self._queued = self._queue.numbers()
             self._writer = open_writer(plan, first, words, say, lease)
-            if self._takeover:
-                self._takeover.copy(self._writer, stop.check)
+            if self._copy_plan:
+                self._copy_plan.copy(self._writer, stop.check)
             self._queue.begin()
         except BaseException:
             lease.close()
@@ -364,7 +364,7 @@ class _QueueFiller:
             self._lease.close()
 
     def _put_all(self, parts: Iterator[list[Window]]) -> None:
-        counts = Counter(self._takeover.counts) if self._takeover else Counter[str]()
+        counts = Counter(self._copy_plan.counts) if self._copy_plan else Counter[str]()
         for number, windows in enumerate(parts, counts["parts"]):
             while len(self._queue.numbers() - self._queue.leased()) >= self._ahead:
                 if self._stop.wait(POLL):

@@ -79,6 +79,13 @@ def changes_no_value(key: str, one_sided: bool, versions: Collection[str]) -> bo
     )
 
 
+def table_of(identity: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table of a store's identity; {} if the identity has none of this name."""
+    # The keys of an identity are free (FORMAT.md, 4): another writer may store anything here.
+    found = identity.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
 def identity_as_stored(
     identity: dict[str, Any], files: Mapping[str, bytes], out: Path | str
 ) -> dict[str, Any]:
@@ -91,9 +98,8 @@ def identity_as_stored(
     # config.json, and because libraries add fields to config.json and tokenizer.json.
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     stored = (attributes or {}).get("identity", {})
-    theirs, found = stored.get("teacher"), deepcopy(identity)
-    # The keys of an identity are free (FORMAT.md, 4): another writer may have none for the teacher.
-    if attributes is None or not isinstance(theirs, dict):
+    theirs, found = table_of(stored, "teacher"), deepcopy(identity)
+    if not (attributes and theirs):
         return identity
     versions = other_versions(attributes["software"])
     ours, config = found["teacher"], files["config.json"]

@@ -217,7 +217,7 @@ class MixedVocabOptions:
 
 def check_width(width: int, theirs: int, teacher: str) -> None:
     """Raise UserError if the student's embeddings are larger than the teacher's (size `theirs`)."""
-    if not 0 < width <= theirs:
+    if width > theirs:
         raise UserError(
             f"--width {width}: the student's embeddings are projected up to the size of the"
             f" teacher's, which is {theirs} in {teacher}; choose 1 to {theirs}"

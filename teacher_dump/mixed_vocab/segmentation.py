@@ -19,6 +19,7 @@ import torch
 from teachonce.store.format.pairs import spans_of
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.windows.cutting import Encode, encoder
 from teachonce.teacher_dump.windows.masked_views import word_spans
 from teachonce.teacher_dump.windows.window import length_batches, padded
 
@@ -47,21 +48,19 @@ class MixedPieces(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Holds one of the two tokenizers: its backend, mask token and ordinary ids."""
+    """Holds one of the two tokenizers: a function that encodes texts, mask token, ordinary ids."""
 
-    backend: Any  # tokenizers.Tokenizer
+    encode: Encode
     mask: int
     ordinary: Array  # int64: ids that are not special
 
     @classmethod
     def of(cls, tokenizer: Any) -> Side:
         """Create it from a fast transformers tokenizer with a mask token."""
-        backend = tokenizer.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
         special = set(tokenizer.all_special_ids)
         ids = [number for number in sorted(tokenizer.get_vocab().values()) if number not in special]
-        return cls(backend, tokenizer.mask_token_id, np.array(ids, np.int64))
+        encode = encoder(tokenizer.backend_tokenizer)
+        return cls(encode, tokenizer.mask_token_id, np.array(ids, np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,7 +241,7 @@ class Mixer:
             epoch += 1
 
     def _shuffled(self, pool: list[str], epoch: int, number: int) -> Iterator[list[MaskedSequence]]:
-        encodings = zip(*(side.backend.encode_batch(pool) for side in self.sides), strict=True)
+        encodings = zip(*(side.encode(pool) for side in self.sides), strict=True)
         made = []
         for place, (text, (teacher, student)) in enumerate(zip(pool, encodings, strict=True)):
             chance = np.random.default_rng([self.seed, epoch, number + place])

@@ -28,10 +28,17 @@ from teachonce.support.differences import check_same, differences
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.job.dump import DumpSummary, check_existing, dump, written_line
+from teachonce.teacher_dump.job.dump import (
+    DumpSummary,
+    check_existing,
+    check_same_dump,
+    dump,
+    written_line,
+)
 from teachonce.teacher_dump.job.features import window_length
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.job.plan import StageOne
+from teachonce.teacher_dump.job.versions import table_of
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, check_width
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.training.wordpiece import (
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
     from teachonce.training.ranks import Ranks
 
 # In this order: ELECTRA has both of the first two, and its embeddings may be narrower.
-EMBEDDING = ("embedding_size", "hidden_size", "dim")  # in ELECTRA, BERT, DistilBERT
+EMBEDDING_SIZES = ("embedding_size", "hidden_size", "dim")  # in ELECTRA, BERT, DistilBERT
 ASCII = string.ascii_letters + string.digits + string.punctuation
 """Characters that each student's vocabulary has, so that no English word is unknown (Zhao et al.
 2021, section 3)."""
@@ -71,7 +78,9 @@ def mixed_vocab(
         check_existing(options.dump)
         model = replace(resolve_model(options.dump.model), trusted=options.dump.trust_remote_code)
         config = config_of(model)
-        size = next((config[name] for name in EMBEDDING if isinstance(config.get(name), int)), None)
+        size = next(
+            (config[name] for name in EMBEDDING_SIZES if isinstance(config.get(name), int)), None
+        )
         if size is not None:
             check_width(options.width, size, model.name)
         corpus = Corpus.open(options.dump.sources(), options.dump.text_column)
@@ -106,9 +115,9 @@ def _from_store(options: MixedVocabOptions) -> StageOne | None:
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     if attributes is None:
         return None
-    then, now = attributes["identity"].get("mixed_vocab", {}), options.arguments()
-    theirs = {key: then.get(key) for key in now}
-    check_same(out, differences(theirs, now))
+    then, now = table_of(attributes["identity"], "mixed_vocab"), options.arguments()
+    check = check_same_dump if attributes["state"] == "sealed" else check_same
+    check(out, differences({key: then.get(key) for key in now}, now))
     with closing(open_store(out, allow_partial=True)) as store:
         return StageOne(MixedVocab.of(store), now)
 

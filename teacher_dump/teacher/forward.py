@@ -147,7 +147,7 @@ def _run(
                 stack.enter_context(teacher.widened())
             # Without a padding token any id serves: the attention mask excludes it.
             ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
-            types = [w.types for w in (windows[i] for i in batch) if w.types is not None]
+            types = [found for i in batch if (found := windows[i].types) is not None]
             got = teacher.run(ids, present, padded(types, 0)[0] if types else None)
             lengths = present.sum(axis=1)
             here = torch.from_numpy(present).to(teacher.device)

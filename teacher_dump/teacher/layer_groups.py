@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
+from teachonce.support.whole_numbers import whole_number
 
 WORDS = ("mean", "mean:0", "groups:N", "layer:I")
 BEFORE_NORM = "-before-norm"  # suffix of a name: the last layer's output before the final norm
@@ -19,18 +20,19 @@ def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
     words = [part.strip() for part in spec.split(",")]
     found = []
     for word in words if words != ["none"] else ():
-        kind, _, number = word.partition(":")
+        kind, _, text = word.partition(":")
+        number, last = whole_number(text), whole_number(text.removesuffix(BEFORE_NORM))
         if word == "none":
             raise UserError(f"{where}{spec}: none cannot be combined with others; leave it out")
         if word in ("mean", "mean:0"):
-            found.append((kind, int(number or 1)))
-        elif number.isdecimal() and (kind == "layer" or (kind == "groups" and int(number) > 0)):
-            found.append((kind, int(number)))
-        elif kind == "layer" and (last := number.removesuffix(BEFORE_NORM)).isdecimal():
-            found.append((kind + BEFORE_NORM, int(last)))
+            found.append((kind, 1 if number is None else 0))
+        elif number is not None and (kind == "layer" or (kind == "groups" and number > 0)):
+            found.append((kind, number))
+        elif kind == "layer" and last is not None:
+            found.append((kind + BEFORE_NORM, last))
         else:
             expected = f"expected {', '.join(WORDS)} or none"
-            raise UserError(f"{where}{spec}: unknown feature {word!r}: {expected}")
+            raise UserError(f"{where}{spec}: unknown feature {word!r:.60}: {expected}")
     return found
 
 

@@ -240,18 +240,20 @@ class Teacher:
         Copies of a checkpoint in other folders or file formats have the same hash.
         """
         digest = hashlib.sha256()
-        for name, value in sorted(self.model.state_dict().items()):
-            digest.update(name.encode())
-            # NumPy has no bfloat16, all of whose values float32 has.
-            digest.update(value.float().cpu().contiguous().numpy().data)
+
+        def add(module: torch.nn.Module) -> None:
+            for name, value in sorted(module.state_dict().items()):
+                digest.update(name.encode())
+                # NumPy has no bfloat16, all of whose values float32 has.
+                digest.update(value.float().cpu().contiguous().numpy().data)
+
+        add(self.model)
         # `split_decoder` has taken the decoder out of the model.
         if self.decoder:
-            for value in self.head_arrays():
-                digest.update(value.data)
+            for array in self.head_arrays():
+                digest.update(array.data)
         if self.text_vectors:
-            for name, value in sorted(self.text_vectors.head.state_dict().items()):
-                digest.update(name.encode())
-                digest.update(value.float().cpu().contiguous().numpy().data)
+            add(self.text_vectors.head)
         return digest.hexdigest()
 
     def head_arrays(self) -> tuple[Array, Array]:
@@ -263,7 +265,7 @@ class Teacher:
         """Return the files of the tokenizer (see `tokenizer_files`) and config.json as bytes, by
         name; for a sentence embedder also SETTINGS."""
         config = self.config.to_dict()
-        if Path(config.get("_name_or_path", "")).exists():
+        if Path(config["_name_or_path"]).exists():
             del config["_name_or_path"]  # a path on this machine does not describe the model
         settings = self.text_vectors.settings if self.text_vectors else None
         return {

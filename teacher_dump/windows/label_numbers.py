@@ -154,9 +154,9 @@ class Labels:
             self._convert, self._from = scheme not in (None, self._scheme), scheme
         names = met
         if self._convert and self._scheme:
-            others = {tag: where for tag, where in met.items() if tag in (OUTSIDE, NO_LABEL)}
-            every = {written_in(tag, self._scheme): place for tag, place in entities.items()}
-            names = every | others
+            outside = {tag: where for tag, where in met.items() if tag in (OUTSIDE, NO_LABEL)}
+            names = {written_in(tag, self._scheme): place for tag, place in entities.items()}
+            names |= outside
         for name, where in names.items():
             self.number(name, where)
         if self.task.kind == "tagging" and is_iob(self._names) and not self._convert:

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from teachonce.checkpoints.declared import config_of, declared_head
 from teachonce.checkpoints.fields import MODULES, SETTINGS
-from teachonce.checkpoints.loading import load_config
-from teachonce.checkpoints.names import finder, resolve_vectors
+from teachonce.checkpoints.loading import load_config, without_log_lines
+from teachonce.checkpoints.names import ResolvedModel, finder, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import check_similarity
 from teachonce.checkpoints.static import static_module
@@ -91,7 +91,7 @@ class Embedder:
         found = resolve_vectors(name)
         check_modules(found)
         self.batch = WITHOUT_LAYERS if static_module(found) is not None else ENCODED
-        self.model = _load("SentenceTransformer", name, max_length)
+        self.model = _load("SentenceTransformer", found, max_length)
         if self.model.similarity_fn_name not in ("cosine", "dot"):
             raise UserError(
                 f"model {name}: its texts are compared by {self.model.similarity_fn_name}"
@@ -132,7 +132,7 @@ class PairScorer:
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
         self.name = name
-        self.model = _load("CrossEncoder", name, max_length)
+        self.model = _load("CrossEncoder", resolve_vectors(name), max_length)
         if self.model.num_labels != 1:
             raise UserError(
                 f"model {name}: has {self.model.num_labels} outputs for a pair, expected one score;"
@@ -173,20 +173,20 @@ def reads_pairs(name: str) -> bool:
     return declared_head(load_config(found).architectures or ()) == "classification"
 
 
-def _load(kind: str, name: str, max_length: int | None) -> Any:
+def _load(kind: str, found: ResolvedModel, max_length: int | None) -> Any:
     """Load a model with a class of sentence-transformers, in float32, without log lines."""
     import sentence_transformers
 
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    found = resolve_vectors(name)
     whole = replace(found, path_or_id=found.root or found.path_or_id)
-    check_similarity(name, config_of(whole, SETTINGS).get("similarity_fn_name"))
+    check_similarity(found.name, config_of(whole, SETTINGS).get("similarity_fn_name"))
     if module_kinds(found)[:1] in ([], ["Transformer"]):
         load_config(found)  # raises for fields that the library would silently ignore
-    with folder_errors(f"model {name}: sentence-transformers cannot load it"):
+    problem = f"model {found.name}: sentence-transformers cannot load it"
+    with folder_errors(problem), without_log_lines():
         made = getattr(sentence_transformers, kind)
         # The root has modules.json; the transformer may be in a subfolder.
-        model = made(found.root or found.path_or_id, revision=found.revision)
+        model = made(whole.path_or_id, revision=found.revision)
     tokenizer = getattr(model, "tokenizer", None)
     if max_length and isinstance(tokenizer, Tokenizer):  # of a static model
         own = tokenizer.truncation or {"max_length": max_length}

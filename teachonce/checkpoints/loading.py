@@ -6,6 +6,8 @@ static students, which transformers lacks, with its Auto classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,20 @@ FACTORIES = {
 """The Auto class of each head in DECLARED."""
 
 
+@contextmanager
+def without_log_lines() -> Iterator[None]:
+    """Switch off log lines and progress bars of transformers inside the `with` block."""
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # this package checks what it would warn about
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
 def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> Any:
     """Call `factory.from_pretrained` for the resolved commit, without log lines.
 
@@ -64,20 +80,18 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
 
     Raises UserError for every error of transformers except a lack of memory.
     """
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # this package checks what it would warn about
-    logging.disable_progress_bar()
     try:
-        if model.gguf and factory not in (AutoConfig, AutoTokenizer):
-            # Without `config` transformers would guess one from the file.
-            config = AutoConfig.from_pretrained(model.path_or_id)
-            options = {"gguf_file": model.gguf, "config": config, **options}
-        return factory.from_pretrained(
-            model.path_or_id,
-            revision=model.revision or "main",
-            trust_remote_code=model.trusted,
-            **options,
-        )
+        with without_log_lines():
+            if model.gguf and factory not in (AutoConfig, AutoTokenizer):
+                # Without `config` transformers would guess one from the file.
+                config = AutoConfig.from_pretrained(model.path_or_id)
+                options = {"gguf_file": model.gguf, "config": config, **options}
+            return factory.from_pretrained(
+                model.path_or_id,
+                revision=model.revision or "main",
+                trust_remote_code=model.trusted,
+                **options,
+            )
     except Exception as error:  # libraries raise errors of any type for a bad file
         # A lack of memory is not the checkpoint's fault; `command_errors` prints its own line.
         if out_of_memory(error):
@@ -101,10 +115,6 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
         raise UserError(
             f"{where}: {why}; give a folder that save_pretrained wrote{remedy}"
         ) from error
-    finally:
-        logging.set_verbosity(level)
-        if has_bars:
-            logging.enable_progress_bar()
 
 
 # Classes of transformers that are only the encoder of an encoder-decoder, such as T5EncoderModel.
@@ -184,13 +194,13 @@ def load_network(
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
     # Checkpoints of masked LMs have no pooler, so a missing one is not damage.
     encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
+    name = f"{flag}: {model.name}" if flag else model.name
     if encoder:
-        what = f"{flag}: {model.name}" if flag else f"model {model.name}: the checkpoint"
+        what = name if flag else f"model {name}: the checkpoint"
         raise UserError(
             f"{what} lacks weights of its encoder: {len(encoder)}, the first is {encoder[0]}; copy"
             " the whole checkpoint"
         )
-    name = f"{flag}: {model.name}".lstrip(": ")
     # transformers ignores weights that the network lacks, and `load` switches its warning off.
     check_all_read(network, sorted(report["unexpected_keys"]), name)
     check_no_whole_numbers(network, model.folder(), name)

@@ -30,7 +30,7 @@ OUTPUTS = {
     "sequence-classification": ("logits", "scores"),
 }
 VECTORS, CLASSES = OUTPUTS
-FILES = ("model.safetensors", "pytorch_model.bin")
+MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 OF_LIBRARY = ("sentence_transformers.", "sentence-transformers.")
 
 
@@ -58,15 +58,15 @@ def listed_modules(model: ResolvedModel) -> list[tuple[str, str]] | None:
     Raises UserError for a module of another package, and for a path that leads out of the folder.
     """
     listed = _entries(model)
-    for kind, path in listed or ():
+    if listed is None:
+        return None
+    for kind, path in listed:
         if "." in kind and not kind.startswith(OF_LIBRARY):
             raise UserError(
                 f"{model.name}: module {path or kind!r} is {kind}, a class of another package"
                 f" ({MODULES}), which is not run; dump it as a plain checkpoint with --pooling, or"
                 " use another model"
             )
-    if listed is None:
-        return None
     return [(kind.rpartition(".")[2], "" if path == "." else path) for kind, path in listed]
 
 
@@ -83,7 +83,11 @@ def module_weights(model: ResolvedModel) -> list[Path]:
     """
     find = finder(model)
     subfolders = [path for _, path in _entries(model) or () if path not in ("", ".")]
-    found = [next(filter(None, (find(f"{s}/{f}") for f in FILES)), None) for s in subfolders]
+    # The second file is searched only without the first: on the hub `find` downloads.
+    found = [
+        next(filter(None, (find(f"{folder}/{file}") for file in MODULE_WEIGHTS)), None)
+        for folder in subfolders
+    ]
     return [path for path in found if path]
 
 
@@ -325,5 +329,4 @@ def _positive(model: str, file: str, name: str, value: object) -> int | None:
 
 
 def _wrong(model: str, file: str, name: str, value: object, expected: str) -> UserError:
-    text = f"{model}: {name} is {value!r:.60} in {file}, expected {expected}; correct it"
-    return UserError(text)
+    return UserError(f"{model}: {name} is {value!r:.60} in {file}, expected {expected}; correct it")

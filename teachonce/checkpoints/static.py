@@ -28,8 +28,6 @@ from teachonce.checkpoints.sentence_settings import listed_modules
 from teachonce.checkpoints.unreadable import folder_errors
 from teachonce.support.errors import UserError
 
-UNBOUND = 10**30  # `model_max_length` of a tokenizer without a limit
-
 
 class StaticConfig(PreTrainedConfig):
     """Holds the sizes of a static student. `special_ids` are pieces that are left out of the mean,
@@ -113,8 +111,9 @@ def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]
         network.embedding.weight.copy_(vectors)
     backend = found.tokenizer
     backend.post_processor = None  # StaticEmbedding encodes without special tokens
-    limit = longest_text(backend) or UNBOUND
-    return network, PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=limit)
+    # None is no limit.
+    longest = longest_text(backend)
+    return network, PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=longest)
 
 
 def longest_text(backend: Tokenizer) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
-SETTINGS = (
+JSON_FILES = (
     "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
     "model.safetensors.index.json",
 )  # fmt: skip
@@ -33,7 +33,7 @@ def folder_errors(problem: str) -> Iterator[None]:
 def damaged_file(folder: Path) -> str:
     """Return the name of a damaged file of a checkpoint and what is wrong with it; "" if all of its
     files can be read, or if it is not in a folder."""
-    names = [name for name in (*SETTINGS, "tokenizer.json") if (folder / name).is_file()]
+    names = [name for name in (*JSON_FILES, "tokenizer.json") if (folder / name).is_file()]
     for path in (*(folder / name for name in names), *sorted(folder.glob("*.safetensors"))):
         if why := _flaw(path):
             return f"{path.name} {why}"
@@ -70,7 +70,7 @@ def not_a_model(folder: Path) -> str:
     if not folder.exists():
         return "there is no such folder; check the path"
     if not folder.is_dir():
-        own = [name for name in SETTINGS if (folder.parent / name).is_file()]
+        own = [name for name in JSON_FILES if (folder.parent / name).is_file()]
         remedy = f"its folder, {folder.parent}" if own else "a folder that save_pretrained wrote"
         return f"is a file; give {remedy}"
     inner = sorted(str(each.parent) for each in folder.glob("*/config.json"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import subprocess
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,10 @@ def test_refused_at_once(tmp_path: Path) -> None:
     assert "no text in the whole corpus (3 empty lines)" in refusal(tmp_path / "blank.txt")
     with pytest.raises(CorpusError, match="no text in the whole corpus"):
         Corpus.open([str(tmp_path / "blank.txt")])  # before a teacher is loaded
+    for name, rows in (("a.json", "[]"), ("a.jsonl", "\n\n"), ("a.csv", "\n")):
+        (tmp_path / name).write_text(rows)
+        line = refusal(tmp_path / name)
+        assert f"{name}: has no rows; give a table with a text in each row" in line
     with pytest.raises(CorpusError, match="no corpus given"):
         Corpus.open([])
 
@@ -238,15 +243,19 @@ def test_refused_at_once(tmp_path: Path) -> None:
 def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: str) -> None:
     raw = text.encode(encoding)
     position = next(i for i, byte in enumerate(raw) if byte >= 0x80)
+    (tmp_path / "it's").mkdir()
     for suffix in (".txt", ".jsonl", ".csv", ".tsv"):
-        path = tmp_path / f"a{suffix}"
+        path = tmp_path / "it's" / f"a{suffix}"
         path.write_bytes(raw)
         if suffix == ".jsonl":
             path.write_bytes(raw.replace(b"ok", b"  "))
         message = refusal(path)
         place = f"line 2: not UTF-8 at byte {position} (0x{raw[position]:02x})"
         assert f"{place}: looks like {label}" in message
-        assert f"iconv -f {remedy} -t UTF-8 '{path}'" in message
+        command = message.partition("convert it: ")[2]
+        assert f"iconv -f {remedy} -t UTF-8 > a.utf8{suffix}" in command
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+        assert "ok" in (tmp_path / f"a.utf8{suffix}").read_text() or suffix == ".jsonl"
 
 
 def test_byte_positions_behind_a_byte_order_mark(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from datasets import Dataset, DatasetDict
 
 from teachonce.teacher_dump.corpus.documents import Corpus
 from tests.teacher_dump.corpus.corpora import TEXTS, refusal, texts, write_table
@@ -35,6 +36,19 @@ def test_hub_dataset_in_a_local_folder(tmp_path: Path, suffix: str) -> None:
     assert "hf:" in refusal(f"hf:{folder}:dev") and "dev" in refusal(f"hf:{folder}:dev")
     assert "no column 'body'; its columns are 'n', 'text'" in refusal(f"hf:{folder}", "body")
     assert "row 1: expected text in column 'n', got int 0" in refusal(f"hf:{folder}", "n")
+
+
+def test_saved_data_sets_have_the_named_split(tmp_path: Path) -> None:
+    """Neither a split nor a configuration that the folder lacks is ignored."""
+    rows = Dataset.from_dict({"text": list(TEXTS)})
+    rows.save_to_disk(tmp_path / "one")
+    DatasetDict({"test": rows}).save_to_disk(tmp_path / "several")
+    assert texts(f"hf:{tmp_path}/one") == texts(f"hf:{tmp_path}/several:test") == TEXTS
+    assert "is one data set without splits; leave :dev out" in refusal(f"hf:{tmp_path}/one:dev")
+    assert "of several splits, 'test'; name one" in refusal(f"hf:{tmp_path}/several:dev")
+    for name in ("one", "several"):
+        line = refusal(f"hf:{tmp_path}/{name}@en:test")
+        assert "`save_to_disk` stores no configurations; leave @en out" in line
 
 
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,13 +21,16 @@ from safetensors.torch import load_file, save_file
 
 from teachonce.store import StoreWriter, UserError, open_store
 from teachonce.store.tools.verify import verify
-from teachonce.teacher_dump.job.dump import dump
+from teachonce.teacher_dump.job.dump import EARLY_ARGUMENTS, dump
+from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.job.versions import check_numbers
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.stores import features_of, make_store
 
 Teacher = Callable[..., Path]
 
@@ -233,3 +236,19 @@ def test_batches_keep_the_size_that_a_store_was_started_with(
         dump(dataclasses.replace(options, batch_tokens=64))
     dump(dataclasses.replace(default, out=tmp_path / "b.zarr"))
     assert open_store(tmp_path / "b.zarr").identity["arguments"]["batch_tokens"] == 2048
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [{"arguments": [1]}, {"corpus": 3}, {"corpus": {"sources": 3}}, {"corpus": {"sources": [3]}}],
+    ids=str,
+)
+def test_an_identity_of_any_form_is_compared(
+    identity: dict[str, Any], tmp_path: Path, tiny_teacher: Teacher
+) -> None:
+    corpus, out = write_corpus(tmp_path / "c.txt", 12), tmp_path / "s.zarr"
+    options = dump_options(tiny_teacher("bert"), corpus, out)
+    arguments = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
+    make_store(out, features_of(), identity={"arguments": arguments} | identity)
+    with pytest.raises(UserError, match="was finished with other arguments"):
+        share(options, Shard(0, 1))

@@ -17,6 +17,7 @@ from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageO
 from tests.end_to_end.support import ok, refused
 
 OUT = Path("store.zarr")
+HUGE = "9" * 5000  # int() raises ValueError for more than 4,300 digits
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,9 @@ OUT = Path("store.zarr")
         ({"head": "causal", "views": 2}, "--views 2: a causal head reads no masked words"),
         ({"head": "classification", "stride": 3}, "--stride 3: for a classification head"),
         ({"head": "tagging", "logits": "head"}, "--logits head: applies to the logits of a"),
+        ({"logits": f"topk:{HUGE}"}, "expected topk:K, sample:DRAWS"),
+        ({"hidden": f"layer:{HUGE}"}, "unknown feature 'layer:9"),
+        ({"shard": f"0/{HUGE}"}, "expected i/n"),
     ],
 )
 def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], message: str) -> None:
@@ -41,6 +45,11 @@ def test_python_refuses_what_the_command_refuses(changes: dict[str, Any], messag
     line = refused(main, "--model", "model", "--out", OUT, *words)
     if "codec" not in changes:  # click refuses a choice with its own message
         assert message in line
+
+
+def test_parts_without_tokens_are_refused() -> None:
+    with pytest.raises(UserError, match="part_tokens 0: expected at least 1"):
+        DumpOptions("model", OUT, part_tokens=0)
 
 
 def test_python_takes_single_values_and_lists() -> None:

@@ -23,12 +23,14 @@ from teachonce.store.tools.verify import verify
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job.dump import EARLY_ARGUMENTS
 from teachonce.teacher_dump.mixed_vocab import stage_one
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TEACHER
 from teachonce.teacher_dump.mixed_vocab.stage_one import mixed_vocab
 from tests.end_to_end.support import ok, refused
 from tests.making.dumps import write_corpus
+from tests.making.stores import features_of, make_store
 from tests.making.texts import ENGLISH
 from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
 
@@ -89,6 +91,19 @@ def test_a_kill_while_the_text_is_written_trains_nothing_anew(
     assert "step 6/6" not in ok(teacher_dump, *words, "--out", out)
     one, other = (open_store(p).manifest.content() for p in (path, out))
     assert one == other
+
+
+@pytest.mark.parametrize("embeddings", [{}, {"mixed_vocab": [1]}])
+def test_a_finished_store_of_another_training_is_refused(
+    embeddings: dict[str, Any], trained: Any, tmp_path: Path
+) -> None:
+    words, out = trained[2], tmp_path / "store.zarr"
+    options = StageOneDump(model="any", out=out, batch_tokens=512, seed=2)
+    arguments = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
+    make_store(out, features_of(), identity={"arguments": arguments} | embeddings)
+    line = refused(teacher_dump, *words, "--out", out)
+    assert "exists already and was finished with other arguments" in line
+    assert "lr is not given in the store and '0.0001' now" in line
 
 
 def test_a_tokenizer_folder_is_taken_as_it_is(
