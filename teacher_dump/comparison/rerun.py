@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ class LiveReport:
     """Holds the result of a comparison: a headline, a row for each feature, notes and problems."""
 
     headline: str
-    rows: list[Comparison] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    rows: list[Comparison]
+    notes: list[str]
+    problems: list[str]
 
     def lines(self, path: str, model: str) -> Iterator[str]:
         """Yield the lines of the report."""

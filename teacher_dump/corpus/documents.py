@@ -223,8 +223,8 @@ class Corpus:
 
         It has `text_column`, `label_column` and `student_column` if they were given, and kind and
         name of each source. Files add bytes and sha256; datasets of the hub add config, split and
-        revision; python-docs adds the version of Python, and number and sha256 of the paragraphs. A
-        file that `check` has not hashed is read once more.
+        revision, local ones also sha256; python-docs adds the version of Python, and number and
+        sha256 of the paragraphs. A file that `check` has not hashed is read once more.
         """
         return {
             **self.columns.options(),

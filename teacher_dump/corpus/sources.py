@@ -100,10 +100,13 @@ class HubSource(CorpusSource):
         except CorpusError:
             raise
         except Exception as error:  # a dataset's loader may raise anything, at any row
-            raise CorpusError(
-                f"{self.name}: {first_line(error)} (split {self._split!r}, config"
-                f" {self._config!r}); check hf:NAME@CONFIG:SPLIT and the network"
-            ) from None
+            folder = Path(self._dataset)
+            read = "the files in the folder" if folder.is_dir() else "the network"
+            named = f" (split {self._split!r}, config {self._config!r})"
+            remedy = f"{named}; check hf:NAME@CONFIG:SPLIT and {read}"
+            if is_saved(folder):
+                remedy = "; save it again"
+            raise CorpusError(f"{self.name}: {first_line(error)}{remedy}") from None
 
     def _rows(self) -> Any:
         from datasets import load_dataset

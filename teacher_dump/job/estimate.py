@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from teachonce.store import StoreWriter
-from teachonce.store.format.layout import ArraySpec, Counts, part_arrays
+from teachonce.store.format.layout import Counts, part_arrays
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
@@ -186,17 +186,16 @@ def _bytes_by_feature(
     # Only shapes of rows are needed, so counts of characters, draws and distinct ids can be 0.
     counts = Counts(len(windows), size, 0, 0, none, none)
     specs = part_arrays(sampled.features, counts)
+    last = tokens - (parts - 1) * part_tokens
     for name, stored in sizes.items():
-
-        def rows(tokens: int, spec: ArraySpec = specs[name]) -> int:
-            return stored_rows(out, spec, tokens)
-
         if name.endswith("/logits/distinct"):
             # Different ids of a part grow as the root of its tokens (Heaps' law), as words do.
             factor = parts * max(1.0, min(tokens, part_tokens) / size) ** 0.5
         else:
-            last = tokens - (parts - 1) * part_tokens
-            factor = ((parts - 1) * rows(part_tokens) + rows(last)) / rows(size)
+            whole, rest, measured = (
+                stored_rows(out, specs[name], number) for number in (part_tokens, last, size)
+            )
+            factor = ((parts - 1) * whole + rest) / measured
         feature = _feature(name)
         found[feature] = found.get(feature, 0.0) + stored * factor
     return found

@@ -228,17 +228,9 @@ def planned(
     be read, or if the options do not fit the teacher.
     """
     model, corpus = check_inputs(options)
-    # After the checks, which do not need torch: resolving `auto` loads it.
-    resolved = options.resolved()
     started = _started(options)
-    # Both are in the identity, and another machine that continues a store may choose others.
-    if options.precision == "auto":
-        resolved = replace(
-            resolved, precision=_stored_argument(started, "precision", str) or resolved.precision
-        )
-    if options.batch_tokens is None:
-        size = _stored_argument(started, "batch_tokens", int) or resolved.batch_tokens
-        resolved = replace(resolved, batch_tokens=size)
+    # After the checks, which do not need torch: resolving `auto` loads it.
+    resolved = _resolved(options, started)
     say(settings_lines(resolved, bool(options.corpus)))
     if corpus.skipped:
         files = first_few([str(path) for path in corpus.skipped])
@@ -256,22 +248,40 @@ def planned(
                 " current text"
             )
         teacher, resolved = _load_teacher(resolved, model, corpus, say)
-        for line in teacher.notes:
-            say(f"{'unread':9} {line}")
-        if teacher.first_token is not None:
-            piece = teacher.tokenizer.convert_ids_to_tokens(teacher.first_token)
-            say(f"{'bos':9} {piece} ({teacher.first_token}) in front of each window (--bos)")
-        if teacher.one_length:
-            say(
-                f"{'batches':9} hold texts of the same length only: padding would change the output"
-                f" of {type(teacher.base).__name__}"
-            )
+        for note in _notes_on_teacher(teacher):
+            say(note)
         features = as_started(features_of(resolved, teacher), started)
         if growth:
             vocab = MixedVocab.stored(growth.store)
             arguments = table_of(growth.store.identity, "mixed_vocab")
             stage_one = StageOne(vocab, arguments) if vocab else None
         yield DumpPlan(resolved, corpus, teacher, features, growth, stage_one)
+
+
+def _resolved(options: DumpOptions, started: Mapping[str, Any] | None) -> DumpOptions:
+    """Replace every `auto`, as in a started store: precision and size of batches are in the
+    identity, and another machine that continues the store may choose others."""
+    found: dict[str, Any] = {}
+    if options.precision == "auto":
+        found["precision"] = _stored_argument(started, "precision", str)
+    if options.batch_tokens is None:
+        found["batch_tokens"] = _stored_argument(started, "batch_tokens", int)
+    return replace(options.resolved(), **{name: value for name, value in found.items() if value})
+
+
+def _notes_on_teacher(teacher: Teacher) -> Iterator[str]:
+    """Yield a line for each peculiarity of a loaded teacher: fields that nothing reads, a first
+    token that is added, batches of one length."""
+    for line in teacher.notes:
+        yield f"{'unread':9} {line}"
+    if teacher.first_token is not None:
+        piece = teacher.tokenizer.convert_ids_to_tokens(teacher.first_token)
+        yield f"{'bos':9} {piece} ({teacher.first_token}) in front of each window (--bos)"
+    if teacher.one_length:
+        yield (
+            f"{'batches':9} hold texts of the same length only: padding would change the output of"
+            f" {type(teacher.base).__name__}"
+        )
 
 
 def _notes_on_vectors(options: DumpOptions, model: ResolvedModel) -> list[str]:

@@ -96,25 +96,27 @@ def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> 
         # A lack of memory is not the checkpoint's fault; `command_errors` prints its own line.
         if out_of_memory(error):
             raise
-        if not (flag or model.trusted) and "trust_remote_code" in str(error):
-            raise UserError(
-                f"model {model.name}: comes with Python code, which is not run; read that code,"
-                " then give --trust-remote-code to teacher-dump or feature-store verify"
-            ) from error
-        where = f"{flag}: {model.name}" if flag else f"model {model.name}"
-        if damage := damaged_file(Path(model.path_or_id)):
-            problem = f"{where}: cannot be loaded: {damage}; copy the checkpoint again"
-            raise UserError(problem) from error
-        is_tokenizer = factory is AutoTokenizer
-        why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
-        # transformers advises this argument, which no command has.
-        if "ignore_mismatched_sizes" in why:
-            why = "its weights have other sizes than its config.json declares"
-        where += " cannot be loaded as a model with its tokenizer" if flag else ": cannot be loaded"
-        remedy = ", with its tokenizer" if is_tokenizer and not flag else ""
-        raise UserError(
-            f"{where}: {why}; give a folder that save_pretrained wrote{remedy}"
-        ) from error
+        raise _unloadable(error, factory, model, flag) from error
+
+
+def _unloadable(error: Exception, factory: Any, model: ResolvedModel, flag: str) -> UserError:
+    """Return the error for a checkpoint that transformers cannot load; its cause is `error`."""
+    if not (flag or model.trusted) and "trust_remote_code" in str(error):
+        return UserError(
+            f"model {model.name}: comes with Python code, which is not run; read that code, then"
+            " give --trust-remote-code to teacher-dump or feature-store verify"
+        )
+    where = f"{flag}: {model.name}" if flag else f"model {model.name}"
+    if damage := damaged_file(Path(model.path_or_id)):
+        return UserError(f"{where}: cannot be loaded: {damage}; copy the checkpoint again")
+    is_tokenizer = factory is AutoTokenizer
+    why = why_unloadable(model.path_or_id, error) if is_tokenizer else first_line(error)
+    # transformers advises this argument, which no command has.
+    if "ignore_mismatched_sizes" in why:
+        why = "its weights have other sizes than its config.json declares"
+    where += " cannot be loaded as a model with its tokenizer" if flag else ": cannot be loaded"
+    remedy = ", with its tokenizer" if is_tokenizer and not flag else ""
+    return UserError(f"{where}: {why}; give a folder that save_pretrained wrote{remedy}")
 
 
 # Classes of transformers that are only the encoder of an encoder-decoder, such as T5EncoderModel.

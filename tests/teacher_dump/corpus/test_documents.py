@@ -269,7 +269,7 @@ def test_cut_off_file_and_utf16(tmp_path: Path) -> None:
     path.write_bytes("ok\nконец".encode()[:-1])
     assert "line 2: not UTF-8 at byte 11 (0xd1): the file ends inside a character" in refusal(path)
     path.write_text("text", encoding="utf-16")
-    assert "looks like UTF-16, expected UTF-8; convert it: iconv -f UTF-16" in refusal(path)
+    assert f"looks like UTF-16, expected UTF-8; convert it: cat {path} | iconv" in refusal(path)
 
 
 def test_binary(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def test_hub_dataset_in_a_local_folder(tmp_path: Path, suffix: str) -> None:
         "split": "test",
         "revision": None,
     }
-    assert "hf:" in refusal(f"hf:{folder}:dev") and "dev" in refusal(f"hf:{folder}:dev")
+    line = refusal(f"hf:{folder}:dev")
+    assert "'dev'" in line and "check hf:NAME@CONFIG:SPLIT and the files in the folder" in line
     assert "no column 'body'; its columns are 'n', 'text'" in refusal(f"hf:{folder}", "body")
     assert "row 1: expected text in column 'n', got int 0" in refusal(f"hf:{folder}", "n")
 
@@ -46,6 +47,10 @@ def test_saved_data_sets_have_the_named_split(tmp_path: Path) -> None:
     assert texts(f"hf:{tmp_path}/one") == texts(f"hf:{tmp_path}/several:test") == TEXTS
     assert "is one data set without splits; leave :dev out" in refusal(f"hf:{tmp_path}/one:dev")
     assert "of several splits, 'test'; name one" in refusal(f"hf:{tmp_path}/several:dev")
+    (file,) = (tmp_path / "one").glob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(TEXTS[1].encode(), b"\xff" * len(TEXTS[1].encode())))
+    for source in (tmp_path / "one", f"hf:{tmp_path}/one"):
+        assert "invalid start byte; save it again" in refusal(source)
     for name in ("one", "several"):
         line = refusal(f"hf:{tmp_path}/{name}@en:test")
         assert "`save_to_disk` stores no configurations; leave @en out" in line
