@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -172,17 +172,11 @@ class Corpus:
         for source in self.sources:
             source.check()
 
-    @property
-    def characters_in_all(self) -> int | None:
-        """Return the characters of all texts; None if a source does not store their number and
-        `check` has not counted them."""
-        return _sum(source.characters for source in self.sources)
-
-    @property
-    def documents_in_all(self) -> int | None:
-        """Return the number of documents; None if a source does not store it and `check` has not
-        counted them."""
-        return _sum(source.texts for source in self.sources)
+    def size(self, in_documents: bool) -> int | None:
+        """Return the number of documents, or else of characters; None before `check`, and for a
+        dataset of the hub."""
+        counts = [each.texts if in_documents else each.characters for each in self.sources]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def check_unchanged(self) -> None:
         """Raise CorpusError if other documents were read than `identity` describes.
@@ -205,18 +199,14 @@ class Corpus:
         For the kind `ENTITIES`, tags of entities are converted to that scheme. Only local sources
         are checked.
         """
-        found: dict[str, str] = {}
-        for source in self.sources:
-            # A label in two sources has its place in the first one.
-            found = source.found_labels(kind) | found
-        return found
+        # A label in two sources has its place in the first one.
+        each = (source.found_labels(kind) for source in reversed(self.sources))
+        return {name: place for found in each for name, place in found.items()}
 
     def tag_pairs(self) -> dict[Step, str]:
         """Return the pairs of consecutive tags that `check` found, each with its first place."""
-        found: dict[Step, str] = {}
-        for source in self.sources:
-            found = source.tag_pairs() | found
-        return found
+        each = (source.tag_pairs() for source in reversed(self.sources))
+        return {step: place for found in each for step, place in found.items()}
 
     def identity(self) -> dict[str, Any]:
         """Describe the corpus as JSON: two corpora with the same identity yield the same documents.
@@ -240,11 +230,6 @@ class Corpus:
         # Not strict: a store of other sources is refused later, when identities are compared.
         for source, stored in zip(self.sources, corpus_sources(identity), strict=False):
             source.trust(stored)
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    known = list(counts)
-    return None if None in known else sum(count or 0 for count in known)
 
 
 def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSource]:

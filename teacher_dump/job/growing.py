@@ -42,6 +42,7 @@ DIGEST = "S16"
 BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
 
 
+@dataclass(frozen=True)
 class Growth:
     """Holds the store of `--grow-from`, from which a dump starts.
 
@@ -49,8 +50,8 @@ class Growth:
     ("forget"), copied ("keep"), or an error (None).
     """
 
-    def __init__(self, store: FeatureStore, gone: str | None) -> None:
-        self.store, self.gone = store, gone
+    store: FeatureStore
+    gone: str | None
 
     @staticmethod
     @contextmanager

@@ -33,9 +33,7 @@ class Progress:
         what: str = "dump",
     ) -> None:
         self._what = what
-        self._whole: int | None = None
-        if corpus:
-            self._whole = corpus.documents_in_all if by_documents else corpus.characters_in_all
+        self._whole = corpus.size(by_documents) if corpus else None
         self._limit, self._by_documents, self._say = limit, by_documents, say
         self._seen = self._tokens = self._here = self._done = 0
         self._started = self._reported = time.perf_counter()

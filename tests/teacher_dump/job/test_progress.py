@@ -72,6 +72,6 @@ def test_nobody_knows_the_end_of_what_was_not_read(tmp_path: Path) -> None:
         with Progress(corpus, limit, False, lambda line: None) as progress:
             assert progress.total() == limit
     corpus.check()
-    assert corpus.documents_in_all == 7
+    assert corpus.size(True) == 7
     texts = [document.text for document in corpus]
-    assert corpus.characters_in_all == sum(map(len, texts))
+    assert corpus.size(False) == sum(map(len, texts))
