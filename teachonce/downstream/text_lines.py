@@ -13,13 +13,26 @@ from teachonce.teacher_dump.corpus.tables import is_table, open_table
 from teachonce.teacher_dump.corpus.text_files import read_lines as all_lines
 
 
+def check_unicode(text: str, where: str) -> str:
+    """Return a text. Raises UserError for a lone surrogate, which no tokenizer accepts: an escape
+    in JSON can give one, and a byte of a command line that is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: character {error.start + 1} is {text[error.start]!r}, half of a character"
+            " or a byte that is not UTF-8; correct the text"
+        ) from None
+    return text
+
+
 def read_lines(path: Path) -> list[str]:
     """Read the non-blank lines of a UTF-8 text file, or the texts of any corpus file.
 
     Corpus files, as of teacher-dump, are tables of texts, and files of words and tags.
 
-    Raises UserError if the file is missing, empty or not UTF-8, and for a table that has several
-    text columns and none of the name `text`.
+    Raises UserError if the file is missing, empty or not UTF-8, for a text with a lone surrogate,
+    and for a table that has several text columns and none of the name `text`.
     """
     return list(iterate_lines(path))
 
@@ -31,7 +44,7 @@ def iterate_lines(path: Path) -> Iterator[str]:
         for line in _texts(path):
             if line.strip():
                 empty = False
-                yield line
+                yield check_unicode(line, f"text {path}")
     except OSError as error:
         raise UserError(f"text {path}: cannot be read: {error.strerror}; check the path") from None
     if empty:

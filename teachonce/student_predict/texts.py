@@ -9,6 +9,7 @@ from pathlib import Path
 
 from teachonce.downstream.tasks.example_rows import PAIR, Row, read_rows, text_roles
 from teachonce.downstream.tasks.word_windows import joined
+from teachonce.downstream.text_lines import check_unicode
 from teachonce.student_predict.options import PredictOptions
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.packed import suffix_of
@@ -45,8 +46,8 @@ class InputText:
 def input_texts(options: PredictOptions) -> list[InputText]:
     """Return the texts, including blank ones, so that the answers have the order of the lines.
 
-    Raises UserError if all texts are blank, if texts and pairs are mixed, and for a file that
-    cannot be read.
+    Raises UserError if all texts are blank, if texts and pairs are mixed, for a lone surrogate, and
+    for a file that cannot be read.
     """
     try:
         found = list(_given(options))
@@ -56,6 +57,9 @@ def input_texts(options: PredictOptions) -> list[InputText]:
     if all(each.blank for each in found):
         source = str(options.input or ("the texts" if options.texts else "stdin"))
         raise UserError(f"{source}: has no text; give TEXT, --input FILE or lines on stdin")
+    for each in found:
+        for text in each.texts:
+            check_unicode(text, each.where)
     sizes = {len(each.texts): each.where for each in found}
     if len(sizes) > 1:
         raise UserError(

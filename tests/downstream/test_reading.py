@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.qa import GoldAnswer, Question, read_questions
-from teachonce.downstream.tasks.tagging import Sentence, read_tagged
+from teachonce.downstream.tasks.tagging import PartsOfSpeech, Sentence, read_tagged
 from teachonce.downstream.text_lines import read_lines
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus import text_files
@@ -37,15 +37,16 @@ def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
     assert read_questions(table(tmp_path / "a.tsv", header, lines), {}) == [asked_for, first, none]
     answers: list[Any] = [
         {"text": ["lamp"], "answer_start": [10]},
+        {"text": "lamp", "answer_start": 10},
         [{"text": "lamp", "answer_start": 10}],
         ["lamp"],
         [],
     ]
     hub = table(tmp_path / "b.jsonl", "question context answers", [(*cells, a) for a in answers])
-    assert read_questions(hub, {}) == [asked_for, asked_for, first, none]
+    assert read_questions(hub, {}) == [asked_for, asked_for, asked_for, first, none]
     renamed = table(tmp_path / "c.jsonl", "question context reply", [(*cells, "lamp")])
     assert read_questions(renamed, {"answer": "reply"}) == [first]
-    known = {"question": "who?", "answers": answers[1]}
+    known = {"question": "who?", "answers": answers[2]}
     unknown = {"question": "who?", "answers": [], "is_impossible": True}
     (tmp_path / "d.json").write_text(squad(cells[1], known, unknown))
     assert read_questions(tmp_path / "d.json", {}) == [asked_for, none]
@@ -175,6 +176,16 @@ def test_questions_in_an_array_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"question": "who?", "context": "a lamp", "answer": "lamp"}]))
     assert read_questions(path, {}) == [Question("who?", "a lamp", (GoldAnswer("lamp", 2),))]
+
+
+def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
+    """An escape in JSON can give half of a character, which no tokenizer encodes."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "ab\\ud800", "label": "x", "tokens": ["\\udc00"], "tags": ["x"]}\n')
+    place = r"(line 1|a.jsonl): character . is '\\u....', half of a character"
+    for read in (Classify().read, PartsOfSpeech(columns={"text": "tokens"}).read, read_lines):
+        with pytest.raises(UserError, match=place):
+            read(path)
 
 
 def test_lines_of_tables_are_their_texts(tmp_path: Path) -> None:

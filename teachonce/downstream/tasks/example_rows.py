@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from teachonce.downstream.text_lines import check_unicode
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.errors import no_column
 from teachonce.teacher_dump.corpus.packed import suffix_of
@@ -42,7 +43,8 @@ class Row(dict[str, Any]):
         return cell_of(self, name)
 
     def text(self, role: str, columns: Mapping[str, str]) -> str:
-        """Return the text in the cell of `role`. Raises UserError if it is not text, or blank."""
+        """Return the text in the cell of `role`. Raises UserError if it is not text, or blank, and
+        for a lone surrogate."""
         value = self.cell(role, columns)
         if not isinstance(value, str) or not value.strip():
             got = "nothing" if value is None or value == "" else f"{value!r:.60}"
@@ -50,7 +52,7 @@ class Row(dict[str, Any]):
                 f"{self.where}: expected text in column {columns.get(role, role)!r}, got {got}; "
                 "correct the row or remove it"
             )
-        return value
+        return check_unicode(value, self.where)
 
 
 PAIR = ("text_a", "text_b")

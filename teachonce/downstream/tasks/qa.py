@@ -49,7 +49,7 @@ def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
 
     A .json file has SQuAD's layout, 1.1 or 2.0, or is an array of rows. Other files have one
     question per row: columns `question`, `context` and `answer` (in .jsonl also `answers`:
-    {"text": [...], "answer_start": [...]}, or a list of texts or of {"text", "answer_start"}).
+    {"text": ..., "answer_start": ...} of values or of lists, or a list of texts or of such tables).
     Without `answer_start`, the first occurrence of the text is the answer. An empty answer means
     that the context has none.
 
@@ -84,10 +84,13 @@ def _squad(path: Path) -> Iterator[Question]:
             for paragraph in article["paragraphs"]:
                 context = paragraph["context"]
                 for asked in paragraph["qas"]:
-                    where = f"{path}, question {asked.get('id', asked['question'])!r}"
+                    question = asked["question"]
+                    if not (isinstance(context, str) and isinstance(question, str)):
+                        raise TypeError("context and question must be texts")
+                    where = f"{path}, question {asked.get('id', question)!r}"
                     found = [] if asked.get("is_impossible") else asked["answers"]
-                    yield Question(asked["question"], context, _answers(found, context, where))
-    except (KeyError, TypeError, AttributeError) as error:
+                    yield Question(question, context, _answers(found, context, where))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{path}: not SQuAD's layout ({type(error).__name__}: {error}); expected data > "
             "paragraphs > context, qas > question, answers > text, answer_start"
@@ -99,16 +102,10 @@ def _question(row: Row, columns: Mapping[str, str]) -> Question:
     several = "answer" not in columns and "answer" not in row and "answers" in row
     value = row["answers"] if several else row.cell("answer", columns)
     if isinstance(value, str) or value is None:
-        value = [{"text": value or "", "answer_start": row.get("answer_start")}]
-    elif isinstance(value, dict):  # as in the hub's copies of SQuAD
-        texts, begins = value.get("text", []), value.get("answer_start")
-        value = [
-            {"text": text, "answer_start": begin}
-            for text, begin in zip(texts, begins or [None] * len(texts), strict=False)
-        ]
+        value = {"text": value or "", "answer_start": row.get("answer_start")}
     try:
         answers = _answers(value, context, row.where)
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise UserError(
             f"{row.where}: expected a text, or texts with answer_start, as answer, "
             f"got {value!r:.60}; correct the row"
@@ -117,12 +114,20 @@ def _question(row: Row, columns: Mapping[str, str]) -> Question:
 
 
 def _answers(found: Any, context: str, where: str) -> tuple[GoldAnswer, ...]:
-    answers = [{"text": answer} if isinstance(answer, str) else answer for answer in found]
-    return tuple(
-        _answer(answer["text"], answer.get("answer_start"), context, where)
-        for answer in answers
-        if answer["text"].strip()
-    )
+    """Read a list of answers, each a text or a table of text and answer_start; or one such table,
+    whose values may be lists."""
+    if isinstance(found, str):  # its characters would be read as answers
+        raise TypeError("answers must be a list")
+    if isinstance(found, dict):
+        texts, begins = found["text"], found.get("answer_start")
+        if isinstance(texts, str):
+            texts, begins = [texts], [begins]
+        # Lists, as in the hub's copies of SQuAD.
+        pairs = [*zip(texts, begins or [None] * len(texts), strict=True)]
+    else:
+        tables = [{"text": answer} if isinstance(answer, str) else answer for answer in found]
+        pairs = [(table["text"], table.get("answer_start")) for table in tables]
+    return tuple(_answer(text, begin, context, where) for text, begin in pairs if text.strip())
 
 
 def _answer(text: str, begin: Any, context: str, where: str) -> GoldAnswer:

@@ -16,6 +16,7 @@ from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_windows
+from teachonce.downstream.text_lines import check_unicode
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -65,7 +66,8 @@ def read_table(
     """Read a table of lists of words and tags, or of texts and spans, as teacher-dump does.
 
     columns: names of the columns of words (`text`) and tags (`label`), if not the default names.
-    Raises UserError with file and row for a row without tags, and for a word without a tag.
+    Raises UserError with file and row for a row without tags, for a word without a tag, and for a
+    lone surrogate.
     """
     sentences = []
     for number, row in enumerate(read_rows(path), 1):
@@ -83,6 +85,7 @@ def read_table(
                 f"{row.where}: expected a tag for every word, got {cell_of(row, tags)!r:.60};"
                 " correct the row or remove it"
             )
+        check_unicode(found.text, row.where)
         texts = tuple(found.text[begin:end] for begin, end, _ in every)
         sentences.append(Sentence(texts, tuple(tag for *_, tag in every), row.where))
     if not sentences:

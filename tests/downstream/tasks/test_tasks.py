@@ -313,9 +313,30 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     (PartsOfSpeech(), "a.tsv", b"\xfe\tX\n", r"not UTF-8"),
     (QA(), "a.json", b"{}", r"not SQuAD's layout"),
     (QA(), "a.json", b"[", r"has no end"),
+    *(
+        (QA(), "a.json", f'{{"data": [{{"paragraphs": [{paragraph}]}}]}}'.encode(), message)
+        for paragraph, message in (
+            ('{"context": "ab", "qas": [{"question": "q", "answers": "ab"}]}', "must be a list"),
+            ('{"context": "ab", "qas": [{"question": null, "answers": []}]}', "must be texts"),
+            ('{"context": 5, "qas": [{"question": "q", "answers": []}]}', "must be texts"),
+        )
+    ),
     (QA({"answer": "x"}), "a.json", b"{}", r"leave the options of columns out"),
     (QA(), "a.tsv", b"question\tcontext\tanswer\nq\ta b\tc\n", r"line 2: answer 'c' is not in its"),
-    (QA(), "a.jsonl", b'{"question": "q", "context": "a b", "answer": 7}\n', r"expected a text"),
+    *(
+        (
+            QA(),
+            "a.jsonl",
+            b'{"question": "q", "context": "a b", "answer": %b}\n' % answer,
+            r"expected a text",
+        )
+        for answer in (
+            b"7",
+            b'{"text": null}',
+            b'{"begin": 0}',
+            b'{"text": ["a", "b"], "answer_start": [0]}',
+        )
+    ),
     (
         QA(),
         "a.jsonl",
