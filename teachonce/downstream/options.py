@@ -55,6 +55,8 @@ AS_IS = "as-is"
 COLUMN = "_column"  # the suffix of options that name columns
 SHORTEST = 8
 """The smallest --max-length, in tokens."""
+LARGEST_SEED = 2**32 - 1
+"""`set_seed` of transformers passes the seed to NumPy, whose seeds have 32 bits."""
 TEST = "test"  # the name of a split; with several test files, the mean over them
 OPTION = f"--model {SCRATCH}"
 CONTRADICTING = (
@@ -193,8 +195,7 @@ class DownstreamOptions:
     seed: int | None = _option(
         "Use this number as the (first) seed.",
         [*TRAINED, "speed"],
-        # `set_seed` of transformers passes the seed to NumPy, whose seeds have 32 bits.
-        within=Range(f"0 to {2**32 - 1}", low=0, high=2**32 - 1),
+        within=Range(f"0 to {LARGEST_SEED}", low=0, high=LARGEST_SEED),
     )
     steps: int | None = _option("Train for N optimizer steps.", TRAINED, within=at_least(1))
     epochs: int | None = _option(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teachonce.downstream.options import OPTIONS
+from teachonce.downstream.options import LARGEST_SEED, OPTIONS
 from teachonce.support.errors import UserError
 from teachonce.support.options import KEY, check_values
 
@@ -23,6 +23,17 @@ def check_new(out: Path, resumable: bool = True) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         remedy = ", or continue with --resume" if resumable else ""
         raise UserError(f"--out {out}: exists already; choose another{remedy}")
+
+
+def seeds_from(first: int, count: int) -> range:
+    """Return `count` seeds from `first` on. Raises UserError if the last one is too large."""
+    last = first + count - 1
+    if last > LARGEST_SEED:
+        raise UserError(
+            f"--seed {first} with --seeds {count}: the last seed would be {last}, above the"
+            f" largest, {LARGEST_SEED}; lower --seed"
+        )
+    return range(first, first + count)
 
 
 class _Checked:

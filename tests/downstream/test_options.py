@@ -16,6 +16,7 @@ from teachonce.downstream.mlm.scoring import train_seeds
 from teachonce.downstream.options import OPTIONS, TASKS, DownstreamOptions
 from teachonce.downstream.settings import FineTuneSettings, MlmSettings, SpeedSettings
 from teachonce.downstream.tasks.classify import Classify
+from teachonce.downstream.tasks.fine_tune import fine_tune
 from teachonce.downstream.tasks.qa import QA
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
 from teachonce.support.errors import UserError
@@ -62,6 +63,17 @@ def test_python_refuses_what_the_command_line_refuses(
     with pytest.raises(UserError) as printed:
         make(**{name: value})
     assert str(printed.value) == message
+
+
+def test_the_last_of_several_seeds_is_within_the_range() -> None:
+    expected = "--seed 4294967295 with --seeds 2: the last seed would be 4294967296, above the"
+    tuning = FineTuneSettings(seed=2**32 - 1, seeds=2)
+    for train in (
+        lambda: train_seeds(mlm(seed=2**32 - 1), 2, {}),
+        lambda: fine_tune(Classify(), "m", {}, tuning),
+    ):
+        with pytest.raises(UserError, match=expected):
+            train()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from teachonce.downstream.mlm.text_blocks import Spelling, cut, spelling, tokens
 from teachonce.downstream.options import check_option
 from teachonce.downstream.progress import Scoring
 from teachonce.downstream.score_tables import FILE, NATS, result_of
-from teachonce.downstream.settings import MlmSettings, check_new
+from teachonce.downstream.settings import MlmSettings, check_new, seeds_from
 from teachonce.downstream.text_lines import read_lines
 from teachonce.downstream.tracking import TrackedRun, folder_of
 from teachonce.support.console import counted
@@ -84,7 +84,7 @@ def train_seeds(
         check_new(out)
     elif (out / FILE).exists():
         raise UserError(f"--resume: the training in {out} is finished; choose another --out")
-    for seed in range(settings.seed, settings.seed + seeds):
+    for seed in seeds_from(settings.seed, seeds):
         folder = folder_of(out, seed, seeds)
         # The first seed is resumed even if it never started, so that `train_mlm` reports it.
         resume = settings.resume and (not runs or (folder / SETTINGS_FILE).exists())

@@ -19,7 +19,7 @@ from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
-from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.settings import FineTuneSettings, seeds_from
 from teachonce.downstream.tasks.model_card import write_card
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.downstream.tracking import SILENT, Log, TrackedRun, folder_of
@@ -35,6 +35,7 @@ from teachonce.training.trackers import RunDescription
 WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.999)
 SMALL_WIDTH = 384
+DAMAGED = "; its weights are damaged, train it again"
 UNSAVED = "fine-tuning saves nothing before its end; the same command starts from the beginning"
 Say = Callable[[str], object]
 
@@ -65,6 +66,7 @@ def fine_tune(
 
     Raises UserError for a wrong model or file, and if the predictions become NaN or infinite.
     """
+    seeds = seeds_from(settings.seed, settings.seeds)
     source = resolve_model(model)
     splits = {name: task.read(path) for name, path in files.items()}
     for line in task.take_notes():
@@ -74,7 +76,6 @@ def fine_tune(
     task.prepare(splits)
     if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):
         say(note)
-    seeds = range(settings.seed, settings.seed + settings.seeds)
     runs = []
     about = {"task": task.name, "model": model, **asdict(settings), **task.options()}
     for seed in seeds:
@@ -120,15 +121,28 @@ def score_as_is(
     for line in task.take_notes():
         say(line)
     settings = {"as_is": True, "max_length": max_length}
-    blame = "; its weights are damaged, train it again"
     if own := task.predict_own(model, splits, max_length):
         for line in ("as is, with the modules of its folder", *task.take_notes()):
             say(line)
-        scores = {name: _score(task, splits[name], (), found, blame) for name, found in own.items()}
-        run = scores | _warned(task, scores, "train it with a higher --lr or more --epochs", say)
-        return _result(task, model, files, settings, splits, [run])
+        scores = {
+            name: _score(task, splits[name], (), found, DAMAGED) for name, found in own.items()
+        }
+    else:
+        scores = _scored_by_head(task, model, splits, max_length, say)
+    run = scores | _warned(task, scores, "train it with a higher --lr or more --epochs", say)
+    return _result(task, model, files, settings, splits, [run])
+
+
+def _scored_by_head(
+    task: Task,
+    model: str,
+    splits: Mapping[str, Sequence[Any]],
+    max_length: int | None,
+    say: Say,
+) -> dict[str, dict[str, float]]:
+    """Score the splits with the model's own head for the task."""
     source = resolve_model(model)
-    if early := declared_task(source, getattr(task, "model_class", None)):
+    if early := declared_task(source, task.model_class):
         task.adopt(early, splits)  # a label that the model lacks is refused before it is loaded
     tokenizer, network, spec = task.load_own(source)
     task.adopt(spec, splits)
@@ -145,9 +159,8 @@ def score_as_is(
         scores = {}
         for name, examples in splits.items():
             rows = _encoded(task, name, (tokenizer, length), examples, say)
-            scores[name] = _score(task, examples, rows, _predict(trainer, rows), blame)
-    run = scores | _warned(task, scores, "train it with a higher --lr or more --epochs", say)
-    return _result(task, model, files, settings, splits, [run])
+            scores[name] = _score(task, examples, rows, _predict(trainer, rows), DAMAGED)
+    return scores
 
 
 def _warned(
@@ -230,19 +243,23 @@ def _one_seed(
             name: score(name, _predict(trainer, rows[name])) for name in splits if name != "train"
         }
         tracked.add_scores(scores)
-        if save_to is not None:
-            network = trainer.accelerator.unwrap_model(trainer.model)
-            note = task.finish(network)
-            network.save_pretrained(save_to)
-            files.apply_umask(save_to)
-            save_tokenizer(tokenizer, save_to)
-            if note:
-                say(f"seed {seed}: saved in {save_to}: {note}")
-                result["note"] = note
+        if save_to is not None and (note := _saved(task, trainer, tokenizer, save_to)):
+            say(f"seed {seed}: saved in {save_to}: {note}")
+            result["note"] = note
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     more = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
     remedy = f"raise --lr ({lr:g}) or {more}"
     return result | scores | _warned(task, {"dev": scores["dev"]}, remedy, say, f"seed {seed}: ")
+
+
+def _saved(task: Task, trainer: Trainer, tokenizer: Any, folder: Path) -> str:
+    """Save the trained model. Returns the task's note for its users; see `Task.finish`."""
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    note = task.finish(network)
+    network.save_pretrained(folder)
+    files.apply_umask(folder)
+    save_tokenizer(tokenizer, folder)
+    return note
 
 
 def default_lr(model: Any) -> float:
