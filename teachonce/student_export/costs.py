@@ -64,10 +64,13 @@ def costs_of(
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file with its companions of the same stem (OpenVINO's .xml and .bin),
-    or of all safetensors in a folder."""
+    or of the weights in a folder."""
     if path.is_dir():
-        return sum(each.stat().st_size for each in path.rglob("*.safetensors"))
-    return sum(each.stat().st_size for each in path.parent.glob(f"{path.stem}.*"))
+        # Not both: a folder may have the same weights in two formats.
+        found = [*path.rglob("*.safetensors")] or [*path.rglob("pytorch_model*.bin")]
+    else:
+        found = [*path.parent.glob(f"{path.stem}.*")]
+    return sum(each.stat().st_size for each in found)
 
 
 def _measured(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -34,6 +33,11 @@ from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_credentials
 
 CARD, CONFIG = "README.md", "config.json"
+WORST = 3
+"""The number of layers that a refusal names."""
+SENTENCES = 20
+"""Texts that are timed one by one."""
+Say = Callable[[str], object]
 
 
 def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
@@ -133,13 +137,6 @@ def _json_bytes(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-Say = Callable[[str], object]
-WORST = 3
-"""The number of layers that a refusal names."""
-SENTENCES = 20
-"""Texts that are timed one by one."""
-
-
 def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     """Export a student to every format of `options.to`, into a new folder; return its files.
 
@@ -154,31 +151,40 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     if LIBRARIES.keys() & options.to:
         check_answers(student)
     check = export_check(student, options.check)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    _student_card(options.folder)  # refused before the work; below it is read as it is by then
+    parent = options.out.parent
+    parent.mkdir(parents=True, exist_ok=True)
     # next to --out, because a rename works within one file system only
-    scratch = Path(tempfile.mkdtemp(prefix=f".{options.out.name}-", dir=options.out.parent))
-    try:
-        made = [_exported(student, check, name, options, scratch, say) for name in options.to]
+    with tempfile.TemporaryDirectory(prefix=f".{options.out.name}-", dir=parent) as scratch:
+        # A folder in it, which has the mode of the umask: the temporary one is its owner's alone.
+        folder = Path(scratch) / options.out.name
+        folder.mkdir()
+        made = [_exported(student, check, name, options, folder, say) for name in options.to]
         say("the student is timed")
         costs = _costs(student, None, options.folder)
         own = Exported(STUDENT, check.measure, 1.0, check.own, costs, unit=check.unit)
-        write_tokenizer(student, scratch)
-        write_metadata(student, made, scratch)
-        write_modules(student, scratch)
-        write_programs(student, made, scratch)
-        card = options.folder / CARD
-        before = card.read_text("utf-8") if card.is_file() else f"# {options.folder.name}\n"
-        text = without_credentials(before)
-        write_card(export_card(text, student, made), own, made, scratch / CARD)
-        scratch.chmod(0o755)  # mkdtemp gives 0700
-        files.rename(scratch, options.out)
-        # Last, so that the student's card lists no export that was not published.
-        write_card(text, own, made, card)
-        say(f"export in {options.out}; its {CARD} shows how to run it")
-        return made
-    finally:
-        # After the rename this folder does not exist: hence `ignore_errors`.
-        shutil.rmtree(scratch, ignore_errors=True)
+        write_tokenizer(student, folder)
+        write_metadata(student, made, folder)
+        write_modules(student, folder)
+        write_programs(student, made, folder)
+        text = _student_card(options.folder)
+        write_card(export_card(text, student, made), own, made, folder / CARD)
+        files.apply_umask(folder)
+        files.rename(folder, options.out)
+    # Last, so that the student's card lists no export that was not published.
+    write_card(text, own, made, options.folder / CARD)
+    say(f"export in {options.out}; its {CARD} shows how to run it")
+    return made
+
+
+def _student_card(folder: Path) -> str:
+    """Return the student's model card without credentials. Raises UserError if it is not UTF-8."""
+    card = folder / CARD
+    try:
+        before = card.read_text("utf-8") if card.is_file() else f"# {folder.name}\n"
+    except UnicodeDecodeError:
+        raise UserError(f"{card}: is not UTF-8; convert it with iconv, or remove it") from None
+    return without_credentials(before)
 
 
 def _costs(student: LoadedStudent, format_name: str | None, path: Path) -> Costs:

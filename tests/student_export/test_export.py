@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.student_export.cards import STUDENT, Exported, write_card
 from teachonce.student_export.checking import export_check
 from teachonce.student_export.cli import main
-from teachonce.student_export.costs import Costs, costs_of
+from teachonce.student_export.costs import Costs, costs_of, size_of
 from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import load_student
@@ -334,9 +335,18 @@ def test_word_vectors_for_model2vec(
     linear = Dense(8, 12, bias=False, activation_function=None)
     expected = SentenceTransformer(modules=[table, linear, normalize()], device="cpu")
     expected.save(str(tmp_path / "student"), create_model_card=False)
-    out = tmp_path / "out"
-    said = run(tmp_path / "student", "--to", "model2vec", "--out", out).output
+    out, card = tmp_path / "out", tmp_path / "student" / "README.md"
+    words = (tmp_path / "student", "--to", "model2vec", "--out", out)
+    card.write_bytes(b"caf\xe9")
+    assert f"{card}: is not UTF-8; convert it with iconv, or remove it" in refused(*words)
+    card.unlink()
+    before = os.umask(0o027)
+    said = run(*words).output
+    os.umask(before)
     assert "model2vec/model.safetensors: agreement 100.00 %" in said
+    # By default safetensors and temporary folders are for their owner alone.
+    modes = [f"{(out / path).stat().st_mode:o}" for path in (".", "model2vec/model.safetensors")]
+    assert modes == ["40750", "100640"]
     vectors = StaticModel.from_pretrained(out / "model2vec").encode(TEXTS)
     assert vectors == pytest.approx(expected.encode(TEXTS), abs=1e-6)
     answers = [json.loads(line) for line in predicted(out, *TEXTS)]
@@ -448,6 +458,13 @@ def test_the_options_name_every_format() -> None:
     assert tuple(FORMATS) == NAMES == tuple(QUANTISED)
     for name, kinds in QUANTISED.items():
         assert set(FORMATS[name].names) == {"", *kinds}
+
+
+def test_the_size_of_a_folder_is_of_its_weights_in_one_format(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"12345")
+    assert size_of(tmp_path) == 5
+    (tmp_path / "model.safetensors").write_bytes(b"123")
+    assert size_of(tmp_path) == 3
 
 
 def test_a_measurement_whose_process_is_killed_is_one_line(tmp_path: Path) -> None:
