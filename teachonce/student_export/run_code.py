@@ -122,7 +122,7 @@ ${later}        found = {"tag": tag, "probability": round(float(shares[piece].ma
         words.append({"word": word, "begin": begin, "end": end, **found})
     return {"words": words$entities}
 """
-LATER = """        if tag == "$label":  # continues the entity of the word before
+LATER = """        if tag == $label:  # continues the entity of the word before
             before = words[-1]["tag"] if words else "O"
             tag = "I-" + before[2:] if before[:2] in ("B-", "I-") else "O"
 """
@@ -240,7 +240,7 @@ def _answering(student: StudentInputs) -> Answering:
     task = student.task
     assert task is not None  # only LM heads and embedders have none
     if student.kind == "tagging":
-        later = _filled(LATER, label=task.later_label) if task.later_label else ""
+        later = _filled(LATER, label=_quoted(task.later_label)) if task.later_label else ""
         joins = student.joins_entities
         entities = ', "entities": [*entities(text, words)]' if joins else ""
         answer = _filled(TAGS, later=later, entities=entities)

@@ -120,6 +120,11 @@ class Predictor:
 
     def _check_masks(self) -> None:
         mask = self.student.tokenizer.mask_token
+        if mask is None:
+            raise UserError(
+                "the student's tokenizer has no mask token, so it cannot fill in pieces; copy the"
+                " whole folder, with tokenizer_config.json"
+            )
         for each in self.given:
             if not each.blank and mask not in each.texts[0]:
                 raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -223,6 +224,19 @@ def test_an_activation_that_no_program_computes_is_refused(
     )
 
 
+def test_a_label_of_a_checkpoint_is_no_code_of_a_program(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    label = 'X" or exit() or "'
+    labels = ("O", "B-PER", "I-PER", label)
+    tokenizer = make_tokenizer("wordpiece")
+    folder = made(tmp_path / "a", tokenizer, "TokenClassification", labels, later_label=label)
+    program = run_code(load_student(folder), "onnx", "onnx/model.onnx")
+    nodes = [*ast.walk(ast.parse(program))]
+    assert label in [node.value for node in nodes if isinstance(node, ast.Constant)]
+    assert "exit" not in [node.id for node in nodes if isinstance(node, ast.Name)]
+
+
 def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
     from sentence_transformers import CrossEncoder, SentenceTransformer
     from transformers import pipeline
@@ -429,6 +443,7 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
     [
         ("classifier", [""], "the texts: has no text; give TEXT, --input FILE or lines on stdin"),
         ("classifier", [], "stdin: has no text"),
+        ("classifier", ["a", "b\udcff"], "TEXT 2: character 2 is '\\udcff', half of a character"),
         ("classifier", ["a", "--input", "b.txt"], "give texts on the command line or --input"),
         ("classifier", ["a", "--pairs"], "TEXT 1: expected two texts with a TAB between them"),
         ("classifier", ["a", "--file", "onnx/model.onnx"], "is not an export (export.json)"),
@@ -448,6 +463,14 @@ def test_what_does_not_fit_is_one_line(
     students: dict[str, Path], kind: str, words: list[str], message: str
 ) -> None:
     assert message in refused(students[kind], *words, input="")
+
+
+def test_a_tokenizer_without_a_mask_is_one_line(students: dict[str, Path]) -> None:
+    """An export whose tokenizer_config.json was not copied has such a tokenizer."""
+    student = load_student(students["mlm"])
+    student.tokenizer.mask_token = None
+    with pytest.raises(UserError, match="has no mask token, so it cannot fill in pieces; copy"):
+        Predictor(student, student.run, [InputText(("a",), "TEXT 1")])
 
 
 def test_a_tagger_tags_the_words_of_a_file(students: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Regex, normalizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -21,9 +21,10 @@ from transformers import (
 )
 
 from teachonce.downstream.lm.scoring import score_lm
-from teachonce.downstream.lm.windows import sliding_windows
+from teachonce.downstream.lm.windows import read_documents, sliding_windows
 from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
+from teachonce.support.errors import UserError
 from teachonce.training.byte_level import SPECIALS, train_byte_level
 from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Words
@@ -224,3 +225,11 @@ def test_a_teacher_agrees_with_its_own_store(
     assert "has no logits of next tokens" in refused(*given, "--store", masked)
     assert "random draws" in refused(*given, "--store", drawn)
     assert "missing.zarr: no such file" in refused(*given, "--store", tmp_path / "missing.zarr")
+
+
+def test_a_tokenizer_whose_bytes_cannot_be_counted_is_one_line() -> None:
+    tokenizer = trained_tokenizer("bpe-plain")
+    # Python's `re` has no such classes of characters.
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex(r"\p{Zs}+"), " ")
+    with pytest.raises(UserError, match=r"the bytes of its tokens cannot be counted: .*p[{]Zs"):
+        read_documents(tokenizer, ENGLISH[:1])
