@@ -3,7 +3,7 @@ a decoder, by its distributions of the next token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.downstream.lm.scoring import bits_per_byte
+from teachonce.downstream.lm.scoring import text_figures
 from teachonce.downstream.lm.windows import read_documents, start_token
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.pair import PairScore
@@ -101,7 +101,7 @@ def random_texts(student: LoadedStudent) -> list[str]:
 
 
 def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -> ExportCheck:
-    batches = [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
+    batches = _batches(student, texts)
     expected = [student.run(batch) for batch in batches]
     kind = student.kind
     if student.task is not None and student.task.kind == "classification":
@@ -130,13 +130,18 @@ def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -
 def _agreements(kind: str, expected: Array, found: Array, present: Array) -> Floats:
     """Compute the agreement for each text, or for each token that is `present`: float64 [N]."""
     if kind == "embedding":
-        lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
-        return np.asarray((expected * found).sum(1) / np.maximum(lengths, 1e-12), np.float64)
+        return _cosines(expected, found)
     if kind == "several labels":
         # A logit above 0 is a share above one half.
         return np.asarray(((expected > 0) == (found > 0)).mean(axis=-1), np.float64)
     same = expected.argmax(-1) == found.argmax(-1)
     return np.asarray(same if same.ndim == 1 else same[present], np.float64)
+
+
+def _cosines(first: Array, second: Array) -> Floats:
+    """Return the cosines of rows, float64 [N]; 0 for a vector of zeros."""
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.asarray((first * second).sum(1) / np.maximum(lengths, 1e-12), np.float64)
 
 
 def _correlation(expected: Array, found: Array) -> float:
@@ -158,13 +163,9 @@ def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
     if student.kind == "embedding":
 
         def score(run: Runner) -> float:
-            sides = [
-                np.concatenate([run(batch) for batch in _text_batches(student, examples, side)])
-                for side in ("text_a", "text_b")
-            ]
-            lengths = np.prod([np.linalg.norm(side, axis=1) for side in sides], axis=0)
-            cosines = (sides[0] * sides[1]).sum(1) / np.maximum(lengths, 1e-12)
-            return float(task.score(examples, (), cosines)[task.primary])
+            sides = ([getattr(e, name) for e in examples] for name in ("text_a", "text_b"))
+            found = [np.concatenate([*map(run, _batches(student, texts))]) for texts in sides]
+            return float(task.score(examples, (), _cosines(*found))[task.primary])
 
     else:
         rows = task.encode(student.tokenizer, examples, min(task.max_length, student.max_length))
@@ -199,12 +200,8 @@ def _task_of(student: LoadedStudent) -> Any:
     return (Entities if iob else PartsOfSpeech)()
 
 
-def _text_batches(
-    student: LoadedStudent, examples: Sequence[Any], side: str
-) -> Iterator[dict[str, Array]]:
-    texts = [getattr(example, side) for example in examples]
-    for begin in range(0, len(texts), BATCH):
-        yield student.encode(texts[begin : begin + BATCH])
+def _batches(student: LoadedStudent, texts: Sequence[str]) -> list[dict[str, Array]]:
+    return [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
 
 
 def _concatenated(outputs: Sequence[Array]) -> Array:
@@ -246,7 +243,8 @@ def _decoder_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
             return torch.from_numpy(run(batch))
 
         pieces = student.config.vocab_size
-        return bits_per_byte(predict, documents, size, size // 2, pieces, str(path))
+        found = text_figures(predict, documents, size, size // 2, pieces, str(path))
+        return found["bits_per_byte"]
 
     first = _first_tokens(student, lines)
     measure = f"{DECODER_MEASURE}, {len(first):,} lines of {path.name}"
@@ -298,7 +296,7 @@ def _cross_entropy(own: Tensor, found: Tensor) -> float:
 
 
 def _decoder_share(student: LoadedStudent, texts: Sequence[str]) -> Any:
-    batches = [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
+    batches = _batches(student, texts)
     expected = [_log_probabilities(student.run(batch), batch) for batch in batches]
     entropy = sum(_cross_entropy(each, each) for each in expected)
 

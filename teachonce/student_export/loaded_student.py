@@ -136,7 +136,7 @@ def load_student(folder: Path) -> LoadedStudent:
         return _decoder(model, config, folder)
     if listed and not kind:
         check_modules(model)
-        return _embedding(folder)
+        return _embedding(model, folder)
     if kind is None:
         raise UserError(
             f"{folder}: is an encoder with neither a head nor a pooling ({MODULES}); export a"
@@ -202,8 +202,7 @@ def _inputs(tokenizer: Any) -> tuple[str, ...]:
     return tuple(name for name in INPUTS if name in tokenizer.model_input_names)
 
 
-def _embedding(folder: Path) -> LoadedStudent:
-    model = resolve_model(str(folder))
+def _embedding(model: ResolvedModel, folder: Path) -> LoadedStudent:
     tokenizer, encoder = load_with_tokenizer(model)
     found = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
     longest = input_limit(encoder.config, tokenizer)

@@ -72,8 +72,8 @@ def train_wordpiece(
 
     It has a piece for every character of the text. If the text is small, it has fewer pieces than
     `size`; `fewer_pieces` reports that. characters: further characters to include, if at least half
-    of the pieces remain for others. Raises UserError if `size` is less than the number of
-    characters.
+    of the pieces remain for others. Raises UserError if `size` is too small for the special tokens
+    and the characters, each at the start of a word and inside one.
     """
     tokenizer = _untrained(teacher_normalizer)
     words = _count_words(texts, tokenizer)

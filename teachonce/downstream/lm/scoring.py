@@ -100,7 +100,8 @@ def score_lm(
             say(f"{path}: {changed}")
         counts[name] = len(documents.ids)
         pieces = network.config.vocab_size
-        scores[name] = _figures(predict, documents, size, shared, pieces, str(path)) | agreement
+        figures = text_figures(predict, documents, size, shared, pieces, str(path))
+        scores[name] = figures | agreement
     given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
     return result_of(about, model, tests, given, counts, [scores])
 
@@ -143,21 +144,15 @@ def _start(tokenizer: Any) -> str:
     return f"{tokenizer.convert_ids_to_tokens(start)} in front of each document"
 
 
-def bits_per_byte(
+def text_figures(
     predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
-) -> float:
-    """Return the bits per byte of documents, which `predict` reads in windows of `size` tokens that
-    share `shared`.
+) -> dict[str, float]:
+    """Return the figures of ABOUT for documents, which `predict` reads in windows of `size` tokens
+    that share `shared`.
 
     pieces: the size of the vocabulary. name: of the text, for messages. Raises UserError if there
         is nothing to predict, or if a prediction is not finite.
     """
-    return _figures(predict, documents, size, shared, pieces, name)["bits_per_byte"]
-
-
-def _figures(
-    predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
-) -> dict[str, float]:
     if not documents.bytes:
         raise UserError(
             f"text {name}: each document has at most one token, so that there is no next token to"

@@ -362,7 +362,7 @@ def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
     """Train a cased WordPiece tokenizer that contains every character of the lines.
 
     size: number of pieces (30k, 512); fewer if the lines yield fewer.
-    Raises UserError if `size` is smaller than the number of characters.
+    Raises UserError if `size` is too small for the characters, as `train_wordpiece` does.
     """
     pieces = vocabulary_size(size)
     assert pieces is not None  # the option has refused other words

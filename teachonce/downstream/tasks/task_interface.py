@@ -213,7 +213,7 @@ def encode_cut(task: Task, tokenizer: Any, texts: Sequence[Sequence[str]], limit
     texts: the first text of each example and, for pairs, the second text of each.
     """
     encoded = tokenizer(*map(list, texts), truncation=True, max_length=limit)
-    cut = sum(bool(each.overflowing) for each in encoded.encodings or ())
+    cut = sum(bool(each.overflowing) for each in encoded.encodings)
     if cut:
         what = "text" if len(texts) == 1 else "pair"
         total = len(encoded["input_ids"])
