@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, first_line
 from teachonce.support.plugins import load_outside
 
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
@@ -99,9 +99,10 @@ class Loss:
     """Describes one loss.
 
     name: the name in `--loss`. A loss of a task and a loss of a vocabulary may share a name.
-    formula: a function, or `module.function` of this package. Its arguments are the student's
-        side, the teacher's side (except for `next`), for maps also which pairs of runs are present,
-        and the temperature if `tempered`. It returns a scalar that is already averaged.
+    formula: a function of your own, or `module.function` of this package. Its arguments are the
+        student's side, the teacher's side (except for `next`), for maps also which pairs of runs
+        are present, and the temperature if `tempered`. It returns a scalar that is already
+        averaged.
     teacher, student: the teacher's and the student's side that it compares.
     unit: the unit of its value, for the model card.
     projection: whether the student's states pass through a linear map to the teacher's hidden
@@ -175,7 +176,7 @@ class Loss:
     def measure(self) -> Callable[..., Tensor]:
         """Return the formula; imports its module if it is given by name."""
         if callable(self.formula):
-            found = self.formula
+            found = self._checked
         else:
             module, _, function = self.formula.partition(".")
             found = getattr(import_module(f"{__package__}.{module}"), function)
@@ -183,6 +184,31 @@ class Loss:
             value = self.parameter.default if self.value is None else self.value
             return partial(found, **{self.parameter.argument: value})
         return found
+
+    def _checked(self, *sides: Any, **more: Any) -> Tensor:
+        """Compute the formula of another package. Raises UserError if it fails, or if its value is
+        not a tensor without dimensions."""
+        import torch
+
+        assert callable(self.formula)
+        try:
+            value = self.formula(*sides, **more)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a foreign formula may raise any
+            inside = error.__traceback__ and error.__traceback__.tb_next
+            code = f", {inside.tb_frame.f_code.co_filename}:{inside.tb_lineno}" if inside else ""
+            raise UserError(
+                f"--loss {self.name}: its formula fails ({first_line(error)}{code}); its arguments"
+                " are the student's side and the teacher's (docs/losses.md, Your own loss)"
+            ) from error
+        if not isinstance(value, torch.Tensor) or value.dim():
+            found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise UserError(
+                f"--loss {self.name}: its formula returns {found}; expected a tensor without"
+                " dimensions, the mean over the batch"
+            )
+        return value
 
     def variants(self, names: Iterable[str]) -> Iterator[Loss]:
         """Yield this loss for each of the `names` that mean it, such as `jsd` and `jsd:0.3`."""
@@ -347,11 +373,34 @@ def find(name: str) -> list[Loss]:
         )
     if not found and (loss := load_outside(name, GROUP, "--loss")) is not None:
         if not isinstance(loss, Loss):
-            raise UserError(f"--loss {name}: expected a Loss, got {type(loss).__name__}")
+            raise UserError(
+                f"--loss {name}: expected a Loss ({Loss.__module__}.Loss), got"
+                f" {type(loss).__name__}"
+            )
+        _check_sides(name, loss)
         # By the name that was given: `--loss`, weights and terms refer to it.
         _OUTSIDE[name] = replace(loss, name=name)
         found = [_OUTSIDE[name]]
     return found
+
+
+def _check_sides(name: str, loss: Loss) -> None:
+    """Raise UserError if students and stores do not have the two sides of a loss together."""
+    able: dict[str, dict[str, None]] = {}
+    for each in LOSSES:
+        able.setdefault(each.teacher, {})[each.student] = None
+    if loss.teacher not in able:
+        expected = f"teacher={loss.teacher!r}: expected one of {', '.join(able)}"
+    elif loss.student not in able[loss.teacher]:
+        expected = (
+            f"student={loss.student!r}: with teacher={loss.teacher!r} expected one of"
+            f" {', '.join(able[loss.teacher])}"
+        )
+    elif loss.projection not in ("none", "always", "widths differ"):
+        expected = f"projection={loss.projection!r}: expected none, always or widths differ"
+    else:
+        return
+    raise UserError(f"--loss {name}: {expected} (docs/losses.md, Your own loss)")
 
 
 def loss_names() -> list[str]:
@@ -399,8 +448,8 @@ def features_of(losses: Iterable[Loss]) -> list[str]:
 
 def help_text() -> str:
     """List the names for `--help`, by the head that a student needs."""
-    of_any, of_vocabulary, of_task = (
-        ", ".join(dict.fromkeys(loss.shown for loss in LOSSES if loss.head == head))
-        for head in (None, "vocabulary", "task")
+    of_any, of_pieces, of_next, of_task = (
+        ", ".join(dict.fromkeys(each.shown for each in LOSSES if (each.head, each.of_next) == kind))
+        for kind in ((None, False), ("vocabulary", False), ("vocabulary", True), ("task", False))
     )
-    return f"{of_any}; with an MLM head {of_vocabulary}; for a task {of_task}"
+    return f"{of_any}; with an MLM head {of_pieces}; for a decoder {of_next}; for a task {of_task}"

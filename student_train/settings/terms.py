@@ -105,13 +105,21 @@ def check_losses(loss: Any) -> None:
     if not isinstance(loss, Mapping) or not loss:
         raise UserError("--loss: expected one or more losses with weights, such as mlm=1,hidden=30")
     for name, weight in loss.items():
+        if not isinstance(name, str):
+            raise UserError(
+                f"--loss: expected names with weights, such as {{'my_module:LOSS': 1}}, got"
+                f" {type(name).__name__}"
+            )
         number = isinstance(weight, int | float)
         if not number or not 0 < weight < math.inf:
             shown = f"{weight:g}" if number else repr(weight)
             raise UserError(f"--loss {name}={shown}: expected a finite weight above 0")
         if not find(name):
             near = suggest(name, known := loss_names())
-            raise UserError(f"--loss {name}: unknown; {near}expected one of {', '.join(known)}")
+            raise UserError(
+                f"--loss {name}: unknown; {near}expected one of {', '.join(known)}, or"
+                " MODULE:OBJECT, a Loss of your own"
+            )
 
 
 @dataclass(frozen=True)

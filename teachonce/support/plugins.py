@@ -38,7 +38,7 @@ def added_object(group: str, name: str, option: str = "") -> Any | None:
     if not entries:
         return None
     added = f"{entries[0].value}, which an installed package adds to {group},"
-    return _load(entries[0], f"{option}{name}: {added}")
+    return _load(entries[0], f"{option}{name}: {added}", "install, update or remove that package")
 
 
 def load_outside(word: str, group: str, option: str) -> Any | None:
@@ -50,14 +50,13 @@ def load_outside(word: str, group: str, option: str) -> Any | None:
         return added_object(group, word, f"{option} ")
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", word):
         return None
-    return _load(EntryPoint(word, word, group), f"{option} {word}:")
+    remedy = "correct it, or put the folder of that module on PYTHONPATH"
+    return _load(EntryPoint(word, word, group), f"{option} {word}:", remedy)
 
 
-def _load(entry: EntryPoint, what: str) -> Any:
+def _load(entry: EntryPoint, what: str, remedy: str) -> Any:
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # a foreign module may raise any
         why = f"exit {error.code}" if isinstance(error, SystemExit) else first_line(error)
-        raise UserError(
-            f"{what} cannot be loaded ({why}); install, update or remove that package"
-        ) from error
+        raise UserError(f"{what} cannot be loaded ({why}); {remedy}") from error

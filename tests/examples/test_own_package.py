@@ -15,6 +15,7 @@ from teachonce.student_train.losses import registry
 from teachonce.student_train.model import kinds
 from teachonce.student_train.settings import shapes
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, Words, ok, refused, says
 from tests.making.dumps import dumped, write_corpus
 
@@ -89,9 +90,52 @@ def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) ->
             "broken=1",
         ): "--loss broken: teachonce_own:NOTHING, which an installed package adds",
         ("--loss", "nowhere:LOSS=1"): "No module named 'nowhere'",
-        ("--loss", "teachonce_own:huber=1"): "expected a Loss, got function",
+        (
+            "--loss",
+            "teachonce_own:huber=1",
+        ): "expected a Loss (teachonce.student_train.losses.registry.Loss), got function",
         ("--student", "gru:16"): "unknown kind of student gru",
         ("--student", "teachonce_own:HUBER:16"): "expected a ShapeKind, got Loss",
         ("--student", "distilbert:16"): "expected HxLxA, such as 64x2x2",
     }.items():
         says(refused(main, "--store", store, *SMALL, *words), printed)
+
+
+WRONG = """
+import torch
+from teachonce.student_train.losses.registry import Loss
+
+def made(formula, teacher="normalised", student="runs", projection="always"):
+    return Loss("own", formula, teacher=teacher, student=student, unit="", projection=projection)
+
+def mean(student, teacher):
+    return (student - teacher).square().mean()
+
+NO_TEACHER, NO_STUDENT = made(mean, teacher="hidden"), made(mean, student="states")
+NO_MAP = made(mean, projection="sometimes")
+NUMBER, ROWS = made(lambda s, t: 1.0), made(lambda s, t: (s - t).square().mean(1))
+ARGUMENTS, FAILS = made(lambda s, t, more: s.sum()), made(lambda s, t: s @ t)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    {
+        "NO_TEACHER": "teacher='hidden': expected one of nothing, normalised, raw,",
+        "NO_STUDENT": "student='states': with teacher='normalised' expected one of runs (docs",
+        "NO_MAP": "projection='sometimes': expected none, always or widths differ",
+        "NUMBER": "its formula returns float; expected a tensor without dimensions",
+        "ROWS": "]; expected a tensor without dimensions, the mean over the batch",
+        "ARGUMENTS": "its formula fails (<lambda>() missing 1 required positional argument",
+        "FAILS": "wrong_losses.py:14); its arguments are the student's side and the teacher's",
+    }.items(),
+)
+def test_a_wrong_loss_of_another_module_is_reported_in_a_line(
+    name: str, printed: str, importable: Path, store: Path
+) -> None:
+    (importable / "wrong_losses.py").write_text(WRONG)
+    words: Words = ("--store", store, *SMALL, "--student", "32x1x4", "--out", importable / "out")
+    line = refused(main, *words, "--loss", f"mlm=1,wrong_losses:{name}=1")
+    says(line, f"--loss wrong_losses:{name}: ", printed)
+    with pytest.raises(UserError, match="expected names with weights, .* got Loss"):
+        TrainOptions("a.zarr", loss={registry.LOSSES[0]: 1})

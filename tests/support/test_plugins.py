@@ -66,7 +66,8 @@ def test_what_cannot_be_loaded_is_a_line(word: str, why: str) -> None:
     with pytest.raises(UserError, match="cannot be loaded") as error:
         load_outside(word, LOSSES, "--loss")
     assert str(error.value).startswith(f"--loss {word}: ") and why in str(error.value)
-    assert str(error.value).endswith("install, update or remove that package")
+    remedy = "on PYTHONPATH" if ":" in word else "install, update or remove that package"
+    assert str(error.value).endswith(remedy)
 
 
 def test_two_packages_with_one_name_are_refused() -> None:
