@@ -36,7 +36,7 @@ def evaluate(
 
     valid_NAME: the mean of loss NAME over batches; `mlm` over masked tokens, `next` over tokens,
         `ce` over gold labels. Absent if there are none.
-    valid_loss: the weighted sum.
+    valid_loss: the weighted sum of these; absent if there are none.
     valid_mlm_per_character: the masked-LM loss summed over masked tokens, divided by their number
         of characters (nats); comparable between vocabularies.
     valid_bits_per_byte: the loss `next` summed over the tokens that have one before them, divided
@@ -69,16 +69,18 @@ def evaluate_batches(
     distiller.eval()
     device = next(distiller.parameters()).device
     sums, found = _Sums(terms), False
-    for batch in batches:
-        moved, found = batch.to(device), True
-        distiller.observed = {}
-        sums.add(moved, *distiller.measured(moved, terms))
-        compared = {name: s for name, s in distiller.observed.items() if name != LAST}
-        sums.spread.add(compared or distiller.observed)
-        if moved.vectors is not None and VECTORS in distiller.observed:
-            sums.vectors.add(distiller.observed[VECTORS], moved.vectors)
-    distiller.train(was_training)
-    distiller.observed = None
+    try:
+        for batch in batches:
+            moved, found = batch.to(device), True
+            distiller.observed = {}
+            sums.add(moved, *distiller.measured(moved, terms))
+            compared = {name: s for name, s in distiller.observed.items() if name != LAST}
+            sums.spread.add(compared or distiller.observed)
+            if moved.vectors is not None and VECTORS in distiller.observed:
+                sums.vectors.add(distiller.observed[VECTORS], moved.vectors)
+    finally:  # after Ctrl-C in a notebook, the next step must have its dropout
+        distiller.train(was_training)
+        distiller.observed = None
     return sums.figures() if found else {}
 
 
@@ -209,7 +211,8 @@ class _Sums:
         counted = [term for term in self.terms if self.counts.get(term.name)]
         means = {term.name: self.sums[term.name] / self.counts[term.name] for term in counted}
         result = {f"valid_{name}": value for name, value in means.items()}
-        result["valid_loss"] = sum(term.weight * means[term.name] for term in counted)
+        if counted:
+            result["valid_loss"] = sum(term.weight * means[term.name] for term in counted)
         if self.characters:
             result |= {
                 f"valid_{term.name}_per_character": self.sums[term.name] / self.characters
@@ -219,7 +222,7 @@ class _Sums:
         if self.bytes and "next" in self.sums:
             result["valid_bits_per_byte"] = self.sums["next"] / self.bytes / math.log(2)
         result |= self.spread.figures() | self.vectors.figures()
-        return result | (_right(self.answers) if self.answers else {})
+        return result | (_compared(self.answers) if self.answers else {})
 
 
 class _VectorPairs:
@@ -285,7 +288,7 @@ def _answers(logits: torch.Tensor, kind: OutputKind) -> torch.Tensor:
     return (logits > 0 if kind == "several labels" else logits.argmax(dim=1)).cpu()
 
 
-def _right(every: list[_Answers]) -> dict[str, float]:
+def _compared(every: list[_Answers]) -> dict[str, float]:
     """Return the figures that compare the student's answers with gold labels and the teacher."""
     kind, own = every[0].output_kind, torch.cat([each.own for each in every])
     answers = [each.teacher for each in every if each.teacher is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from teachonce.student_train.train.evaluate import (
     _Sums,
     check_validation,
     evaluate,
+    evaluate_batches,
     warning_of_constant_states,
 )
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
-from tests.student_train.support import distilling, prepared, validated
+from tests.student_train.support import distilling, first_batch, prepared, validated
 
 ONES = torch.ones(3, 2)
 LOSS = {"mlm": 2.0, "hidden": 3.0}
@@ -93,6 +95,22 @@ def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureSt
     found = validated(distiller, store, collator, options)
     assert found.keys() == {"valid_hidden", "valid_loss", "states_varying"}
     assert found["valid_loss"] == 3 * found["valid_hidden"] > 0
+    # A sum of no losses is no loss of 0.
+    distiller, collator, options = distilling(store, loss={"mlm": 1.0}, **changes)
+    assert validated(distiller, store, collator, options).keys() == {"states_varying"}
+
+
+def test_an_interrupted_validation_leaves_the_student_in_training(store: FeatureStore) -> None:
+    distiller, collator, options = distilling(store, loss=LOSS)
+    distiller.train()
+
+    def interrupted() -> Iterator[StudentBatch]:
+        yield first_batch(store, collator)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_batches(distiller, interrupted(), options.batch_plan(distiller.terms))
+    assert distiller.training and distiller.observed is None
 
 
 def test_nearly_constant_states_are_reported() -> None:
