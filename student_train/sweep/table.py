@@ -55,8 +55,15 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     lines = [columns]
     for row in map(flat, rows):
         cells = (row.get(column, "") for column in columns)
-        lines.append([format_number(c) if isinstance(c, (int, float)) else str(c) for c in cells])
+        lines.append([_cell(each) for each in cells])
     return lines
+
+
+def _cell(value: object) -> str:
+    # A setting such as `best` is true or false, which is a number to Python.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return format_number(value)
 
 
 def table_of_references(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
@@ -163,7 +170,7 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
     rows = [
         {
             **{name: _word(report["settings"].get(name)) for name in varied},
-            "folder": folder.name,
+            "folder": folder.resolve().name,  # also of "."
             **report["result"],
         }
         for folder, report in reports.items()

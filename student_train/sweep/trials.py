@@ -73,13 +73,12 @@ class Study:
             return f"not among the best third of {of} at validation {number} (step {step:,}; ASHA)"
         return f"worse than the median of the trials at step {step:,}"
 
-    def repeat(self, run: Run, before: Mapping[str, Any]) -> bool:
-        """Report the validations of an earlier command's run; return whether it was pruned."""
+    def repeat(self, run: Run, before: Mapping[str, Any]) -> None:
+        """Report the validations of an earlier command's run, and restore that it was pruned."""
         for step, figures in validations(run.folder):
             self.validated(run, step, figures)
         if before.get("state") == "pruned":
             run.state, run.problem = "pruned", before["problem"]
-        return run.state == "pruned"
 
 
 class ListedRuns:

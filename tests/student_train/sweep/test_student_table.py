@@ -25,12 +25,16 @@ def write_student(
     return folder
 
 
-def test_students_are_ranked_by_a_figure_that_is_comparable(tmp_path: Path) -> None:
+def test_students_are_ranked_by_a_figure_that_is_comparable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = write_student(tmp_path / "one", {"mlm": 1.0}, 2.5)
     two = write_student(tmp_path / "<b>two", {"mlm": 1.0, "hidden": 30.0}, 2.25)
     found = student_table(one, str(two))
     assert [row["folder"] for row in found] == ["<b>two", "one"] and found[-1]["loss"] == "mlm=1"
     assert found.varied == ("loss",)
+    monkeypatch.chdir(two)
+    assert [row["folder"] for row in student_table(".", one)] == ["<b>two", "one"]
     # Losses that differ cannot be compared: valid_loss is left out.
     assert str(found) == (
         "| folder | loss | parameters | valid_mlm_per_character |\n"
@@ -41,6 +45,18 @@ def test_students_are_ranked_by_a_figure_that_is_comparable(tmp_path: Path) -> N
     shown = found._repr_html_()
     assert "<th>valid_mlm_per_character</th>" in shown and "<td>mlm=1,hidden=30</td>" in shown
     assert "<td>&lt;b&gt;two</td>" in shown and "<b>" not in shown
+
+
+def test_a_setting_that_is_true_or_false_is_no_number(tmp_path: Path) -> None:
+    folders = [
+        write_student(tmp_path / str(best), {"mlm": 1.0}, 2.5, best=best, seed=1000 + best)
+        for best in (False, True)
+    ]
+    lines = str(student_table(*folders)).splitlines()
+    assert lines[2:] == [
+        "| False | False | 1,000 | 1,200 | 9 | 2.5 |",
+        "| True | True | 1,001 | 1,200 | 9 | 2.5 |",
+    ]
 
 
 def test_students_of_different_stores_are_not_ranked(tmp_path: Path) -> None:

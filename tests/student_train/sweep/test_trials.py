@@ -110,9 +110,9 @@ def test_pruned_trials_are_skipped_at_one_depth_of_the_stack(
         runs.write()
     depths, repeat = list[int](), Trials.repeat
 
-    def watched(trials: Trials, run: Run, before: Mapping[str, Any]) -> bool:
+    def watched(trials: Trials, run: Run, before: Mapping[str, Any]) -> None:
         depths.append(len(inspect.stack(0)))
-        return repeat(trials, run, before)
+        repeat(trials, run, before)
 
     monkeypatch.setattr(Trials, "repeat", watched)
     again, runs = started(tmp_path, 5)
