@@ -16,8 +16,6 @@ from typing import Any
 from teachonce.align.text import AlignmentError
 
 Normaliser = Callable[[str], str]
-FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-WHOLE_TEXT_ONLY = ("Prepend", "Strip", "ByteLevel")
 
 
 def normaliser_of(settings: dict[str, Any] | None) -> Normaliser:
@@ -28,25 +26,25 @@ def normaliser_of(settings: dict[str, Any] | None) -> Normaliser:
     """
     if settings is None:
         return str
-    kind = settings.get("type")
-    if kind == "Sequence":
-        return _chain([normaliser_of(step) for step in settings["normalizers"]])
-    if kind == "BertNormalizer":
-        return _bert(settings)
-    if kind == "Lowercase":
-        return lower
-    if kind in FORMS:
-        return lambda text: unicodedata.normalize(kind, text)
-    if kind == "StripAccents":
-        return strip_marks
-    if kind == "Replace":
-        return _replace(settings)
-    if kind == "Nmt":
-        return clean
-    if kind == "Precompiled":
-        return lambda text: unicodedata.normalize("NFKC", clean(text))
-    if kind in WHOLE_TEXT_ONLY:
-        return str
+    match kind := settings.get("type"):
+        case "Sequence":
+            return _chain([normaliser_of(step) for step in settings["normalizers"]])
+        case "BertNormalizer":
+            return _bert(settings)
+        case "Lowercase":
+            return lower
+        case "NFC" | "NFD" | "NFKC" | "NFKD":
+            return lambda text: unicodedata.normalize(kind, text)
+        case "StripAccents":
+            return strip_marks
+        case "Replace":
+            return _replace(settings)
+        case "Nmt":
+            return clean
+        case "Precompiled":
+            return lambda text: unicodedata.normalize("NFKC", clean(text))
+        case "Prepend" | "Strip" | "ByteLevel":  # they mark words of a whole text
+            return str
     raise AlignmentError(
         f"tokenizer.json, normalizer: unknown type {kind!r}; choose another tokenizer"
     )

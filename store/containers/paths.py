@@ -46,6 +46,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
                     return Hdf5Source(str(path))
         raise not_a_store(path)
     except OSError as error:
+        error.filename = error.filename or path  # an error of reading an open file has none
         raise StoreError(os_error_line(error)) from error
 
 
@@ -59,7 +60,7 @@ def staging_of(path: str | Path) -> Staging:
     _, _, inside = str(path).partition("://")[2].rstrip("/").partition("/")  # of the bucket
     if not inside.endswith(".zarr"):
         raise UserError(
-            f"{path}: a store in a bucket must have a name that ends in .zarr (Zarr v3), such as"
+            f"{path}: in a bucket, a store needs a name, which must end in .zarr (Zarr v3), such as"
             " s3://bucket/store.zarr"
         )
     return BucketStaging(str(path))

@@ -64,13 +64,17 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
 
 def _object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
     """Check a JSON object that has all fields of `spec` without a default, and no key that is not a
-    field. A key whose default is false is true or absent."""
+    field. A key is absent if its value is the default; if the default is false, it is true or
+    absent."""
     defaults = {field.name: field.default for field in fields(spec)}
     keys = [name for name, default in defaults.items() if default is MISSING]
     # An unknown key may change the meaning of the others (FORMAT.md, section 6).
     if not isinstance(value, Mapping) or not set(keys) <= set(value) <= set(defaults):
         raise StoreError(f"features: {what} must have {' and '.join(keys)}, got {value!r:.80}")
     _check_flags(value, [name for name, default in defaults.items() if default is False])
+    for name in value:
+        if value[name] == defaults[name]:  # a second form of an absent key, as for `_check_flags`
+            raise StoreError(f"features: {name} of {what} is {value[name]!r}: omit the key")
     return value
 
 
@@ -149,11 +153,7 @@ class LogitsSpec:
 
     @staticmethod
     def from_json(value: object) -> LogitsSpec:
-        found = _object(value, "logits", LogitsSpec)
-        # Null would be a second form of an absent cap, and equal features must have equal bytes.
-        if "cap" in found and found["cap"] is None:
-            raise StoreError("features: cap of logits must be a number or absent, got None")
-        return LogitsSpec(**found)
+        return LogitsSpec(**_object(value, "logits", LogitsSpec))
 
 
 @dataclass(frozen=True)
@@ -284,11 +284,7 @@ class EmbeddingSpec:
 
     @staticmethod
     def from_json(value: object) -> EmbeddingSpec:
-        found = _object(value, "embedding", EmbeddingSpec)
-        # A default has one form: its key is missing.
-        if found.get("prompt") == "":
-            raise StoreError("features: embedding has an empty prompt: the key must be absent")
-        return EmbeddingSpec(**found)
+        return EmbeddingSpec(**_object(value, "embedding", EmbeddingSpec))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ from teachonce.store.write.writer import StoreWriter
 from teachonce.support.arrays import Array, ranges, starts
 from teachonce.support.errors import ANOTHER, UserError
 
+DOCUMENT = "sequence/document"
+ROOT = "zarr.json"
+Progress = Callable[[Sequence[Any]], Any]
+
 
 def contents_of(part: PartReader, chosen: Array | None = None) -> tuple[Counts, dict[str, Array]]:
     """Read the counts and arrays of a part, or of its `chosen` sequences (bool [n]).
@@ -117,11 +121,6 @@ def take_part(
     with store.watch.reporting_changes():
         contents = contents_of(store.part(place), chosen)
     writer.write_part(number, *contents)
-
-
-DOCUMENT = "sequence/document"
-ROOT = "zarr.json"
-Progress = Callable[[Sequence[Any]], Any]
 
 
 def begin_copy(

@@ -128,7 +128,7 @@ def test_people_are_reported(made: Made, tmp_path: Path) -> None:
         ({"width": 3, "pooling": "mean", "turned": True}, "embedding must have width and pooling"),
         ({"width": 3, "pooling": "mean", "normalised": False}, "normalised must be true or absent"),
         ({"width": 3, "pooling": "mean", "parallel": False}, "parallel must be true or absent"),
-        ({"width": 3, "pooling": "mean", "prompt": ""}, "an empty prompt: the key must be absent"),
+        ({"width": 3, "pooling": "mean", "prompt": ""}, "prompt of embedding is '': omit the key"),
     ),
 )
 def test_what_is_no_embedding(value: dict[str, Any], message: str) -> None:
