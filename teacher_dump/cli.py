@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -124,9 +125,10 @@ def _share_on_ray(options: DumpOptions) -> None:
 
 def _report(options: DumpOptions, done: DumpSummary) -> None:
     """Print what a finished store holds, and the next command."""
+    following = f"next: student-train --store {quote(str(options.out))} {done.student}"
     # Only the run that wrote the store has counted its empty lines, gold labels and cut texts.
     if done.finished_before:
-        click.echo(f"next: student-train --store {options.out} {done.student}")
+        click.echo(following)
         return
     resumed = f" ({done.resumed_parts:,} of them written earlier)" if done.resumed_parts else ""
     click.echo(
@@ -166,7 +168,7 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
         click.echo(f"run again in float32: {sequences} with NaN or infinity")
     if done.unread:
         click.echo(f"unread: {done.unread}")
-    click.echo(f"next: student-train --store {options.out} {done.student}")
+    click.echo(following)
 
 
 main.add_command(mixed_vocab)

@@ -283,7 +283,8 @@ def _several(
     usable = [p for p in files if suffix_of(p) in known and p.stat().st_size]
     skipped += sorted(set(files) - set(usable))
     if not usable:
-        more = f"; to read {JSON} files give {name}/*{JSON}" if paths else ""
+        unread = any(suffix_of(path) == JSON for path in files) and not glob.has_magic(name)
+        more = f"; to read {JSON} files give {name}/*{JSON}" if unread else ""
         raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}{more}")
     for path in usable:
         _check_suffix(str(path), path)

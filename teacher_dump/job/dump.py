@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from teachonce.checkpoints.declared import stored_config, suggested_decoder
@@ -332,7 +333,7 @@ def check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> N
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
         able = takes_option("grow_from") is not False  # imports do not
-        way = f" (to dump only what is new: --grow-from {out} --out ANOTHER)"
+        way = f" (to dump only what is new: --grow-from {quote(str(out))} --out ANOTHER)"
         raise UserError(
             f"{out}: exists already and was finished with other arguments:"
             f" {first_few(differ)}{way if grows and able else ''}; {ANOTHER}"

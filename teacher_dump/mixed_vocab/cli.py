@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 import click
@@ -100,6 +101,6 @@ def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> 
         " and the student's embeddings"
     )
     click.echo(
-        f"next: student-train --store {dump.out} --init mixed-vocab"
+        f"next: student-train --store {quote(str(dump.out))} --init mixed-vocab"
         f" --student {options.width}xLxA --loss mlm=1"
     )

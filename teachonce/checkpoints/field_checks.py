@@ -1,5 +1,5 @@
-"""Compares the files of a checkpoint with the list of fields: raises for refused fields, reports
-fields that are not listed, and renders the list for the docs."""
+"""Compares the files of a checkpoint with the list of fields: raises for refused fields, and
+reports fields that are not listed."""
 
 from __future__ import annotations
 
@@ -165,17 +165,3 @@ def _unlisted_line(file: str, names: list[str]) -> list[str]:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     listed = ", ".join(f"{name:.40}" for name in names[:8])
     return [f"{file}: {listed}{more}: not in the list of fields, so nothing reads it"]
-
-
-def tables() -> str:
-    """Render the list as Markdown tables, one for each file."""
-    blocks = []
-    for file, entries in FIELDS.items():
-        where = file if file.endswith(".json") else f"{file}, a module's config.json"
-        lines = [f"### {where}", "", "| fields | treatment | by, or reason |", "|---|---|---|"]
-        for each in entries:
-            names = ", ".join(f"`{name}`" for name in each.names)
-            note = f"{each.note}; {each.remedy}" if each.remedy else each.note
-            lines.append(f"| {names} | {each.treatment} | {note} |")
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"

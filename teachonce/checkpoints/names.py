@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 from teachonce.checkpoints.fields import ADAPTER, FIELDS, MODULES, STATIC
 from teachonce.checkpoints.unreadable import not_a_model
@@ -263,7 +264,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
         if (path / "zarr.json").is_file():
             raise UserError(
                 f"model {path}: is a feature store; train a student on it first"
-                f" (student-train --store {path}), and give the student's folder"
+                f" (student-train --store {quote(str(path))}), and give the student's folder"
             )
         raise UserError(f"model {path}: {not_a_model(path)}")
     if not any((path / file).is_file() for file in WEIGHTS):
@@ -276,7 +277,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
         held = sorted(path.glob("*.gguf")) if takes_option("gguf") is not False else []
         raise UserError(
             f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
-            + (f"give --gguf {held[0].name}" if held else "copy the whole checkpoint")
+            + (f"give --gguf {quote(held[0].name)}" if held else "copy the whole checkpoint")
         )
     return path
 

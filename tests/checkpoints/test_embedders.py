@@ -57,6 +57,12 @@ def test_a_folder_is_scored_by_its_own_modules(
     assert found["spearman"] == pytest.approx(expected["spearman_cosine"], abs=1e-3)
 
 
+def test_loading_prints_nothing(tiny_teacher: Teacher, capfd: pytest.CaptureFixture[str]) -> None:
+    """transformers would report the masked-LM head, which the embedder does not load."""
+    assert Embedder(str(tiny_teacher("bert"))).vectors(["a text"]).shape == (1, 32)
+    assert capfd.readouterr() == ("", "")
+
+
 def in_subfolder(folder: Path, name: str) -> Path:
     """Move the transformer of a folder into a subfolder; return the folder."""
     files = [path for path in folder.iterdir() if path.is_file()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -10,7 +11,8 @@ import pytest
 
 from teachonce.support.errors import UserError
 from teachonce.support.options import options_of
-from teachonce.teacher_dump.cli import main
+from teachonce.teacher_dump.cli import _report, main
+from teachonce.teacher_dump.job.dump import DumpSummary
 from teachonce.teacher_dump.job.option_values import Shard, shard_of
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
@@ -113,6 +115,17 @@ def test_options_before_the_word_mixed_vocab_are_refused() -> None:
     line = refused(main, "--model", "m", "--out", OUT, "mixed-vocab", "--width", "8")
     assert "give the options after the subcommand mixed-vocab" in line
     assert "--width" in ok(main, "mixed-vocab", "--help")
+
+
+@pytest.mark.parametrize("finished_before", [False, True])
+def test_the_next_command_can_be_typed(
+    finished_before: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = DumpOptions("model", Path("it's a/store.zarr"))
+    done = DumpSummary(1, 1, 9, 1, "--vocab 5k", "", finished_before=finished_before)
+    _report(options, done)
+    words = shlex.split(capsys.readouterr().out.partition("next: ")[2])
+    assert words == ["student-train", "--store", str(options.out), "--vocab", "5k"]
 
 
 def test_which_of_several_processes_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
