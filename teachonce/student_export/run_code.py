@@ -215,7 +215,10 @@ def run_code(student: StudentInputs, format: str, file: str) -> str:
 
 
 def check_answers(student: StudentInputs) -> None:
-    """Raise UserError for a student whose answers no program can compute."""
+    """Raise UserError for a student whose answers no program can compute, and for a masked LM
+    without a mask token."""
+    if student.kind == "mlm":
+        student.mask_token()
     is_score = student.task is not None and student.task.is_score
     if is_score and student.activation not in ACTIVATIONS:
         raise UserError(
@@ -230,7 +233,7 @@ def _answering(student: StudentInputs) -> Answering:
         prompt = f"{_quoted(student.prompt)} + " if student.prompt else ""
         return Answering(_filled(VECTORS, prompt=prompt))
     if student.kind == "mlm":
-        settings = f"mask = {_quoted(student.tokenizer.mask_token)}\n"
+        settings = f"mask = {_quoted(student.mask_token())}\n"
         inner = ""
         if student.vocabulary is not None:
             marks = student.vocabulary.marks

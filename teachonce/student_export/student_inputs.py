@@ -14,6 +14,7 @@ import numpy as np
 from teachonce.align import AlignmentError, Vocabulary
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.tag_schemes import scheme_of
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -60,6 +61,15 @@ class StudentInputs:
     def output(self) -> str:
         """Return the name of the output that has the answer."""
         return self.outputs[0]
+
+    def mask_token(self) -> str:
+        """Return the mask token of a masked LM. Raises UserError if its tokenizer has none."""
+        if self.tokenizer.mask_token is None:
+            raise UserError(
+                "the student's tokenizer has no mask token, so it cannot fill in pieces; copy the"
+                " whole folder, with tokenizer_config.json"
+            )
+        return str(self.tokenizer.mask_token)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:

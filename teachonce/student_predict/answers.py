@@ -119,12 +119,7 @@ class Predictor:
             )
 
     def _check_masks(self) -> None:
-        mask = self.student.tokenizer.mask_token
-        if mask is None:
-            raise UserError(
-                "the student's tokenizer has no mask token, so it cannot fill in pieces; copy the"
-                " whole folder, with tokenizer_config.json"
-            )
+        mask = self.student.mask_token()
         for each in self.given:
             if not each.blank and mask not in each.texts[0]:
                 raise UserError(
@@ -229,8 +224,8 @@ class Predictor:
             words = list[Answer]()
             for window, logits in windows:
                 shares = _softmax(logits)
-                for number, run in zip(window.words, window.pieces, strict=True):
-                    if number not in window.own or not (run or each.words):
+                for number, run in window.own_pieces():
+                    if not run and not each.words:
                         continue
                     span = _span(text, *spans[number])
                     # A given word without a token; `Tagging.tags_of_words` scores it likewise.
@@ -255,16 +250,13 @@ class Predictor:
             }
 
     def _filled(self, given: Sequence[InputText]) -> Iterator[Answer]:
-        tokenizer = self.student.tokenizer
-        mask = tokenizer.mask_token
+        tokenizer, mask = self.student.tokenizer, self.student.mask_token()
         for text, spans, windows, more in self._windows(given, mask):
             masks, filled, end = list[Answer](), "", 0
             for window, logits in windows:
-                for number, run in zip(window.words, window.pieces, strict=True):
-                    if number not in window.own or not run:
-                        continue
+                for number, run in window.own_pieces():
                     span = _span(text, *spans[number])
-                    if span.pop("word") != mask:
+                    if not run or span.pop("word") != mask:
                         continue
                     shares = _softmax(logits[run.start])
                     order = np.argsort(-shares, kind="stable")[: self.top or PIECES]

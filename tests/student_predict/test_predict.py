@@ -26,7 +26,7 @@ from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.job import export, write_metadata, write_tokenizer
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import ExportOptions
-from teachonce.student_export.run_code import run_code
+from teachonce.student_export.run_code import check_answers, run_code
 from teachonce.student_export.student_inputs import INPUTS as INPUT_NAMES
 from teachonce.student_predict.answers import Predictor
 from teachonce.student_predict.cli import main
@@ -471,6 +471,8 @@ def test_a_tokenizer_without_a_mask_is_one_line(students: dict[str, Path]) -> No
     student.tokenizer.mask_token = None
     with pytest.raises(UserError, match="has no mask token, so it cannot fill in pieces; copy"):
         Predictor(student, student.run, [InputText(("a",), "TEXT 1")])
+    with pytest.raises(UserError, match="has no mask token"):
+        check_answers(student)  # of an export's program
 
 
 def test_a_tagger_tags_the_words_of_a_file(students: dict[str, Path], tmp_path: Path) -> None:

@@ -20,15 +20,11 @@ CARD = "README.md"
 
 
 def write_card(result: dict[str, Any], folder: Path) -> None:
-    """Write the model card of the first seed's model: base model, task, scores and settings.
+    """Write the model card of the first seed's model: base model, task, scores and settings. Of
+    paths, only the last name is included.
 
     `result` is the dictionary that `fine_tune` returns.
     """
-    files.write(folder / CARD, card(result).encode())
-
-
-def card(result: dict[str, Any]) -> str:
-    """Return the Markdown of `write_card`. Of paths, only the last name is included."""
     first, measures, scale = result["seeds"][0], result["measures"], result["scale"]
     splits = [name for name in result["mean"] if name in first]
     heads = "".join(f" {name} |" for name in measures)
@@ -50,7 +46,7 @@ def card(result: dict[str, Any]) -> str:
     others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
     warning = f"\n\n**Warning:** {first['warning']}." if "warning" in first else ""
     note = f"\n\nIn use, {first['note']}." if "note" in first else ""
-    return f"""---
+    text = f"""---
 library_name: transformers
 pipeline_tag: {PIPELINES.get(task, task)}
 tags: [teachonce, {task}]
@@ -74,6 +70,7 @@ Scores are of this model, times {scale}; its epoch was chosen on dev.{warning}
 |---|---|
 {options}
 """
+    files.write(folder / CARD, text.encode())
 
 
 def _uses(task: str) -> str:

@@ -77,6 +77,7 @@ class SentenceSimilarity(PairScore):
     """
 
     name = "sts"
+    model_class: Any = None  # the encoder alone is loaded, and the labels of a head are not read
     measures = {"Spearman": "spearman", "Pearson": "pearson"}
     primary = "spearman"
 

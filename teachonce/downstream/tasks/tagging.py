@@ -209,9 +209,7 @@ class Tagging(LabelTask):
         for example, sentence in enumerate(examples):
             for window in word_windows(tokenizer, *joined(sentence.words), limit):
                 numbers, own = [IGNORED] * len(window.ids), list[range]()
-                for word, run in zip(window.words, window.pieces, strict=True):
-                    if word not in window.own:
-                        continue
+                for word, run in window.own_pieces():
                     own.append(run)
                     for position in run:
                         label = sentence.tags[word] if position == run.start else self.later

@@ -29,6 +29,11 @@ class WordWindow:
     pieces: list[range]
     cut: bool = False
 
+    def own_pieces(self) -> Iterator[tuple[int, range]]:
+        """Yield the number of each of the `own` words, with the positions of its tokens."""
+        pieces = zip(self.words, self.pieces, strict=True)
+        return ((word, run) for word, run in pieces if word in self.own)
+
 
 def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     """Join words by spaces; return the text and the span of each word."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from scipy.stats import pearsonr, spearmanr
 from transformers import AutoModel, AutoTokenizer
 
 from teachonce.downstream.settings import FineTuneSettings
+from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
 from teachonce.downstream.tasks.pair import Pair
 from teachonce.downstream.tasks.sts import BiEncoder, SentenceSimilarity
@@ -22,6 +24,7 @@ from teachonce.support.errors import UserError
 from tests.downstream.learnable import phrase, splits, table
 from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
+from tests.making.sentence_folders import changed
 
 Teacher = Callable[..., Path]
 LEARNING = FineTuneSettings(epochs=4, batch_size=8, lr=3e-3, seeds=1)
@@ -89,6 +92,18 @@ def test_any_encoder_is_scored_as_it_is(
     assert found["pearson"] == pytest.approx(expected["pearson"], abs=1e-4)
     assert found["primary"] == found["spearman"] == pytest.approx(expected["spearman"], abs=0.02)
     assert result["primary"] == "spearman" and list(result["measures"]) == ["Spearman", "Pearson"]
+
+
+def test_the_labels_of_a_head_that_is_not_used_may_be_equal(
+    tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_teacher("bert", "classification", ("x", "y")), tmp_path / "model")
+    changed(model, "config.json", id2label={"0": "x", "1": "x"}, label2id={"x": 0})
+    files = {"test": alike(tmp_path / "test.tsv", 8, 0)}
+    assert score_as_is(SentenceSimilarity(), str(model), files)["mean"]["test"]
+    table(tmp_path / "labels.tsv", "text label", [("a", "x")])
+    with pytest.raises(UserError, match="is number 1 in id2label"):
+        score_as_is(Classify(), str(model), {"test": tmp_path / "labels.tsv"})
 
 
 @pytest.mark.parametrize("kind", ["modernbert", "bilstm"])
