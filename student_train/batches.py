@@ -67,7 +67,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
     `multiprocessing_context="forkserver"`: forked workers may hang in a product of MKL.
 
     store: a FeatureStore, or its path or URL.
-    vocab: a value of `--vocab`, such as `5k` or a folder, or a fast tokenizer of transformers,
+    vocab: a value of `--vocab`, such as `5k`, 8000 or a folder, or a fast tokenizer of transformers,
         which is copied; None for the default of `--vocab`.
     device: the device of the batches, a value of `--device`. Workers of a DataLoader leave them on
         the CPU; call `batch.to(device)`, which does nothing if the batch is already there.
@@ -95,7 +95,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
         world_size: int | None = None,
         **settings: Unpack[BatchSettings],
     ) -> None:
-        vocab = os.fspath(vocab) if isinstance(vocab, os.PathLike) else vocab
+        if isinstance(vocab, int | os.PathLike):
+            vocab = str(vocab)
         self.store = store if isinstance(store, FeatureStore) else open_store(store)
         check_tokenizers(self.store)
         self.rank, self.world_size = _place(rank, world_size)

@@ -103,6 +103,24 @@ def constant_answer(scores: Mapping[str, float]) -> str:
     return f"{zero[0]} is 0, as of a model that gives {CONSTANT[zero[0]]}" if zero else ""
 
 
+def answers_alike(figures: Row) -> bool:
+    """Return whether a student gives the same answer to everything, by its scores in tasks (in
+    percent), or, if it has none, by its validation.
+
+    figures: as `flat` returns them. A student that is always right, because all gold labels are
+    equal, does not count.
+    """
+    tasks = {name: end for name in figures for end in CONSTANT if name.endswith(f" {end}")}
+    if tasks:
+        zero = (name.removesuffix(end) for name, end in tasks.items() if figures[name] == 0)
+        return any(figures.get(f"{task}accuracy") != 100 for task in zero)
+    # The teacher has labels for all held-out texts, people only for some.
+    for share in ("valid_agreement", "valid_accuracy"):
+        if f"{share}_matthews" in figures:
+            return bool(figures[f"{share}_matthews"] == 0 and figures.get(share) != 1)
+    return False
+
+
 def flat(row: Row) -> Row:
     """Return a row with its scores as columns `TASK SCORE`."""
     found = {name: value for name, value in row.items() if name != SCORES}
@@ -145,9 +163,19 @@ def measure_of(rows: Sequence[Row]) -> Measure | None:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Sort students, the best first. Students without a figure come last."""
-    measure = measure_of(rows)
-    return list(rows) if measure is None else sorted(rows, key=lambda row: measure.of(flat(row)))
+    """Sort students, the best first; the next measures decide between equal ones.
+
+    Students that give the same answer to everything come after the others, and last those without a
+    figure.
+    """
+    measures = measures_of([*map(flat, rows)], {name for row in rows for name in row})
+
+    def place(row: Row) -> tuple[bool, bool, list[float]]:
+        figures = flat(row)
+        each = [measure.of(figures) for measure in measures]
+        return each[:1] == [math.inf], answers_alike(figures), each
+
+    return sorted(rows, key=place) if measures else list(rows)
 
 
 def compares_losses(varied: Collection[str]) -> bool:
@@ -165,5 +193,10 @@ def describe_best(rows: Sequence[Row]) -> str:
         )
     best, last = flat(rows[0]), [row for row in rows if measure.of(flat(row)) == math.inf]
     without = f"; {len(last)} without it come last" if last else ""
+    if answers_alike(best):
+        return (
+            "best      none: every student gives the same answer to everything; train longer"
+            " (--epochs), or raise --lr"
+        )
     figure = f"{measure.name} {best[measure.name]:.5g}"
     return f"best      {best['folder']}: {figure} ({measure.why}{without})"

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
@@ -38,6 +39,7 @@ from teachonce.student_train.prepared_student import Prepared, make_collator, pr
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
+from teachonce.student_train.train.evaluate import LEAST_TEXTS
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
@@ -192,6 +194,12 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
     of_texts = any(term.loss.of_text for term in plan.terms)
     for line in filter(None, map(lost_lengths, plan.stores if of_texts else ())):
         say(f"vectors   {line}")
+    texts = int(np.diff(plan.sources[0].held_out, axis=1).sum())
+    if of_texts and 0 < texts < LEAST_TEXTS:
+        say(
+            f"vectors   valid_spearman needs {LEAST_TEXTS} held-out texts, and there"
+            f" {'is' if texts == 1 else 'are'} {texts}; raise --held-out"
+        )
     if not of_texts and any(each.features.embedding for each in plan.stores):
         say("losses    none uses the text vectors in the store")
     # Not refused: the students of a sweep over losses share their other options.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -266,8 +266,11 @@ def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: lis
     if ended := sum(run.state == "pruned" for run in runs.runs):
         say(f"pruned    {counted(ended, 'trial')} of {len(runs.runs)}")
     say(f"students, {SWEEP} and {CSV} in {runs.folder}")
-    with suppress(UserError):  # a page needs an extra
-        say(f"page      {write_report(runs.folder)}")
+    try:
+        page = str(write_report(runs.folder))
+    except UserError as error:  # a page needs an extra
+        page = f"not written: {error}"
+    say(f"page      {page}")
     if failed := runs.failed():
         raise UserError(
             f"{_counts(failed, len(runs.runs))}, the first of them {failed[0].folder.name}:"

@@ -151,16 +151,17 @@ class StudentTable(list[Row]):
 def student_table(*folders: str | PathLike[str]) -> StudentTable:
     """Compare trained students by the settings that differ and by their validation figures.
 
-    folders: the folders of the students.
+    folders: the folders of the students, or of sweeps, of which all finished students are listed.
 
     Raises UserError for a folder without a finished student.
     """
     reports = {}
     for folder in map(Path, folders):
-        report = read_report(folder)
-        if report is None or "result" not in report:
+        each = [folder, *sorted(path.parent for path in folder.glob("*/training.json"))]
+        found = {path: report for path in each if "result" in (report := read_report(path) or {})}
+        if not found:
             raise UserError(f"{folder}: no finished student; give folders that student-train wrote")
-        reports[folder] = report
+        reports |= found
     settings = [report["settings"] for report in reports.values()]
     names = dict.fromkeys(name for each in settings for name in each if name not in OF_PLACE)
     varied = [n for n in names if any(each.get(n) != settings[0].get(n) for each in settings)]

@@ -159,7 +159,8 @@ class StateSpread:
 def warning_of_constant_states(found: Mapping[str, float], options: TrainOptions) -> str:
     """Return a warning if a student's states hardly vary, else ""."""
     share = found.get(VARYING)
-    compared = any(loss.feature in STATES for loss in registry.named(options.losses()))
+    losses = registry.named(options.losses())
+    compared = [loss.name for loss in losses if loss.feature in STATES]
     if share is None or share >= (CONSTANT if compared else CONSTANT_LAST):
         return ""
     remedies = ["a smaller --lr"]
@@ -167,7 +168,7 @@ def warning_of_constant_states(found: Mapping[str, float], options: TrainOptions
         others = {"--projection-start pytorch": options.projection_start != "pytorch"}
         others |= {"--projection trainable": options.projection == "frozen"}
         remedies = [option for option, differs in others.items() if differs]
-        remedies.append("a smaller weight of the losses on states")
+        remedies.append(f"a smaller weight of {' and '.join(compared)}")
     return (
         f"states    {share:.2%} of the squared length of the student's states varies (healthy: over"
         " 10%): they are nearly constant, and the student learns little of the teacher; give"
@@ -225,12 +226,13 @@ class _Sums:
         return result | (_compared(self.answers) if self.answers else {})
 
 
+# The correlation of a few texts is chance, and a sweep would rank by it. 1,000 texts have 499,500
+# pairs, which are ranked in a fifth of a second at each validation.
+LEAST_TEXTS, MOST_TEXTS = 30, 1000
+
+
 class _VectorPairs:
     """Holds, on the CPU, the text vectors of a student and its teacher for the first texts."""
-
-    # The correlation of a few texts is chance, and a sweep would rank by it. 1,000 texts have
-    # 499,500 pairs, which are ranked in a fifth of a second at each validation.
-    LEAST, MOST = 30, 1000
 
     def __init__(self) -> None:
         self.own, self.teacher = list[torch.Tensor](), list[torch.Tensor]()
@@ -238,15 +240,15 @@ class _VectorPairs:
 
     def add(self, own: torch.Tensor, teacher: torch.Tensor) -> None:
         """Add the vectors of the same texts, [B,D] and [B,W]."""
-        room = self.MOST - self.texts
+        room = MOST_TEXTS - self.texts
         for held, vectors in ((self.own, own), (self.teacher, teacher)):
             held.append(vectors[:room].float().cpu())
         self.texts += len(self.own[-1])
 
     def figures(self) -> dict[str, float]:
         """Return the rank correlation of the cosines of all pairs of texts as `valid_spearman`; {}
-        if there are fewer than LEAST texts, or if all cosines of one side are equal."""
-        if self.texts < self.LEAST:
+        if there are fewer than LEAST_TEXTS texts, or if all cosines of one side are equal."""
+        if self.texts < LEAST_TEXTS:
             return {}
         return _ranked(_cosines(self.own), _cosines(self.teacher))
 

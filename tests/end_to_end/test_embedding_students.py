@@ -74,7 +74,7 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
         "--steps", "120", "--batch-texts", "24", "--student", "bert:24x1x2",
     )  # fmt: skip
     says(printed, "1 embedding + 10 similarity", "valid_embedding", "valid_similarity")
-    says(printed, "layers 1+2+3+4 of 4, cut to 24")
+    says(printed, "layers 1+2+3+4 of 4, cut to 24", "valid_spearman needs 30 held-out texts")
     fs = open_store(store)
     texts = [text.removeprefix(PROMPTS["query"]) for text in fs.texts()]
     vectors, wanted = encoded(tmp_path / "s", texts), fs.embeddings()

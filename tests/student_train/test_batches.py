@@ -77,7 +77,7 @@ def test_ranks_share_out_the_batches(store: FeatureStore, batches: StudentBatche
     settings: dict[str, Any] = {"loss": LOSSES, "batch_tokens": 512, "held_out": 0.1, "seed": 3}
     every = list(batches)
     for rank in (0, 1, 2):
-        mine = StudentBatches(store, "400", rank=rank, world_size=3, **settings)
+        mine = StudentBatches(store, 400, rank=rank, world_size=3, **settings)
         count = len(every) // 3
         assert len(mine) == count and f"rank {rank} of 3" in repr(mine)
         for one, two in zip(mine, every[rank : 3 * count : 3], strict=True):

@@ -16,11 +16,11 @@ from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import module_weights
 from teachonce.student_train.cli import format_number
 from teachonce.student_train.output.ranking import (
-    CONSTANT,
     DEVIATION,
     QUARTILES,
     SCORES,
     Measure,
+    answers_alike,
     flat,
     measures_of,
 )
@@ -81,10 +81,9 @@ class StudentFiles:
 
     @property
     def trained(self) -> bool:
-        """Return whether the student's answers differ, by the scores of all tasks: an untrained
-        student gives the same answer to every text."""
-        same = tuple(CONSTANT)
-        return not any(v == 0 and name.endswith(same) for name, v in self.figures.items())
+        """Return whether the student's answers differ: an untrained student gives the same answer
+        to every text."""
+        return not answers_alike(self.figures)
 
     def shown(self, measure: Measure) -> str:
         """Return the figure of a measure, with its deviation over seeds if there is one."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from teachonce.student_train.output.ranking import (
     OF_LOSS,
+    answers_alike,
     compares_losses,
     describe_best,
     flat,
@@ -76,6 +77,32 @@ def test_the_score_of_a_task_comes_before_figures_of_the_validation() -> None:
     assert [each["folder"] for each in ranked(bits)] == ["b", "a"]
     brier = [row(n, scores={"x": {"brier_score ↓": x}}) for n, x in (("a", 0.7), ("b", 0.2))]
     assert [each["folder"] for each in ranked(brier)] == ["b", "a"]
+
+
+def test_students_with_one_answer_are_not_the_best() -> None:
+    """All labels of `a` and `c` are equal; the held-out texts of `d` have one label, which it
+    gives to all."""
+
+    def labelled(folder: str, share: float, matthews: float) -> dict[str, Any]:
+        return row(folder, valid_agreement=share, valid_agreement_matthews=matthews)
+
+    rows = [labelled("a", 0.9, 0.0), labelled("b", 0.4, 0.1), labelled("c", 0.8, 0.0)]
+    found = ranked(rows)
+    assert [each["folder"] for each in found] == ["b", "a", "c"]
+    assert describe_best(found).startswith("best      b: valid_agreement 0.4")
+    assert describe_best(found[1:]).startswith(
+        "best      none: every student gives the same answer"
+    )
+    alone = [labelled("d", 1.0, 0.0), labelled("e", 0.9, 0.0)]
+    assert describe_best(ranked(alone)).startswith("best      d: ")
+    for accuracy, alike in ((100.0, False), (60.0, True)):
+        scores = {"mood": {"accuracy": accuracy, "Matthews": 0.0}}
+        assert answers_alike(flat(row("f", scores=scores, valid_agreement_matthews=0.5))) == alike
+
+
+def test_the_next_measure_decides_between_equal_students() -> None:
+    rows = [row(n, valid_accuracy=0.5, valid_agreement=x) for n, x in (("a", 0.2), ("b", 0.9))]
+    assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
 
 
 def test_settings_of_the_loss_are_options() -> None:

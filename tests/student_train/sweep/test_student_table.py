@@ -47,6 +47,13 @@ def test_students_are_ranked_by_a_figure_that_is_comparable(
     assert "<td>&lt;b&gt;two</td>" in shown and "<b>" not in shown
 
 
+def test_the_finished_students_of_a_sweep_are_listed(tmp_path: Path) -> None:
+    figures = {"one": 2.5, "two": 2.25, "stopped": None}
+    for name, figure in figures.items():
+        write_student(tmp_path / name, {"mlm": 1.0}, figure)
+    assert [row["folder"] for row in student_table(tmp_path)] == ["two", "one"]
+
+
 def test_a_setting_that_is_true_or_false_is_no_number(tmp_path: Path) -> None:
     folders = [
         write_student(tmp_path / str(best), {"mlm": 1.0}, 2.5, best=best, seed=1000 + best)

@@ -127,7 +127,7 @@ def test_nearly_constant_states_are_reported() -> None:
     assert warning_of_constant_states({}, plain) == ""
     line = warning_of_constant_states({"states_varying": 0.006}, plain)
     assert line.startswith("states    0.60% of ")
-    assert line.endswith("of the teacher; give a smaller weight of the losses on states")
+    assert line.endswith("of the teacher; give a smaller weight of hidden")
     of_last = TrainOptions("a.zarr", loss={"mlm": 1.0})  # compares no states
     assert warning_of_constant_states({"states_varying": 0.006}, of_last) == ""
     line = warning_of_constant_states({"states_varying": 0.001}, of_last)

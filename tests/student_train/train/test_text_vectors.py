@@ -18,7 +18,7 @@ from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train import distiller as distiller_module
-from teachonce.student_train.train.evaluate import _VectorPairs
+from teachonce.student_train.train import evaluate
 from teachonce.support.errors import UserError
 from tests.making.dumps import dumped, write_corpus
 from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
@@ -102,11 +102,11 @@ def test_a_validation_ranks_pairs_of_held_out_texts(
         one, other = ((each @ each.T)[pairs] for each in unit)
         return float(spearmanr(one, other).statistic)
 
-    assert len(own) < _VectorPairs.LEAST and "valid_spearman" not in batches.validate(distiller)
-    monkeypatch.setattr(_VectorPairs, "LEAST", 3)
+    assert len(own) < evaluate.LEAST_TEXTS and "valid_spearman" not in batches.validate(distiller)
+    monkeypatch.setattr(evaluate, "LEAST_TEXTS", 3)
     found = batches.validate(distiller)
     assert found["valid_spearman"] == pytest.approx(expected(len(own)), abs=1e-3)
-    monkeypatch.setattr(_VectorPairs, "MOST", 5)
+    monkeypatch.setattr(evaluate, "MOST_TEXTS", 5)
     assert batches.validate(distiller)["valid_spearman"] == pytest.approx(expected(5), abs=1e-3)
-    monkeypatch.setattr(_VectorPairs, "MOST", 2)  # one pair has no order
+    monkeypatch.setattr(evaluate, "MOST_TEXTS", 2)  # one pair has no order
     assert "valid_spearman" not in batches.validate(distiller)
