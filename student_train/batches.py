@@ -67,8 +67,8 @@ class StudentBatches(IterableDataset[StudentBatch]):
     `multiprocessing_context="forkserver"`: forked workers may hang in a product of MKL.
 
     store: a FeatureStore, or its path or URL.
-    vocab: a value of `--vocab`, such as `5k`, 8000 or a folder, or a fast tokenizer of transformers,
-        which is copied; None for the default of `--vocab`.
+    vocab: a value of `--vocab`, such as `5k`, 8000 or a folder, or a fast tokenizer of
+        transformers, which is copied; None for the default of `--vocab`.
     device: the device of the batches, a value of `--device`. Workers of a DataLoader leave them on
         the CPU; call `batch.to(device)`, which does nothing if the batch is already there.
     rank, world_size: this process and the number of processes, by default from torchrun or

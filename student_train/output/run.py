@@ -38,8 +38,8 @@ from teachonce.student_train.plan.vector_space import lost_lengths
 from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.student_train.train.evaluate import LEAST_TEXTS
+from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease

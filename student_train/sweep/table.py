@@ -155,7 +155,7 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
 
     Raises UserError for a folder without a finished student.
     """
-    reports = {}
+    reports = dict[Path, dict[str, Any]]()
     for folder in map(Path, folders):
         each = [folder, *sorted(path.parent for path in folder.glob("*/training.json"))]
         found = {path: report for path in each if "result" in (report := read_report(path) or {})}

@@ -138,4 +138,4 @@ def test_a_wrong_loss_of_another_module_is_reported_in_a_line(
     line = refused(main, *words, "--loss", f"mlm=1,wrong_losses:{name}=1")
     says(line, f"--loss wrong_losses:{name}: ", printed)
     with pytest.raises(UserError, match="expected names with weights, .* got Loss"):
-        TrainOptions("a.zarr", loss={registry.LOSSES[0]: 1})
+        TrainOptions("a.zarr", loss={registry.LOSSES[0]: 1})  # type: ignore[dict-item]

@@ -204,5 +204,5 @@ def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> No
     assert decoder.options.loss == {"next": 1.0} and decoder.device.type in ("cpu", "cuda")
     with pytest.raises(ValueError, match="epoch: expected at least 0, got -1"):
         batches.set_epoch(-1)
-    with pytest.raises(UserError, match="vocab: expected a word .* got int"):
-        StudentBatches(store, 400)
+    with pytest.raises(UserError, match="vocab: expected a word .* got float"):
+        StudentBatches(store, 4.5)
