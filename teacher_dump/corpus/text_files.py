@@ -43,7 +43,7 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
     file is not UTF-8 text; OSError.
     """
     longest = longest or MAX_LINE
-    position = 0
+    position = characters = 0
     with open_bytes(path, seen) as file:
         for number, raw in enumerate(_raw_lines(file, path, longest), 1):
             if not is_packed(path):
@@ -52,7 +52,8 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
                 found := [name for mark, name in MARKS.items() if raw.startswith(mark)]
             ):
                 raise CorpusError(
-                    f"{path}: looks like {found[0]}, expected UTF-8; {_iconv(found[0], path)}"
+                    f"{path}: looks like {found[0]}, expected UTF-8; convert it:"
+                    f" {_iconv(found[0], path)}"
                 )
             if (nul := raw.find(b"\0")) >= 0:
                 raise CorpusError(
@@ -65,7 +66,9 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
                 # A line cut at `longest` may end inside a character: below it is refused as too
                 # long.
                 if len(raw) <= longest or error.reason != "unexpected end of data":
-                    raise _not_utf8(path, number, position, raw, error) from None
+                    others = position - characters
+                    sample = raw + file.read(BLOCK)
+                    raise _not_utf8(path, number, position, raw, error, others, sample) from None
             if len(raw) > longest:
                 raise CorpusError(
                     f"{path}, line {number}: longer than {longest:,} bytes; "
@@ -74,6 +77,7 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
             if b"\r" in raw and suffix_of(path) not in FREE and INNER_RETURN.search(raw):
                 raise inner_return(path, number)
             position += len(raw)
+            characters += len(line)
             yield line.removesuffix("\n").removesuffix("\r")
 
 
@@ -130,8 +134,19 @@ def unpacked(path: Path) -> str:
 
 
 def _not_utf8(
-    path: Path, number: int, position: int, raw: bytes, error: UnicodeDecodeError
+    path: Path,
+    number: int,
+    position: int,
+    raw: bytes,
+    error: UnicodeDecodeError,
+    others: int,
+    sample: bytes,
 ) -> CorpusError:
+    """Return the error for a line that is not UTF-8, with a command that converts the file.
+
+    others: the number of bytes that the characters of earlier lines have beyond one each.
+    sample: the line and the next BLOCK bytes.
+    """
     # The decoder counts from the first byte after a byte order mark.
     start = error.start + len(raw) - len(error.object)
     where = f"{path}, line {number}: not UTF-8 at byte {position + start} (0x{raw[start]:02x})"
@@ -140,8 +155,16 @@ def _not_utf8(
             f"{where}: the file ends inside a character, because it was truncated; download it"
             " again"
         )
+    # Text of another encoding has few bytes that are valid as UTF-8, and broken ones on each line.
+    text = sample.decode("utf-8", "ignore")
+    valid = len(text.encode())
+    if others + valid - len(text) > len(sample) - valid:
+        return CorpusError(
+            f"{where}: a broken character in UTF-8 text, such as one that was cut off; remove it:"
+            f" {_iconv('UTF-8', path, '-c ')}"
+        )
     encoding, label = _guess_encoding(raw)
-    return CorpusError(f"{where}: looks like {label}; {_iconv(encoding, path)}")
+    return CorpusError(f"{where}: looks like {label}; convert it: {_iconv(encoding, path)}")
 
 
 def _guess_encoding(raw: bytes) -> tuple[str, str]:
@@ -157,7 +180,7 @@ def _guess_encoding(raw: bytes) -> tuple[str, str]:
     return "KOI8-R", "KOI8-R (Cyrillic)"
 
 
-def _iconv(encoding: str, path: Path) -> str:
-    """Return the remedy for a file of another encoding: a command that converts it."""
+def _iconv(encoding: str, path: Path, option: str = "") -> str:
+    """Return the command that writes a file of another encoding, or a broken one, as UTF-8."""
     made = quote(f"{stem_of(path)}.utf8{suffix_of(path)}")
-    return f"convert it: {unpacked(path)} | iconv -f {encoding} -t UTF-8 > {made}"
+    return f"{unpacked(path)} | iconv {option}-f {encoding} -t UTF-8 > {made}"

@@ -262,6 +262,26 @@ def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: 
         assert "ok" in (tmp_path / f"a.utf8{suffix}").read_text() or suffix == ".jsonl"
 
 
+@pytest.mark.parametrize("broken", [0, 2, 5])
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".txt.gz"])
+def test_a_cut_character_in_utf8(tmp_path: Path, suffix: str, broken: int) -> None:
+    lines = [f'{{"text": "{text}"}}'.encode() for text in ["Un café “serré”, très bon"] * 6]
+    lines[broken] = lines[broken].replace("”".encode(), b"\xe2\x80")
+    path, made = tmp_path / f"a{suffix}", tmp_path / "made"
+    packed = suffix.endswith(".gz")
+    path.write_bytes((gzip.compress if packed else bytes)(b"\n".join(lines) + b"\n"))
+    made.mkdir()
+    message = refusal(path)
+    assert f"line {broken + 1}: not UTF-8 at byte" in message
+    assert "(0xe2): a broken character in UTF-8 text, such as one that was cut off" in message
+    command = message.partition("remove it: ")[2]
+    # Some releases of iconv write the whole text and then exit with 1.
+    subprocess.run(["sh", "-c", command], cwd=made, check=False)
+    (found,) = made.iterdir()
+    assert found.read_text().count("café “serré”, très") == 5
+    assert found.read_text().count("café “serré, très") == 1
+
+
 def test_byte_positions_behind_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfab\xff\n")
