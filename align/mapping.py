@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,9 +174,14 @@ class _StudentPieces:
         plain: Table = {}
         marked: Table = {}
         ordinary = [i for i, token in enumerate(student.tokens) if token and not student.special[i]]
+
+        def rank(number: int) -> tuple[bool, bool]:
+            piece = student.pieces[number]
+            return student.tokens[number].startswith("<0x") and len(piece.text) == 1, not piece.free
+
         # If two tokens have the same text, tokenizers prefer the free piece (`.` over `##.`); they
         # use `<0x41>` only if nothing else fits.
-        ordinary.sort(key=lambda i: self._rank(student.tokens[i], student.pieces[i]))
+        ordinary.sort(key=rank)
         suffix = self.style == "suffix"
         for number in ordinary:
             token, piece = student.tokens[number], student.pieces[number]
@@ -190,21 +196,12 @@ class _StudentPieces:
             if piece.free and not suffix:
                 self.exact.setdefault((piece.text, not piece.begins), number)
         # By (at the start of a word, at its end).
-        start = inside = end = whole = plain
+        self.tables = dict.fromkeys(product((False, True), repeat=2), plain)
         if self.style == "prefix":
-            inside = end = marked
+            self.tables[False, False] = self.tables[False, True] = marked
         elif suffix:
-            end = whole = {**plain, **marked}
-        self.tables = {
-            (True, False): start,
-            (False, False): inside,
-            (False, True): end,
-            (True, True): whole,
-        }
+            self.tables[False, True] = self.tables[True, True] = {**plain, **marked}
         self.longest = max(map(len, (*plain, *marked)), default=0)
-
-    def _rank(self, token: str, piece: Piece) -> tuple[bool, bool]:
-        return token.startswith("<0x") and len(piece.text) == 1, not piece.free
 
     def _edge(self, piece: Piece, text: bytes) -> tuple[bool, bool]:
         """Return whether a teacher's piece, normalised to `text`, is at the edge of a word, and

@@ -271,9 +271,7 @@ def _client(url: str, options: dict[str, Any] | None) -> Any:
     # s3fs expects the endpoint inside `client_kwargs`, so users of pandas pass it there.
     given.update(given.pop("client_kwargs", None) or {})
     config = {OF_S3FS.get(key, key): value for key, value in given.items()}
-    more = {}
-    if url.startswith(("s3://", "s3a://")):
-        more = _provided(url, config)
+    more = _provided(url, config) if url.startswith(("s3://", "s3a://")) else {}
     try:
         return from_url(
             url,

@@ -106,7 +106,7 @@ class DiskCache:
         file = files.open_ordinary(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if files.lock(file, wait=True) is None:
-                raise OSError("its file system has no locks, which a cache needs: a local disk has")
+                raise OSError("its file system has no locks (a local disk has them)")
             try:
                 data = os.pread(file, TOTAL.size, 0)
                 taken = _BytesTaken(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)

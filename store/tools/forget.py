@@ -82,7 +82,8 @@ class Forgotten:
         if self.shared:
             yield (
                 f"another store shares the files of {counted(self.shared, 'part')} that held the"
-                " documents: it grew from this store, or this store from it; forget there as well"
+                " documents: it grew from this store, or this store from it, or it is a copy by"
+                " hard links; forget there as well"
             )
 
 
@@ -228,12 +229,12 @@ def _find_keys(
 
 
 def _is_shared(store: FeatureStore, place: int) -> bool:
-    """Return whether another store shares the text file of a part, by a hard link."""
+    """Return whether another store shares the file with the text of a part, by a hard link."""
     # Parts are linked as a whole (`StoreWriter.adopt_part`), so one file shows it.
-    part = store.manifest.parts[place]
-    # In HDF5, where parts are copied, there is no such file.
-    file = Path(store.path) / "parts" / str(part.number)
-    file /= shard_path("text/utf8", part.arrays["text/utf8"].shape)
+    part, file = store.manifest.parts[place], Path(store.path)
+    if file.is_dir():
+        file = file / "parts" / str(part.number)
+        file /= shard_path("text/utf8", part.arrays["text/utf8"].shape)
     return file.is_file() and file.stat().st_nlink > 1
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -65,10 +65,10 @@ def remove_caches(store: FeatureStore) -> list[str]:
     return removed
 
 
-def _is_ours(path: Path, kind: object) -> bool:
+def _is_ours(path: Path, is_kind: Callable[[int], bool]) -> bool:
     # lstat: a link in an untrusted list must not lead the removal to another file.
     about = os.lstat(path)
-    return about.st_uid == os.geteuid() and bool(kind(about.st_mode))  # type: ignore[operator]
+    return about.st_uid == os.geteuid() and is_kind(about.st_mode)
 
 
 def _is_tokens(path: Path, text: str) -> bool:

@@ -438,3 +438,10 @@ def test_parts_that_another_store_shares(copy: Copy, tmp_path: Path) -> None:
     assert done.shared == 1 and done.sequences == 4
     assert verify(other).problems == verify(path).problems == []
     assert not holding(other, text) and kept_of(path, ()) == before
+
+
+def test_a_hard_link_to_a_file_is_reported(copy: Copy) -> None:
+    path = copy("h5")
+    os.link(path, path.with_name("other.h5"))
+    done = forget(path, "", lambda store: wants(*GONE))
+    assert done.shared > 0 and "copy by hard links" in [*done.lines("")][-1]
