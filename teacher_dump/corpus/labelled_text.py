@@ -150,8 +150,8 @@ class LabelledText:
 
     @property
     def is_blank(self) -> bool:
-        """Return whether the text, or each text of a pair, is white space alone."""
-        return not self.text.strip()  # SEPARATOR, of pairs, is white space
+        """Return whether the text is white space alone; of a pair, both texts."""
+        return not self.text.strip()  # SEPARATOR is white space for Python, too
 
 
 def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
