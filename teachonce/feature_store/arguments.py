@@ -48,7 +48,7 @@ def read_numbers(words: Sequence[str]) -> list[int]:
 def read_layers(words: str | None) -> tuple[int, ...]:
     """Parse `--layers 2,14`. Raises UserError for a word that is not a number."""
     try:
-        return tuple(int(word) for word in words.split(",")) if words else ()
+        return () if words is None else tuple(int(word) for word in words.split(","))
     except ValueError:
         raise UserError(f"--layers {words}: expected numbers, as in 2,14,25,28") from None
 

@@ -50,13 +50,13 @@ class CachedVectors(TableCapture):
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         super().__init__(options.source, _has_vectors, f"table with a column {LABEL} of vectors")
-        texts = _text_columns(self._table)
-        chosen = [options.text_column] if options.text_column else texts
+        texts, named = _text_columns(self._table), options.text_column
+        chosen = texts if named is None else [named]
         if len(chosen) != 1 or chosen[0] not in texts:
             problem = (
-                f"--text-column {options.text_column}: there is no such column of texts"
-                if options.text_column
-                else f"give --text-column NAME, the column whose vectors are in {LABEL}"
+                f"give --text-column NAME, the column whose vectors are in {LABEL}"
+                if named is None
+                else f"--text-column {named}: there is no such column of texts"
             )
             raise UserError(
                 f"{options.source}: {problem}; its columns of texts are"

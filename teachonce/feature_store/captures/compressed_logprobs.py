@@ -103,7 +103,7 @@ def read_settings(path: Path) -> Compression | LegacyCompression:
     import yaml
 
     text = read_small(path)
-    # So many errors: settings of unknown origin may be any value that YAML can write.
+    # Untrusted settings may be any value that YAML can write, so many errors are possible.
     try:
         found = yaml.safe_load(text)
         # In the settings of a training the compression is nested in these keys.

@@ -72,7 +72,9 @@ class DistillKit(TableCapture):
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         wanted = f"table with input_ids and logits of DistillKit ({', '.join(_names(NEW))})"
         super().__init__(options.source, _layout_of, wanted)
-        self._layout = _layout_of(self._table) or NEW
+        layout = _layout_of(self._table)
+        assert layout is not None
+        self._layout = layout
         self._mask = [MASK.name] if MASK.name in self._table.columns else []
         self._compression = None if self._layout is PLAIN else self._settings(options)
         if self._compression is None:
@@ -116,15 +118,15 @@ class DistillKit(TableCapture):
         """Yield begin and end of each text in a row."""
         rows = getattr(cells[self._layout[0].name], "values", None)
         count = 0 if rows is None else len(rows)
-        if len(ids) == count + 1:  # the last id has no logits
-            ids = ids[:-1]
-        same_length(ids, count, "logits", where)
-        if not count:
-            raise UserError(f"{where}: holds no token with logits; remove this row")
         mask = np.ones(count, np.int64)
         if self._mask and cells[MASK.name].is_valid:
-            mask = numbers(MASK, cells, where)[:count]
-            same_length(ids, len(mask), "an attention_mask", where)
+            mask = numbers(MASK, cells, where)
+        # The last id may have no logits.
+        ids, mask = (each[:-1] if len(each) == count + 1 else each for each in (ids, mask))
+        same_length(ids, count, "logits", where)
+        same_length(ids, len(mask), "an attention_mask", where)
+        if not count:
+            raise UserError(f"{where}: holds no token with logits; remove this row")
         # `prepend` and `append` differ from their neighbours, so that both ends count as edges.
         edges = np.flatnonzero(np.diff(mask, prepend=mask[:1] - 1, append=mask[-1:] - 1))
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

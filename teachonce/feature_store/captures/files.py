@@ -51,7 +51,8 @@ def identity(
             size += file.tell()
         # A capture that was moved stays the same: only paths inside its folder count.
         name = path.relative_to(source) if path.is_relative_to(source) else path.name
-        digest.update(f"{name} {inner.hexdigest()}\n".encode())
+        # A name may have bytes that are not UTF-8, which Python reads as surrogates.
+        digest.update(f"{name} {inner.hexdigest()}\n".encode("utf-8", "surrogateescape"))
     return {
         "kind": kind,
         "name": source.resolve().name,

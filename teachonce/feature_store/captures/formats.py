@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teachonce.support.errors import UserError, suggest, suggest_path
+from teachonce.support.options import flag_of
 from teachonce.support.plugins import added_object
 from teachonce.teacher_dump.job.option_values import PART_TOKENS
 
@@ -62,10 +63,9 @@ class ImportOptions:
         """Raise UserError for an option that does not apply to format `name`."""
         own = {"compression", "tokens", "layers", "text_column", "max_length", "model"}
         for key in sorted(own - takes):
-            if getattr(self, key):
+            if getattr(self, key) not in (None, ()):
                 raise UserError(
-                    f"--{key.replace('_', '-')}: does not apply to a capture of {name}; leave it"
-                    " out"
+                    f"{flag_of(key)}: does not apply to a capture of {name}; leave it out"
                 )
 
 

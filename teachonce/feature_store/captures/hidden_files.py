@@ -149,7 +149,7 @@ class HiddenFiles:
             layers = default
         fits = len(set(layers)) == len(layers) == count and all(0 <= n <= depth for n in layers)
         if not fits:
-            given = f", {','.join(map(str, layers))}" if layers else ""
+            given = f" {','.join(map(str, options.layers))}" if options.layers else ""
             raise UserError(
                 f"--layers{given}: {self._files[0]} holds {count} states of a teacher with {depth}"
                 f" layers; name {count} different layers in their order, from 0 (the output of the"

@@ -107,7 +107,7 @@ def import_capture(
             # Before the survey, which reads the whole capture and may take an hour.
             StoreWriter.check_writable(options.target)
         chosen = format_of(options)
-        teacher = open_teacher(options.tokenizer or options.model)
+        teacher = open_teacher(options.model if options.tokenizer is None else options.tokenizer)
         capture = chosen.open(options, teacher)
         files = capture.files()
         # Before the first read: the versions are compared again after the last one.
@@ -136,7 +136,7 @@ def import_capture(
             check_finished(options.target, stored, described, features)
             say(f"{options.target}: was finished before, by the same command; nothing to do")
             return ImportSummary(chosen.name, finished_before=True)
-        if options.model:
+        if options.model is not None:
             say(compare_with_model(capture, samples, options.model, stop.check))
         tally: Counter[str] = Counter()
         if tokenizer:
@@ -166,7 +166,7 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
     vocabulary = capture.contents.vocabulary
     # Rows of a teacher with random weights may look shifted. --model compares them with the
     # teacher's own rows instead.
-    shift = None if options.model else ShiftCheck()
+    shift = ShiftCheck() if options.model is None else None
     for sample in capture.samples():
         stop.check()
         samples += 1

@@ -29,6 +29,7 @@ from teachonce.feature_store.captures.tensors import load_tensors
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.json_file import schema_violation
+from teachonce.support.whole_numbers import whole_number
 
 ARCHIVE = re.compile(r"cp(\d+)_dp(\d+)__(\d+)\.tar")
 META = "_meta.json"
@@ -179,7 +180,12 @@ class Megatron:
                 continue
             for name, data in _members(path):
                 if found := PAYLOAD.fullmatch(name):
-                    where = f"{path}, {name}"
+                    where = f"{path}, {name:.40}"
+                    if (iteration := whole_number(found[1])) is None:
+                        raise UserError(
+                            f"{where}: expected the number of an iteration as its name; copy the"
+                            " archive again"
+                        )
                     batches = _microbatches(unzstd(data, where), where)
                     for number, batch in enumerate(batches):
                         # Fewer are not an error: with a nucleus (top-p), Megatron-LM stores as many
@@ -189,7 +195,7 @@ class Megatron:
                                 f"{where}, microbatch {number}: has {size:,} ids for a token, and"
                                 f" {META} of the run {self._most:,}; copy the archives again"
                             )
-                    yield int(found[1]), batches
+                    yield iteration, batches
 
 
 def _archives(folder: Path) -> list[Path]:

@@ -168,8 +168,8 @@ def _load(model: str, contents: CaptureContents) -> Any:
 
 
 def _ids(sample: Sample, teacher: Any, model: str) -> Array:
-    """Return the token ids of a sample [T], as many as the teacher reads. Raises UserError for an
-    id, among these or the best ones, that is beyond the teacher's vocabulary."""
+    """Return the token ids of a sample [T], truncated to the longest input of the teacher. Raises
+    UserError for an id, among these or the best ones, that is beyond the teacher's vocabulary."""
     assert sample.ids is not None
     ids = sample.ids[: teacher.max_length() or len(sample.ids)]
     largest = int(ids.max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -69,6 +70,17 @@ def test_a_stopped_import_goes_on(
     assert "was finished before" in said[-1]
     line = refused("import", source, tmp_path / "a.zarr", "--tokenizer", teacher)
     says(line, "--layers", "name 4 different layers")
+
+
+def test_names_of_files_need_not_be_utf8(
+    teacher: Path, samples: list[Taught], tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"data\xff")
+    source = specforge(folder, samples[:2], (1, 2, 3))
+    path = source / "rows_0-2000/data_1.ckpt"
+    path.rename(path.with_name(os.fsdecode(b"data_\xff.ckpt")))
+    said = imported(source, tmp_path / "a.zarr", teacher, "--layers", "1,2,3,4")
+    assert "specforge, 2 samples" in said and len(open_store(tmp_path / "a.zarr")) == 2
 
 
 def test_a_continued_import_counts_the_whole_capture(

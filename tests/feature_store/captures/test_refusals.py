@@ -12,9 +12,11 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
+from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
 from teachonce.store.read.derived_copies import list_of
@@ -27,6 +29,7 @@ from tests.making.captures import (
     specforge,
     speculators,
     stacked,
+    write_archive,
 )
 
 
@@ -49,6 +52,14 @@ def test_what_is_no_capture(teacher: Path, samples: list[Taught], tmp_path: Path
     says(importing(both, teacher, "--format", "distillkit"), "no table with input_ids")
     line = importing(both, teacher, "--format", "specforge", "--text-column", "text")
     says(line, "--text-column", "does not apply to a capture of specforge")
+    states = ("--format", "specforge", "--layers", "1,2,3,4")
+    line = importing(both, teacher, *states, "--text-column", "")
+    says(line, "--text-column", "does not apply to a capture of specforge")
+    # An empty word, as of an unset variable of the shell, is not taken for a missing option.
+    says(importing(both, teacher, *states, "--model", ""), "--model: ")
+    says(importing(both, teacher, *states[:2], "--layers", ""), "--layers ", "expected numbers")
+    line = importing(both, Path(), *states, "--tokenizer", "", "--model", teacher)
+    says(line, "model : cannot be loaded")
     line = refused("import", both, tmp_path / "a.zarr", "--format", "specforge")
     says(line, "--tokenizer", "the characters that it covers")
     says(refused("import", both, tmp_path / "a"), "ends in .zarr or .h5")
@@ -82,6 +93,13 @@ def test_captures_of_logits(teacher: Path, samples: list[Taught], tmp_path: Path
     short = [Taught(s.text, s.ids[:-3], s.logprobs, s.states, s.unnormed) for s in samples[:2]]
     line = importing(distillkit(tmp_path / "short", short, 8, 8), teacher)
     says(line, "row 0", "token ids, and logits of")
+    masked = distillkit(tmp_path / "masked", samples[:2], 8, 8, packed_rows=True)
+    table = parquet.read_table(masked / "data_0.parquet")
+    longer = pa.array([[*table["attention_mask"][0].as_py(), 3, 3]])
+    place = table.column_names.index("attention_mask")
+    table = table.set_column(place, "attention_mask", longer)
+    parquet.write_table(table, masked / "data_0.parquet")
+    says(importing(masked, teacher), "row 0", "an attention_mask of")
 
 
 def test_archives(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
@@ -110,6 +128,11 @@ def test_archives(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     says(importing(source, teacher, "--tokens", tokens), "2 of 4 ranks are missing")
     (source / "cp0_dp1__0.tar").unlink()
     (source / "cp1_dp1__0.tar").rename(source / "cp0_dp0__0.tar")
+    archive = source / "cp0_dp0__0.tar"
+    sound = archive.read_bytes()
+    write_archive(archive, [("_meta.json", b'{"saver": {"k": 8}}'), ("9" * 5000 + ".pt.zst", b"")])
+    says(importing(source, teacher, "--tokens", tokens), "cp0_dp0__0.tar, 999", "of an iteration")
+    archive.write_bytes(sound)
     larger = Path(shutil.copytree(teacher, tmp_path / "larger"))
     config = json.loads((larger / "config.json").read_text())
     (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 150_000}))
@@ -122,7 +145,8 @@ def test_files_of_states(teacher: Path, samples: list[Taught], tmp_path: Path) -
     path = source / "hidden_states/hs_1.safetensors"
     sound = load_file(path)
     layers = ("--layers", "1,2,3,4")
-    says(importing(source, teacher, "--layers", "1,2"), "holds 4 states of a teacher with 4 layers")
+    line = importing(source, teacher, "--layers", "1,2")
+    says(line, "--layers 1,2: ", "holds 4 states of a teacher with 4 layers")
     save_file(sound | {"token_ids": sound["token_ids"][:-1].clone()}, path)
     line = importing(source, teacher, *layers)
     says(line, "hs_1.safetensors", "token_ids has 33 tokens", "hidden_states 34")
