@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.plugins import added_object
 from teachonce.support.redaction import redacted
+from teachonce.support.whole_numbers import DIGITS
 
 
 class Text(click.types.StringParamType):
@@ -112,7 +113,7 @@ class Count(click.types.IntParamType):
         self.sweep = sweep
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", str(value).lower())
+        found = re.fullmatch(rf"({DIGITS}(?:\.[0-9]+)?)([km])", str(value).lower())
         if found:
             # As floats, 2.01 * 1000 is 2009.9999999999998.
             number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]

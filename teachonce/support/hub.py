@@ -113,8 +113,8 @@ def open_repository(
 ) -> Repository:
     """Find a repository with write access, or create it, as `private` if set.
 
-    Raises UserError for an invalid repository name, for a missing token, for a token without write
-    access, and if the hub does not answer.
+    Raises UserError for an invalid repository name, an empty revision, a missing token, a token
+    without write access, and if the hub does not answer.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -130,6 +130,8 @@ def open_repository(
             f"{id!r}: is not a valid name of a repository on the hub; give USER/NAME, of letters,"
             " digits, '-', '_' and '.'"
         )
+    if revision == "":  # such as an unset variable of the shell: the hub would take main
+        raise UserError("--revision: is empty; give the name of a branch, or leave it out for main")
     with hub_errors(id):
         if get_token() is None:
             raise UserError(f"{id}: there is no token for the hub; {LOG_IN}")

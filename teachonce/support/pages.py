@@ -42,15 +42,18 @@ def write_page(path: Path, templates: Path, name: str, what_for: str, **values: 
 
 
 def check_page(path: Path, what_for: str) -> None:
-    """Raise UserError if Jinja2 is missing, or if `path` is a folder or a file that is not HTML.
+    """Raise UserError if Jinja2 is missing, or if `path` is no file or a file that is not HTML.
 
     An existing page is not an error: `write_page` replaces it, as a page can be made again at any
     time. `what_for` names the command that needs Jinja2.
     """
     library("jinja2", "report", what_for)
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; give the name of a file, such as page.html")
-    if path.exists():
-        with path.open("rb") as file:
-            if file.read(len(BEGINNING)) != BEGINNING:
-                raise UserError(f"{path}: exists already, and is not an HTML page; {ANOTHER}")
+    if not path.exists():
+        return
+    if not path.is_file():  # reading a pipe would block
+        raise UserError(
+            f"{path}: is a folder, pipe or device; give the name of a file, such as page.html"
+        )
+    with path.open("rb") as file:
+        if file.read(len(BEGINNING)) != BEGINNING:
+            raise UserError(f"{path}: exists already, and is not an HTML page; {ANOTHER}")

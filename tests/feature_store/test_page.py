@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from functools import partial
@@ -171,7 +172,9 @@ def test_bad_input_is_reported_in_a_line(
     assert "such as 17,42, got 'two'" in refused(store, "--sequence", "1,two", "--out", out)
     many = ",".join(map(str, range(MOST + 1)))
     assert f"has {MOST} sequences at most" in refused(store, "--sequence", many, "--out", out)
-    assert "is a folder" in refused(store, "--out", tmp_path)
+    os.mkfifo(tmp_path / "pipe.html")
+    for other in (tmp_path, tmp_path / "pipe.html"):
+        assert f"{other}: is a folder, pipe or device" in refused(store, "--out", other)
     (tmp_path / "novel.txt").write_text("mine")
     line = refused(store, "--out", tmp_path / "novel.txt")
     assert "exists already" in line and (tmp_path / "novel.txt").read_text() == "mine"

@@ -247,7 +247,7 @@ def test_counts_of_thousands_and_millions(word: str, number: int) -> None:
     assert read_values(Settings, {"steps": word}, "here", ["steps"]) == {"steps": number}
 
 
-@pytest.mark.parametrize("word", ["k", "1.2345k", "-3k", "5kk", "five"])
+@pytest.mark.parametrize("word", ["k", "1.2345k", "-3k", "5kk", "five", "9" * 30 + "k"])
 def test_what_is_no_count(word: str) -> None:
     with pytest.raises(click.UsageError, match="expected a whole number, such as 200, 50k or 2m"):
         click_type(Settings, "steps").convert(word, None, None)

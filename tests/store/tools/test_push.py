@@ -165,6 +165,9 @@ def test_a_hub_that_is_not_there_is_reported_in_a_line(
 
 def test_a_branch_is_made_for_the_copy(hub: Hub, made: Made) -> None:
     path = made("h5")[0]
+    line = refused("push", path, "user/what", "--revision", "")
+    says(line, "--revision: is empty", "leave it out for main")
+    assert not hub.repositories
     ok(feature_store, "push", path, "user/what", "--revision", "next", "--message", "as it is")
     repository = hub.repositories[NAME]
     assert not repository.files() and path.name in repository.files("next")
