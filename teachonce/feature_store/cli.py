@@ -13,7 +13,7 @@ import click
 
 from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.exchange import export, import_
-from teachonce.feature_store.output import Output, bars, printed, written
+from teachonce.feature_store.output import Output, bars, printed, say, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
@@ -46,9 +46,11 @@ def main() -> None:
     """Inspect, verify, repair and copy feature stores."""
 
 
-def command(*lines: str) -> Callable[[Callable[..., Any]], click.Command]:
+def command(
+    *lines: str, cls: type[click.Command] | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Add a command whose --help ends in these examples; `feature-store` comes before each."""
-    return main.command(epilog=examples(*(f"feature-store {line}" for line in lines)))
+    return main.command(cls=cls, epilog=examples(*(f"feature-store {line}" for line in lines)))
 
 
 @command("info store.zarr", "info store.zarr --vocab 5k")
@@ -126,7 +128,7 @@ def verify(
     teacher over a sample and compare its output with the stored features. Exit code 1 if anything
     differs. Unknown files and objects are listed; they are not an error.
     """
-    for name in () if model else ("sample", "seed", "device", "trust_remote_code"):
+    for name in () if model is not None else ("sample", "seed", "device", "trust_remote_code"):
         source = click.get_current_context().get_parameter_source(name)
         if source is not click.core.ParameterSource.DEFAULT:
             option = flag_of(name)
@@ -227,8 +229,7 @@ def push(path: str, repository: str, **how: Any) -> Iterator[Output]:
     """
     from teachonce.store.tools.push import push as send
 
-    # On stderr: with --json, stdout is one JSON object.
-    commit = send(path, repository, **how, say=partial(click.echo, err=True))
+    commit = send(path, repository, **how, say=say)
     yield Output({"repository": repository, "commit": commit}, [f"pushed    {commit}"])
 
 
@@ -262,11 +263,9 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     yield written(target)
 
 
-@main.command(
-    epilog=examples(
-        "feature-store forget store.zarr --documents removed.txt",
-        "feature-store forget store.zarr --texts removed-texts.txt --missing-ok",
-    )
+@command(
+    "forget store.zarr --documents removed.txt",
+    "forget store.zarr --texts removed-texts.txt --missing-ok",
 )
 @click.argument("path", type=PATH)
 @click.option(
@@ -333,13 +332,7 @@ class _WithNegativeNumber(click.Command):
         return super().parse_args(ctx, args)
 
 
-@main.command(
-    cls=_WithNegativeNumber,
-    epilog=examples(
-        "feature-store show store.zarr 17",
-        "feature-store show store.zarr -1 --json",
-    ),
-)
+@command("show store.zarr 17", "show store.zarr -1 --json", cls=_WithNegativeNumber)
 @click.argument("path", type=PATH)
 @click.argument("number", type=int)
 @click.option("--view", default=0, help="Show the masks and logits of this view.")

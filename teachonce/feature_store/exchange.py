@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import click
 
 from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.captures import formats
-from teachonce.feature_store.output import Output, bars, printed, written
+from teachonce.feature_store.output import Output, bars, printed, say, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Names, Text
 from teachonce.support.errors import UserError
 from teachonce.support.grouped_help import examples
 
 FILE = LocalPath(exists=True, dir_okay=False)
-# On stderr: with --json, stdout is one JSON object.
-say = partial(click.echo, err=True)
 
 
 @click.command(

@@ -14,6 +14,9 @@ import click
 from teachonce.support.console import command_errors, readable, wide_console
 from teachonce.support.redaction import redacted
 
+# Progress goes to stderr: with --json, stdout is one JSON object.
+say = functools.partial(click.echo, err=True)
+
 
 @dataclass(frozen=True)
 class Output:

@@ -52,8 +52,8 @@ def readable(size: float) -> str:
 
 
 def wide_console() -> Console:
-    """Return rich's console for tables: as wide as the terminal, or at least WIDE columns for a
-    file or pipe."""
+    """Return rich's console for tables, with the width of the terminal; for a file or pipe, with at
+    least WIDE columns."""
     from rich.console import Console
 
     console = Console()
@@ -132,10 +132,7 @@ def command_errors(command: Callable[Parameters, Result]) -> Callable[Parameters
             # From here on a second signal ends the process at once, without a traceback.
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
-            click.echo(
-                f"Stopped: {stopped.message or 'run the same command again'}",
-                err=True,
-            )
+            click.echo(f"Stopped: {stopped.message or 'run the same command again'}", err=True)
             raise click.exceptions.Exit(128 + stopped.number) from None
 
     return run

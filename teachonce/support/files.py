@@ -195,7 +195,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         sync_tree(new) if new.is_dir() else sync(new)
         rename(new, path)
     except BaseException:
-        discard(new.parent, new.name)
+        _remove(new)
         raise
 
 

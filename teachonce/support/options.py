@@ -405,8 +405,10 @@ def read_values(
             raise UserError(f"{where}: {name}: expected a string, a number or a list of strings")
         text = ",".join(map(str, words))
         try:
-            read = text if about.read else click_type(settings, name).convert(text, None, None)
-            found[name] = about.read(read) if about.read else read
+            if about.read:
+                found[name] = about.read(text)
+            else:
+                found[name] = click_type(settings, name).convert(text, None, None)
             check_value(settings, name, about, found[name])
         except click.UsageError as error:
             raise UserError(f"{where}: {name}: {error.message}") from None

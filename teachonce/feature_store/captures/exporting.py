@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from teachonce.feature_store.captures.compressed_logprobs import (
 from teachonce.feature_store.captures.distillkit import SETTINGS
 from teachonce.store import EmbeddingSpec, FeatureStore, LogitsSpec, open_store
 from teachonce.store.read import derived_copies
+from teachonce.store.read.arrow import Table
 from teachonce.store.read.table_files import rows_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -59,24 +61,21 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
             store.to_parquet(target, columns=columns, floats=floats)
             note = ""
         else:
-            checks: dict[str, Callable[[], object]] = {
-                "datasets": lambda: store.table(columns, floats),
-                "sentence-transformers": lambda: _vectors_of(store),
-                "distillkit": lambda: _top_logits_of(store),
-            }
-            checks[kind]()  # first: a copy that is refused must not be recorded
-            # `forget` lists the copies of a store's texts; `to_parquet` records its copy itself.
+            write: Callable[[Path], str]
+            if kind == "datasets":
+                write = partial(_datasets, store, store.table(columns, floats))
+            elif kind == "sentence-transformers":
+                write = partial(_sentences_and_labels, store, _vectors_of(store))
+            else:
+                write = partial(_distillkit, store, _top_logits_of(store))
+            # After the refusals above: `forget` lists the copies of a store's texts. `to_parquet`
+            # records its copy itself.
             derived_copies.record_copy(store.path, store.manifest, "table", target)
-            writers: dict[str, Callable[[FeatureStore, Path], str]] = {
-                "datasets": lambda store, new: _datasets(store, new, columns, floats),
-                "sentence-transformers": _sentences_and_labels,
-                "distillkit": _distillkit,
-            }
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with files.atomic_path(target) as new:
                     new.mkdir()
-                    note = writers[kind](store, new)
+                    note = write(new)
             except OSError as error:
                 raise UserError(f"{target}: cannot be written: {files.reason(error)}") from error
         return Exported(str(target), kind, len(store), _size(target), note)
@@ -86,11 +85,10 @@ def _size(path: Path) -> int:
     return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
 
 
-def _datasets(store: FeatureStore, new: Path, columns: Columns, floats: str) -> str:
+def _datasets(store: FeatureStore, table: Table, new: Path) -> str:
     # Inside the unfinished folder, so that a failed export leaves no copy of the texts.
     cache = new / ".rows"
-    made = rows_in(cache, store.table(columns, floats), store.manifest.content())
-    _save(made, new)
+    _save(rows_in(cache, table, store.manifest.content()), new)
     shutil.rmtree(cache)
     return "open it with datasets.load_from_disk"
 
@@ -113,13 +111,13 @@ def _vectors_of(store: FeatureStore) -> EmbeddingSpec:
     return vector
 
 
-def _sentences_and_labels(store: FeatureStore, new: Path) -> str:
+def _sentences_and_labels(store: FeatureStore, vector: EmbeddingSpec, new: Path) -> str:
     """Write texts and their vectors, for MSELoss of sentence-transformers."""
     cache = new / ".rows"
     made = rows_in(cache, store.table(["text", "embedding"]), store.manifest.content())
     made = made.rename_columns({"text": "sentence", "embedding": "label"})
     note = "columns sentence and label, for MSELoss"
-    if prompt := _vectors_of(store).prompt:
+    if prompt := vector.prompt:
         # Texts are written without the prompt, which the trainer puts before each text itself.
         begin = len(prompt)
         made = made.map(
@@ -148,15 +146,14 @@ def _top_logits_of(store: FeatureStore) -> LogitsSpec:
     return spec
 
 
-def _distillkit(store: FeatureStore, new: Path) -> str:
+def _distillkit(store: FeatureStore, spec: LogitsSpec, new: Path) -> str:
     """Write a capture of DistillKit with all log-probabilities exact, in float32."""
     import pyarrow
     import yaml
     from pyarrow import parquet
 
-    spec, features = _top_logits_of(store), store.features
-    bits = index_bits(features.vocabulary)
-    settings = exact_settings(features.vocabulary, spec.size)
+    vocabulary = store.features.vocabulary
+    bits, settings = index_bits(vocabulary), exact_settings(vocabulary, spec.size)
     (new / SETTINGS).write_text(yaml.safe_dump(settings), "utf-8")
     rows = pyarrow.list_(pyarrow.list_(pyarrow.uint8()))
     # The types of DistillKit's own writer (`compressed_logit_schema` of sample_common.py).
