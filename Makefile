@@ -80,4 +80,4 @@ bench: .venv/dev.stamp .venv/minilm.stamp
 	.venv/bin/python -m benchmarks $(or $(ARGS),--help)
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
