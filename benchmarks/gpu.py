@@ -8,7 +8,7 @@ Kolesnikova et al.), is timed from its second epoch on, when the cache is filled
 teacher in memory.
 Each table is printed as soon as it is measured. Fifteen minutes of an H100 were too few for a
 process for each run, so that all runs share one.
-The peak is what the maker says of dense bfloat16 products.
+The peak is the manufacturer's figure for dense bfloat16 products.
 A source at its published size is run by `python -m benchmarks.reproduce SOURCE --size full`.
 """
 
@@ -36,10 +36,11 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.option_values import CACHES
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.student_training import train
-from teachonce.support.console import check_device, command_errors
+from teachonce.support.console import command_errors
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher import heads
 from teachonce.teacher_dump.teacher.loading import load_teacher
+from teachonce.training.device import resolved_device
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}  # a second
 FEATURES: dict[str, dict[str, Any]] = {
@@ -64,11 +65,12 @@ HEAD_OF_HEADS = ("logits", "", "tokens/s", "times plain", "share of peak")
 HEAD_OF_STUDENTS = ("", "student tokens/s", "times the first row", "time waiting for data")
 
 
-def of_peak(operations: float, device: str) -> str:
-    """Return operations per second as a share of the device's peak; '' if the peak is unknown."""
+def of_peak(rate: float, device: str) -> str:
+    """Return a rate, in operations per second, as a share of the device's peak; '' if the peak is
+    unknown."""
     name = torch.cuda.get_device_name(device) if device != "cpu" else ""
-    known = next((peak for key, peak in PEAKS.items() if key in name), None)
-    return f"{operations / known:.1%}" if known else ""
+    peak = next((peak for key, peak in PEAKS.items() if key in name), None)
+    return f"{rate / peak:.1%}" if peak else ""
 
 
 def operations(options: DumpOptions) -> float:
@@ -106,7 +108,7 @@ def dumps(
 def head(
     model: str, device: str, precision: str, way: str, k: int, rows: int, runs: int
 ) -> Figures:
-    """Tokens a second through the head alone; `way` names a function of `heads`."""
+    """Measure tokens per second through the head alone; `way` names a function of `heads`."""
     decoder = load_teacher(model, attention="none", device=device, precision=precision).decoder
     assert decoder is not None
     dtype = torch.bfloat16 if decoder.rounded else torch.float32
@@ -211,7 +213,7 @@ def main(
     batch_tokens: int, steps: int, device: str, precision: str, repeats: int, results: Path,
 ) -> None:  # fmt: skip
     """Print the tables and write them to RESULTS.md. `--model` is used for its tokenizer only."""
-    check_device(device, torch.cuda.device_count())
+    device = resolved_device(device)
     with tempfile.TemporaryDirectory() as folder:
         teacher = random_teacher(
             Path(folder) / "encoder", model, vocab_size=vocabulary, num_hidden_layers=layers
@@ -254,7 +256,7 @@ def main(
         f" {repeats} interleaved runs in one process.",
         "\n\n".join(tables),
         results,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.results import publish, results_option, table
 from teachonce.support.console import command_errors
 from teachonce.support.errors import UserError
 
@@ -80,7 +80,7 @@ SECTIONS = {
         " command is run again.",
     ),
 }
-"""Title of each section, and what it says of the check."""
+"""Title of each section, and its description of the check."""
 
 SETTINGS = {
     "forged": ("hdf5", "zarr"),
@@ -112,7 +112,7 @@ SETTINGS = {
 @click.option("--hubs", default=300, help="hubs: pairs of a request and a twist.")
 @click.option("--kills", default=100, help="kills: of readers; of students a fifth.")
 @click.option("--seed", default=0)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(what: str, seed: int, results: Path, **options: Any) -> None:
     """Print the table and write it to RESULTS.md; return exit code 1 if any check fails."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.results import publish, results_option, table
 from harness.processes import in_own_process
 from teachonce.support.console import command_errors
 
@@ -74,7 +74,7 @@ HEAD = (
     "batch, ms", "times as fast", "batch, memory, MB", "times less",
     "sentence, ms", "times as fast", "sentence, memory, MB", "times less",
 )  # fmt: skip
-BESIDE = (
+COMPARED_HEAD = (
     "", "pieces", "parameters, M", "published", "MiB on disk", "published", "CPU, ms", "published",
     "times as fast", "published", "GPU, ms", "published", "times as fast", "published",
 )  # fmt: skip
@@ -127,7 +127,7 @@ def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
     return cells
 
 
-def beside(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
+def compared_row(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
     """Return the figures of a batch and the published ones, times also over the teacher's."""
     known: tuple[float | str, ...] = PUBLISHED.get(shape, ("",) * 4)
     parameters, disk, *times = known
@@ -167,7 +167,7 @@ def rows_of_others(folder: Path) -> list[list[object]]:
 @click.command()
 @click.option("--batch-size", default=16)
 @click.option("--length", type=click.IntRange(32, POSITIONS), default=POSITIONS)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(batch_size: int, length: int, results: Path) -> None:
     """Time all models in turn, and write the tables."""
@@ -187,10 +187,10 @@ def main(batch_size: int, length: int, results: Path) -> None:
     )
     tables = [table(HEAD, rows[-1:] + rows[:-1])]
     if (batch_size, length) == (16, POSITIONS):
-        compared = [beside(shape, each) for shape, each in zip(shapes, found, strict=True)]
+        compared = [compared_row(shape, each) for shape, each in zip(shapes, found, strict=True)]
         tables += [
             "Batches, compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):",
-            table(BESIDE, compared[-1:] + compared[:-1]),
+            table(COMPARED_HEAD, compared[-1:] + compared[:-1]),
         ]
     tables += [
         "Students of the other sources with their own teachers; batches of 32 x 32 tokens:",

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.results import publish, results_option, table
 from harness.processes import PART_TOKENS, finish, fork, in_small_parts
 from harness.store_content import content_of_store
 from teachonce.support.console import command_errors
@@ -138,11 +138,11 @@ def moment_of_dump(out: Path) -> str:
     """Name the current step of a dump, or its step when it was killed."""
     parts = out / "parts" if out.suffix == ".zarr" else Path(f"{out}.parts")
     with suppress(OSError):
-        beside = [path.name for path in out.parent.iterdir()]
+        siblings = [path.name for path in out.parent.iterdir()]
         inside = [path.name for path in parts.iterdir()] if parts.exists() else []
         if not out.exists():
             return "beginning"
-        sealing = any(name.startswith(f".{out.name}.new-") for name in beside)
+        sealing = any(name.startswith(f".{out.name}.new-") for name in siblings)
         if out.suffix == ".zarr":
             names = {path.name for path in out.iterdir()}
             sealing = "manifest" in names or any(name.startswith(".tmp-") for name in names)
@@ -251,7 +251,7 @@ def jobs(folder: Path, texts: int = 30) -> list[Job]:
 @click.option("--real", default=3, help="How many of each row are of processes of their own.")
 @click.option("--seed", default=0)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work.  [default: /tmp]")
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(
     dump_kills: int, train_kills: int, real: int, seed: int, folder: Path | None, results: Path

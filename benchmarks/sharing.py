@@ -4,7 +4,7 @@
     nice python -m benchmarks.sharing [--kills 100] --ray-nodes 2
 
 Each finished store must be the one that a single process makes: the same SHA-256 of every array,
-nothing left beside it. Otherwise the script fails. Half of the stores are Zarr, half HDF5. The
+nothing left next to it. Otherwise the script fails. Half of the stores are Zarr, half HDF5. The
 nodes of the cluster are processes of this machine; its head, which has no worker, lives on.
 """
 
@@ -27,7 +27,7 @@ from typing import ClassVar
 
 import click
 
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.results import publish, results_option, table
 from benchmarks.reliability import Job, jobs
 from harness.processes import PART_TOKENS, finish, fork, in_small_parts
 from harness.ray_cluster import Ray
@@ -174,7 +174,7 @@ RAY_TEXTS = 400  # enough for parts to be left when a worker has started again
 @click.option("--ray-nodes", type=click.IntRange(min=1), help="A Ray cluster of N nodes instead.")
 @click.option("--seed", default=0)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work.  [default: /tmp]")
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(
     kills: int,

@@ -40,5 +40,5 @@ def alone(work: Callable[[], Figures]) -> Figures:
 
 
 def peak_memory() -> float:
-    """MB that this process has held at most."""
+    """Return the peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -120,7 +120,7 @@ class ObjectServer:
         self._opener.open(urllib.request.Request(f"{self.url}/-/delay", data, method="PUT"))
 
     def counts(self) -> dict[str, int]:
-        """Requests and bytes since the last call."""
+        """Return the requests and bytes since the last call."""
         found: dict[str, int] = json.load(self._opener.open(f"{self.url}/-/counts"))
         return found
 

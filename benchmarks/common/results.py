@@ -20,6 +20,11 @@ SHARED = Path(os.environ.get("TEACHONCE_DATA") or Path(__file__).parents[3] / "s
 TEACHER, NOVELS = SHARED / "models/minilm-mlm", SHARED / "data/text/en_novels.txt"
 
 
+results_option = click.option(
+    "--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True
+)
+
+
 def of_text(tokens: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the options of a benchmark that dumps some text itself: --model, --corpus, --tokens,
     --results."""
@@ -27,7 +32,7 @@ def of_text(tokens: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         click.option("--model", default=str(TEACHER) if TEACHER.exists() else "minilm"),
         click.option("--corpus", default=str(NOVELS) if NOVELS.exists() else "python-docs"),
         click.option("--tokens", default=tokens),
-        click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True),
+        results_option,
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

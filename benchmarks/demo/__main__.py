@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from benchmarks.demo.searching import Settings, demo, load
-from teachonce.support.console import command_errors
+from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 
 SHOWN = 3  # questions whose passages are printed
@@ -37,7 +37,7 @@ def to_ask_more(settings: Settings) -> str:
     return f'{words} --ask "a question"'
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(context_settings=CONTEXT)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

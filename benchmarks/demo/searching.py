@@ -127,7 +127,7 @@ def demo(settings: Settings) -> Search:
     """Dump and train, after removing an earlier demo from the folder."""
     settings.clear()
     _dump(settings)
-    say(f"2. a student {settings.student}, vocabulary {settings.vocab}, learns these vectors")
+    say(f"2. a student {settings.student} ({settings.vocab} pieces) is trained on these vectors")
     settings.train(seed=settings.seed)
     return load(settings)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from benchmarks.common.results import NOVELS, RESULTS, mean_and_deviation, publish, table
+from benchmarks.common.results import NOVELS, mean_and_deviation, publish, results_option, table
 from teachonce.downstream.lm.scoring import score_lm
 from teachonce.downstream.settings import LmSettings
 from teachonce.store import open_store
@@ -220,7 +220,7 @@ def table_rows(work: Path) -> list[list[object]]:
 @click.option("--arms", default=";".join(ARMS), help="Names, divided by semicolons.")
 @click.option("--rates", default="1e-3,2e-3,4e-3,8e-3", help="Of which each arm takes its best.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(
     work: Path,
@@ -254,7 +254,7 @@ def main(
     books = later_books(corpus, work)
     bench = Bench(work, path, books, common, every)
     bench.train([each.strip() for each in arms.split(";") if each.strip()], seeds)
-    own = bits_per_byte(Path(model), books, work / "teacher.json")
+    own = bits_per_byte(Path(model), books, work / f"teacher-{Path(model).name}.json")
     of_store = f"{open_store(path).meta['tokens']:,}"
     settings = (
         f"`python -m benchmarks.quality.decoders`; teacher {Path(model).name}"

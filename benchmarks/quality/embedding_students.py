@@ -1,11 +1,11 @@
-"""Students of sentence embeddings: their scores, bytes and minutes, beside the teacher's scores.
+"""Students of sentence embeddings: their scores, bytes and minutes, next to the teacher's.
 
     python -m benchmarks.quality.embedding_students --work DIR [--store STORE] [--seeds N]
 
 Trains from vectors and states of sentences of novels, of an encyclopedia, reviews, requests, the
 web and questions, of random words of the teacher's vocabulary, and of the documents that are
 searched, and scores tables of similarity and search, of which no pair and no query was trained on.
-Students that others make of the same teacher stand beside them; Model2Vec's where it is installed
+Students that others make of the same teacher are compared; Model2Vec's where it is installed
 (`pip install 'model2vec[distill]'`). What is finished in --work is not made again.
 """
 
@@ -23,7 +23,7 @@ import click
 import numpy as np
 import torch
 
-from benchmarks.common.results import RESULTS, SHARED, mean_and_deviation, publish, table
+from benchmarks.common.results import SHARED, mean_and_deviation, publish, results_option, table
 from benchmarks.quality.embedding_peers import folder_of, made, peers
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.search import measures
@@ -49,6 +49,7 @@ STUDENTS = (
 
 TABLES = ("stsb_en.dev", "sts2012_en", "sts2013_en", "sts2014_en")
 SEARCHED = "cranfield"
+MEAN, SEARCH = len(TABLES), len(TABLES) + 1  # places in the result of `figures`
 TEXTS = {
     "text/en_novels.txt": 50_000,
     "text/en_wikitext2.txt": 16_000,
@@ -141,7 +142,7 @@ def dumped(work: Path, model: str, data: Path) -> Path:
 
 
 def correlations(embedder: Embedder, tables: Sequence[Path]) -> list[float]:
-    """Spearman's rank correlation of cosines and scores, of each table."""
+    """Return Spearman's rank correlation of cosines and scores, for each table."""
     from scipy.stats import spearmanr
 
     found = []
@@ -208,15 +209,29 @@ def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
 
 
 def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> tuple[float, float]:
-    """Train a student of STUDENTS by the default recipe unless it exists; return its MB and
-    minutes."""
+    """Train a student of STUDENTS by the default recipe unless it is finished; return its MB and
+    minutes.
+
+    Raises UserError if it was started with other settings.
+    """
     shape, _, vocab = student.partition("@")
     settings = {"student": shape, "vocab": vocab or "5k", "epochs": epochs, "seed": seed}
-    if not (out / "model.safetensors").exists():
-        given = {"store": (str(store),), "out": out, "cache": "ram", **settings}
-        run(checked_from(given), say=click.echo)
-    report = json.loads((out / "training.json").read_text())
+    given = {"store": (str(store),), "out": out, "cache": "ram", **settings}
+    report = run(checked_from(given), resume=out.exists(), say=click.echo)
     return size_of(out) / 1e6, report["result"]["seconds"] / 60
+
+
+def row(
+    name: str, costs: list[tuple[float, float]], scores: list[list[float]], teacher: list[float]
+) -> list[object]:
+    """Return the row of one kind of student: the means of its seeds' costs and `figures`, also as
+    shares of the teacher's."""
+    columns = [list(column) for column in zip(*scores, strict=True)]
+    each = ["" if np.isnan(column[0]) else mean_and_deviation(column) for column in columns[:-2]]
+    shares = [f"{np.mean(columns[place]) / teacher[place]:.1%}" for place in (MEAN, SEARCH)]
+    rates = [f"{np.median(column):,.0f}" for column in columns[-2:]]
+    size, minutes = np.mean(costs, axis=0)
+    return [name, f"{size:.1f}", f"{minutes:.1f}", *each, *shares, *rates]
 
 
 @click.command()
@@ -227,7 +242,7 @@ def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> t
 @click.option("--students", default=",".join(STUDENTS), help="SHAPE@VOCAB, a comma-separated list.")
 @click.option("--epochs", type=float, default=4.0)
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(
     work: Path,
@@ -245,19 +260,6 @@ def main(
     drawn = "" if store else f" ({OF_WORDS:,} of random words)"
     texts, teacher = len(open_store(path)), Teacher(model)
     own = figures(teacher, teacher, data)
-    mean, searched = len(TABLES), len(TABLES) + 1
-
-    def row(name: str, costs: list[tuple[float, float]], scores: list[list[float]]) -> list[object]:
-        """Describe one kind of student, with each of its seeds."""
-        columns = [list(column) for column in zip(*scores, strict=True)]
-        each = [
-            "" if np.isnan(column[0]) else mean_and_deviation(column) for column in columns[:-2]
-        ]
-        shares = [f"{np.mean(columns[place]) / own[place]:.1%}" for place in (mean, searched)]
-        rates = [f"{np.median(column):,.0f}" for column in columns[-2:]]
-        size, minutes = np.mean(costs, axis=0)
-        return [name, f"{size:.1f}", f"{minutes:.1f}", *each, *shares, *rates]
-
     rows = [
         ["teacher", "", "", *own[:-2], "100 %", "100 %", *(f"{rate:,.0f}" for rate in own[-2:])]
     ]
@@ -265,12 +267,12 @@ def main(
         folder = work / re.sub(r"\W+", "-", name.lower())
         minutes = made(make, folder)
         cost = size_of(folder) / 1e6, minutes
-        rows.append(row(name, [cost], [figures(Embedder(str(folder)), teacher, data)]))
+        rows.append(row(name, [cost], [figures(Embedder(str(folder)), teacher, data)], own))
     for student in students.split(","):
         folders = [work / f"{student.replace(':', '-')}-{seed}" for seed in range(seeds)]
         costs = [trained(path, student, epochs, n, out) for n, out in enumerate(folders)]
         scores = [figures(Embedder(str(out)), teacher, data) for out in folders]
-        rows.append(row(student, costs, scores))
+        rows.append(row(student, costs, scores, own))
     settings = (
         f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`."
         f" Teacher: {model}. Texts: {texts:,}{drawn}, without any pair of these tables and any"

@@ -1,1 +1,1 @@
-"""Reading a store, beside other readers and other formats."""
+"""Reading a store, compared with other readers and other formats."""

@@ -1,6 +1,6 @@
-"""Speed of reading features, warm and from the disk, beside other formats and readers.
+"""Speed of reading features, warm and from the disk, compared with other formats and readers.
 
-python -m benchmarks.reading [--tokens N] [--width D] [--kept K] [--rounds R]
+    python -m benchmarks.reading [--tokens N] [--width D] [--kept K] [--rounds R]
 
 A synthetic store; every reader delivers all of view 0, as stored (codes, not floats), in shuffled
 flat batches of 16,384 tokens with padding. Each reader's first epoch is compared with ours, sum by
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.results import RESULTS
+from benchmarks.common.results import results_option
 from benchmarks.reading.rounds import measure
 from teachonce.support.console import command_errors
 
@@ -25,9 +25,7 @@ from teachonce.support.console import command_errors
 @click.option("--width", default=384)
 @click.option("--kept", default=16)
 @click.option("--rounds", default=7)
-@click.option(
-    "--results", default=RESULTS, type=click.Path(path_type=Path), help="File of the section."
-)
+@results_option
 @command_errors
 def main(tokens: int, width: int, kept: int, rounds: int, results: Path) -> None:
     """Print the tables and put them into RESULTS.md."""

@@ -1,6 +1,6 @@
-"""Streaming a store over a network of some latency, beside the local disk and other formats.
+"""Streaming a store over a network of some latency, compared with the local disk and other formats.
 
-python -m benchmarks.reading.far [--tokens N] [--rounds R] [--latencies 0,20,100]
+    python -m benchmarks.reading.far [--tokens N] [--rounds R] [--latencies 0,20,100]
 
 A server on loopback delays the first byte of each answer; it has no bound on the bytes a second. A
 synthetic store is read by an epoch of `fs.stream`, from its opening on: without a cache, with an
@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.common.interleaved import Figures, alone
 from benchmarks.common.object_server import BUCKET, ObjectServer, serving
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.results import publish, results_option, table
 from benchmarks.reading.record_formats import LitData, Mosaic
 from benchmarks.reading.rounds import evict, versions
 from benchmarks.reading.workload import BATCH_TOKENS, Corpus
@@ -46,7 +46,7 @@ STUDENT_HEAD = ("latency, ms", "student", "tokens/s", "share of the local disk",
 Work = Callable[[], Figures]
 
 
-def _told(sizes: Iterator[int], started: float, seconds: float) -> Figures:
+def _figures(sizes: Iterator[int], started: float, seconds: float) -> Figures:
     """Return tokens per second since `started`, the seconds to the first batch, and tokens per
     second after it. Reading stops after `seconds`."""
     tokens, before, first = 0, 0, 0.0
@@ -69,7 +69,7 @@ def read_ours(path: str, cache: str | None, seconds: float) -> Figures:
     started = time.perf_counter()
     with open_store(path, cache=cache) as store:
         batches = store.stream(0, 0, BATCH_TOKENS)
-        return _told((len(batch.token_ids) for batch in batches), started, seconds)
+        return _figures((len(batch.token_ids) for batch in batches), started, seconds)
 
 
 def read_peer(peer: LitData | Mosaic, zarr: Path, url: str, local: Path, seconds: float) -> Figures:
@@ -79,7 +79,7 @@ def read_peer(peer: LitData | Mosaic, zarr: Path, url: str, local: Path, seconds
     peer.load()
     started = time.perf_counter()
     epoch = peer.open_far(corpus, url, local)
-    return _told((len(arrays["token/id"]) for arrays in epoch(0)), started, seconds)
+    return _figures((len(arrays["token/id"]) for arrays in epoch(0)), started, seconds)
 
 
 def train_student(path: str, cache: str | None, steps: int) -> Figures:
@@ -113,7 +113,7 @@ def train_student(path: str, cache: str | None, steps: int) -> Figures:
                 optimizer.zero_grad()
                 yield len(wanted)
 
-        return _told(taken(), started, float("inf"))
+        return _figures(taken(), started, float("inf"))
 
 
 class Bench:
@@ -210,14 +210,14 @@ def measure(bench: Bench, latencies: list[float], rounds: int) -> tuple[str, str
                 runs[latency].append(bench.round(server, bench.readers()))
             students.append(bench.round(server, bench.students()))  # at the last latency
     rows = [_row(ms, name, found) for ms, found in runs.items() for name in found[0]]
-    learnt = [
+    trained = [
         [
             f"{latencies[-1]:g}", name, f"{_median(students, name, 'speed'):,.0f}",
             f"{_ratio(students, name, LOCAL):.0%}", f"{_median(students, name, 'first'):.2f}",
         ]
         for name in students[0]
     ]  # fmt: skip
-    return table(HEAD, rows), table(STUDENT_HEAD, learnt)
+    return table(HEAD, rows), table(STUDENT_HEAD, trained)
 
 
 @click.command()
@@ -227,9 +227,7 @@ def measure(bench: Bench, latencies: list[float], rounds: int) -> tuple[str, str
 @click.option("--rounds", default=3)
 @click.option("--latencies", default="0,20,100", help="Milliseconds.")
 @click.option("--seconds", default=20.0, help="After which a slow reader is cut short.")
-@click.option(
-    "--results", default=RESULTS, type=click.Path(path_type=Path), help="File of the section."
-)
+@results_option
 @command_errors
 def main(
     tokens: int, width: int, kept: int, rounds: int, latencies: str, seconds: float, results: Path

@@ -1,11 +1,11 @@
-"""Formats that keep a sequence as a record, and their own readers.
+"""Formats that store a sequence as a record, and their own readers.
 
 Nothing is compressed in them. Most are measured twice: as one would use them, with a column for
 each feature, and with all features of a token fused into one structured element, which suits them
 best.
 
 Install them in an environment of their own, as torchvision may disagree with a CPU build of torch:
-`pip install -c constraints.txt -e '.[bench]'`. MosaicML asks for older versions of what the project
+`pip install -c constraints.txt -e '.[bench]'`. MosaicML requires older versions of what the project
 needs, and works without them:
 `pip install --no-deps mosaicml-streaming==0.13.0 brotli zstd python-snappy cramjam catalogue`.
 """
@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -96,13 +97,8 @@ def _joined(corpus: Corpus, columns: Mapping[str, Sequence[Any]]) -> Arrays:
 
 def _grouped(corpus: Corpus, dataset: Iterable[Any]) -> Iterator[Arrays]:
     """Collect sequences that arrive singly into batches."""
-    items: list[Any] = []
-    for item in dataset:
-        items.append(item)
-        if len(items) == corpus.batch_sequences:
-            yield _joined(corpus, {name: [item[name] for item in items] for name in items[0]})
-            items = []
-    if items:
+    left = iter(dataset)
+    while items := list(islice(left, corpus.batch_sequences)):
         yield _joined(corpus, {name: [item[name] for item in items] for name in items[0]})
 
 
@@ -204,10 +200,7 @@ class Mosaic(Records):
                 writer.write({n: a.tobytes() for n, a in item.items()} if self.fused else item)
 
     def open(self, corpus: Corpus, path: Path) -> Epoch:
-        dataset = self._streaming().StreamingDataset(
-            local=str(path), shuffle=True, batch_size=corpus.batch_sequences
-        )
-        return lambda epoch: _grouped(corpus, dataset)
+        return self._epochs(corpus, local=str(path))
 
     def load(self) -> None:
         """Import the modules that `open_far` uses."""
@@ -215,7 +208,10 @@ class Mosaic(Records):
 
     def open_far(self, corpus: Corpus, url: str, local: Path) -> Epoch:
         """Open as `open` does, from an address, through a folder."""
+        return self._epochs(corpus, remote=url, local=str(local))
+
+    def _epochs(self, corpus: Corpus, **where: str) -> Epoch:
         dataset = self._streaming().StreamingDataset(
-            remote=url, local=str(local), shuffle=True, batch_size=corpus.batch_sequences
+            **where, shuffle=True, batch_size=corpus.batch_sequences
         )
         return lambda epoch: _grouped(corpus, dataset)

@@ -37,7 +37,7 @@ PACKAGES = ("numcodecs", "tensorstore", "pyarrow", "datasets", "litdata", "mosai
 
 
 def consume(batches: Iterator[Arrays]) -> tuple[float, float]:
-    """Tokens a second, and a second of this process's work; a slow reader is cut short."""
+    """Return tokens per second, and per CPU second of this process; stop a slow reader early."""
     begin, work, tokens = time.perf_counter(), time.process_time(), 0
     for arrays in batches:
         tokens += len(arrays["token/id"])
@@ -190,7 +190,7 @@ def together(zarr: Path, readers: list[tuple[Peer, Path]]) -> list[tuple[float, 
 
 
 def versions() -> str:
-    """Versions of the peers that are installed."""
+    """Return the versions of the peers that are installed."""
     found = []
     for name in PACKAGES:
         try:

@@ -73,53 +73,49 @@ class PartsBy(ZarrSource):
         return self.read(name) if name.startswith("parts/") else super().array(name)
 
 
+class Slices:
+    """Reads an array with another library, at most `rows` rows at a time. `decode` makes a NumPy
+    array of the library's slice."""
+
+    def __init__(
+        self, array: Any, dtype: Any, rows: int, decode: Callable[[Any], Array] = np.asarray
+    ) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, dtype
+        self.rows, self.decode = max(1, rows), decode
+
+    def read(self, begin: int, end: int) -> Array:
+        return self.decode(self.array[begin:end])
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        for row in range(begin, end, self.rows):
+            piece = self.read(row, min(end, row + self.rows))
+            out[row - begin : row - begin + len(piece)] = piece
+
+    def prefetch(self, begin: int, end: int) -> None:
+        pass
+
+
 def by_zarr_python(path: str) -> ZarrSource:
-    """Read a slice for each array of each block of 4,096 tokens, by zarr-python."""
-
-    class Slices:
-        def __init__(self, array: Any, blocks: int) -> None:
-            self.array, self.shape, self.dtype = array, array.shape, array.dtype
-            self.rows = -(-array.shape[0] // blocks)
-
-        def read(self, begin: int, end: int) -> Array:
-            return np.asarray(self.array[begin:end])
-
-        def read_into(self, begin: int, end: int, out: Array) -> None:
-            for row in range(begin, end, self.rows):
-                piece = self.read(row, min(end, row + self.rows))
-                out[row - begin : row - begin + len(piece)] = piece
-
-        def prefetch(self, begin: int, end: int) -> None:
-            pass
+    """Read by zarr-python, the rows of a block of 4,096 tokens at a time."""
 
     def read(name: str) -> Slices:
         part = "/".join(name.split("/")[:2])
         tokens = zarr.open_array(f"{path}/{part}/token/id", mode="r").shape[0]
-        return Slices(zarr.open_array(f"{path}/{name}", mode="r"), max(1, tokens // 4096))
+        array: Any = zarr.open_array(f"{path}/{name}", mode="r")
+        return Slices(array, array.dtype, -(-array.shape[0] // max(1, tokens // 4096)))
 
     return PartsBy(path, read)
 
 
 def by_tensorstore(path: str) -> ZarrSource:
-    """Read a slice for each array of each block of 4,096 tokens, by tensorstore."""
+    """Read by tensorstore, all requested rows of an array at once."""
     import tensorstore
 
-    class Slices:
-        def __init__(self, array: Any) -> None:
-            self.array, self.shape, self.dtype = array, array.shape, array.dtype.numpy_dtype
-
-        def read(self, begin: int, end: int) -> Array:
-            return np.asarray(self.array[begin:end].read().result())
-
-        def read_into(self, begin: int, end: int, out: Array) -> None:
-            out[...] = self.read(begin, end)
-
-        def prefetch(self, begin: int, end: int) -> None:
-            pass
-
     def read(name: str) -> Slices:
-        kept = {"driver": "file", "path": f"{path}/{name}"}
-        return Slices(tensorstore.open({"driver": "zarr3", "kvstore": kept}).result())
+        files = {"driver": "file", "path": f"{path}/{name}"}
+        array = tensorstore.open({"driver": "zarr3", "kvstore": files}).result()
+        rows = array.shape[0]
+        return Slices(array, array.dtype.numpy_dtype, rows, lambda some: some.read().result())
 
     return PartsBy(path, read)
 

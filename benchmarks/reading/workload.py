@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class Corpus:
 
     @cached_property
     def tokens(self) -> Array:
-        """[N] records."""
+        """Return the records of all tokens [N]."""
         found = np.empty(self.store.meta["tokens"], self.record)
         for name in self.names:
             found[name] = self._whole(name)
@@ -71,12 +72,9 @@ class Corpus:
         return starts(self.lengths**2)
 
     def sequences(self) -> Iterator[tuple[Array, Array]]:
-        """Records and map of each sequence."""
-        for (a, b), (c, d) in zip(
-            zip(self.token_start[:-1], self.token_start[1:], strict=True),
-            zip(self.square_start[:-1], self.square_start[1:], strict=True),
-            strict=True,
-        ):
+        """Yield records and map of each sequence."""
+        edges = pairwise(self.token_start), pairwise(self.square_start)
+        for (a, b), (c, d) in zip(*edges, strict=True):
             yield self.tokens[a:b], self.maps[c:d]
 
     def batches(self, epoch: int) -> list[Array]:

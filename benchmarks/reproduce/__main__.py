@@ -22,7 +22,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.common.results import RESULTS, publish
+from benchmarks.common.results import publish, results_option
 from benchmarks.reproduce.papers import BEST, NAMES, sources
 from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import FULL, SIZES, TITLE, Claim, Scores, Source, Work, selected
@@ -58,7 +58,7 @@ from teachonce.support.errors import UserError
     default=40.0,
     help="TFLOP/s that the machine sustains, for the hours of --dry-run.",
 )
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(
     name: str,
@@ -95,6 +95,7 @@ def main(
     words = ["--seeds", str(seeds), "--size", size]
     words += [word for each in tables for word in ("--table", each)]
     words += [word for each in only for word in ("--arm", each)]
+    words += ["--scale", f"{scale:g}"] if scale < 1 else []
     for run in runs.values() if name != "best" else ():
         scores = run.scores()
         if not dry:

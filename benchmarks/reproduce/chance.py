@@ -1,4 +1,4 @@
-"""What a model scores that has learnt nothing: by the labels of the test files alone."""
+"""The score of a model without training, from the labels of the test files alone."""
 
 from __future__ import annotations
 

@@ -112,6 +112,6 @@ def check_files(work: Work, tasks: Sequence[Task], *others: str) -> None:
     for name in (*(word.removeprefix("{data}/") for word in named), *others):
         if not (work.data / name).is_file():
             raise UserError(
-                f"--data {work.data}: there is no {name}; benchmarks/reproduce/README.md tells what"
-                " it holds"
+                f"--data {work.data}: there is no {name}; benchmarks/reproduce/README.md lists"
+                " its files"
             )

@@ -226,7 +226,6 @@ def published_teacher(work: Work) -> Prepared:
 PUBLISHED_SIZE = Source(
     title="Kolesnikova et al. 2022",
     about=ABOUT,
-    words=(),
     tasks=[
         of_files(*PAIRS, "paraphraser", "classify"),
         of_files(*SENTIMENT, "rusentiment", "classify"),

@@ -47,7 +47,7 @@ LARGER = "BERT Large"  # the row of a second, larger teacher
 
 
 def of_larger(arm: str) -> str:
-    """Return the name of an arm that learns from the larger teacher."""
+    """Return the name of an arm that is trained on the larger teacher."""
     return f"{arm}, of Large"
 
 
@@ -288,7 +288,6 @@ def small(
             " trained until the validation score stops improving; the validation set has"
             f" {held_out * per_class * classes:.0f} labels."
         ),
-        words=(),
         tasks=[scored(called, test or str(files[1]))],
         arms=arms(
             "--student", "bilstm:100,100", "--held-out", f"{held_out:.3g}", vocab=vocab
@@ -381,7 +380,6 @@ def published_set(called: str, larger: bool, per_class: int | None = None) -> So
     return Source(
         title=f"Mukherjee & Awadallah 2019: {with_labels(called, per_class)}",
         about=ABOUT,
-        words=(),
         tasks=[scored(called, f"{{data}}/{name}.test.tsv")],
         arms=every,
         claims=claims,

@@ -31,7 +31,7 @@ BEST = (
     " same hidden states (`--loss ce=1,kl=1,hidden=30`), in one stage that is as long as all stages"
     " of the source together."
 )
-"""Settings of the comparison with our recipe, as its section tells them."""
+"""Settings of the comparison with our recipe, as its section states them."""
 
 
 def sources(name: str, size: str, data: Path = Path(), larger: bool = False) -> dict[str, Source]:

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from benchmarks.reproduce.chance import chance
 from benchmarks.reproduce.costs import (
@@ -34,6 +35,7 @@ from benchmarks.reproduce.source import (
 )
 from teachonce.student_train.output.report import read_report
 from teachonce.support.errors import UserError
+from teachonce.support.options import flag_of
 
 
 def downstream(
@@ -127,15 +129,18 @@ def shortened(words: Sequence[str], work: Work) -> list[str]:
     recipe = find_recipe(said["recipe"]) if "recipe" in said else None
     tables = [said, *((recipe.options, *recipe.stages) if recipe else ())]
     found, others = list[str](), ruled_out(said.keys())
+
+    def first(name: str) -> Any:
+        return next((table[name] for table in tables if table.get(name) is not None), None)
+
     for name in LENGTHS:
-        known = [table[name] for table in tables if table.get(name) is not None]
-        if known and known[0] and name not in others:
-            value = float(known[0]) * work.scale
+        if (length := first(name)) and name not in others:
+            value = float(length) * work.scale
             number = f"{value:g}" if name == "epochs" else str(max(1, round(value)))
-            found += [f"--{name.replace('_', '-')}", number]
+            found += [flag_of(name), number]
     for name in ("vocab", "prune_to"):
-        for value in [table[name] for table in tables if name in table][:1]:
-            found += [f"--{name.replace('_', '-')}", work.pieces(value)]
+        if vocab := first(name):
+            found += [flag_of(name), work.pieces(vocab)]
     return found
 
 
@@ -187,11 +192,13 @@ class Reproduction:
 
     def settings(self) -> str:
         """Describe the settings that all arms share."""
-        teachers = [f"{each}\n" for each in (self.work.teacher, self.work.larger) if each]
-        return f"{self.source.about}\n{shlex.join(self.source.words)}\n{''.join(teachers)}"
+        lines = [self.source.about, shlex.join(self.source.words)]
+        lines += [each for each in (self.work.teacher, self.work.larger) if each]
+        lines += [f"scale {self.work.scale:g}"] if self.work.scale < 1 else []
+        return "".join(f"{line}\n" for line in lines)
 
     def minutes(self) -> float:
-        """Describe the minutes spent so far."""
+        """Return the minutes spent so far."""
         file = self.work.folder / "minutes"
         return float(file.read_text()) if file.exists() else 0.0
 
@@ -199,13 +206,13 @@ class Reproduction:
         if self.work.steps.dry:
             return
         self.work.folder.mkdir(parents=True, exist_ok=True)
-        begun_with = self.work.folder / "settings.txt"
-        if begun_with.exists() and begun_with.read_text() != self.settings():
+        started_with = self.work.folder / "settings.txt"
+        if started_with.exists() and started_with.read_text() != self.settings():
             raise UserError(
-                f"{self.work.folder}: holds work of other settings, told in {begun_with.name};"
+                f"{self.work.folder}: holds work of other settings ({started_with.name});"
                 " give another --work"
             )
-        begun_with.write_text(self.settings())
+        started_with.write_text(self.settings())
 
     def _took(self, before: float, started: float) -> None:
         if not self.work.steps.dry:

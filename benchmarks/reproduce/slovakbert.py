@@ -119,7 +119,6 @@ MINIATURE = Source(
         " 4 epochs in batches of 8 at lr 2e-4, bf16. The data here include no Slovak sentence pairs"
         " and no Slovak questions."
     ),
-    words=(),
     tasks=[data.scored for data in EXAMPLES],
     arms=small_arms(*SHORT) | {
         OURS: Arm((*OUR_LOSSES, "--vocab", "teacher", "--student", "teacher:3",
@@ -149,7 +148,6 @@ TAGS = ("--batch-size", "32", "--lr", "5e-5")
 PUBLISHED_SIZE = Source(
     title="The SlovakBERT thesis",
     about=ABOUT,
-    words=(),
     tasks=[
         of_files(*NER, "wikiann", "ner", *TAGS, "--epochs", "10"),
         of_files(*POS, "ud", "pos", *TAGS, "--epochs", "5"),

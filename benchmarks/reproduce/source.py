@@ -39,7 +39,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Task:
-    """Describe a task that models are scored by.
+    """Describes a task that models are scored by.
 
     data: the name of the examples; "" if the source has a single task.
     figure: the reported figure, by its name in the `measures` of `downstream`'s task.
@@ -181,13 +181,13 @@ class Source:
 
     title: str
     about: str
-    words: tuple[str, ...]
     tasks: Sequence[Task]
     arms: Mapping[str, Arm]
     claims: Sequence[Claim]
     best: str
     prepare: Callable[[Work], Prepared]
     published: Published
+    words: tuple[str, ...] = ()
     student_dump: tuple[str, ...] = ()
     models: Mapping[str, Model] = field(default_factory=dict)
     remark: Callable[[Work], str] | None = None

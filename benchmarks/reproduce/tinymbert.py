@@ -150,11 +150,8 @@ def write_sentences(folder: Path) -> None:
         dev += train[-LABELLED:]
         few_tags(train[-LABELLED:], folder / f"{name}.dev.tsv", LABELLED)
         few_tags(train[:LABELLED], folder / f"{name}.train.tsv", LABELLED)
-        every.append(
-            few_tags(
-                train[:-LABELLED][:UNLABELLED], folder / f"{name}.all.tsv", LABELLED
-            ).read_text("utf-8")
-        )
+        whole = few_tags(train[:-LABELLED][:UNLABELLED], folder / f"{name}.all.tsv", LABELLED)
+        every.append(whole.read_text("utf-8"))
         few_tags(sentences_of(name, "dev")[:TESTED], folder / f"{name}.test.tsv", TESTED)
     (folder / "all.tsv").write_text("".join(every), "utf-8")
     for role, sentences in (("train", few), ("dev", dev)):
@@ -221,7 +218,6 @@ MINIATURE = Source(
         f" {LABELLED_ALONE} epochs. `D0` is one student for each language, scored on that language."
         " Published: mBERT, 41 languages, 300,600, batches of 512 at 1e-3."
     ),
-    words=(),
     tasks=[tested("{work}", LANGUAGES)],
     arms=arms(*IN_MINIATURE, languages=LANGUAGES, short=True),
     claims=claims(),
@@ -262,7 +258,6 @@ def full(data: Path, larger: bool = False) -> dict[str, Source]:
     source = Source(
         title="TinyMBERT",
         about=ABOUT,
-        words=(),
         tasks=[tested("{data}", languages)],
         arms=every | {COMPRESSED: Arm((*every["D4.2"].words, "--student", "bilstm:50,200"))},
         claims=claims(COMPRESSED),

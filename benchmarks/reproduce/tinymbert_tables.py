@@ -123,7 +123,6 @@ def table_6(languages: Sequence[str]) -> Source:
     return Source(
         title=f"TinyMBERT: {FEW} labelled sentences a language",
         about=ABOUT,
-        words=(),
         tasks=[tested("{data}", languages)],
         arms={BASE: Arm(RECIPE), GOLD_ALONE: Arm(RECIPE, (1,))},
         claims=[
@@ -170,7 +169,6 @@ def settings(data: Path, languages: Sequence[str]) -> Source:
     return Source(
         title="TinyMBERT: settings",
         about=ABOUT + " PCA and the unreduced embeddings of Table 14 are not among the arms.",
-        words=(),
         tasks=[tested("{data}", languages)],
         arms=arms,
         claims=[
@@ -212,7 +210,6 @@ def sizes(languages: Sequence[str]) -> Source:
     return Source(
         title="TinyMBERT: BiLSTMs and transformers",
         about=ABOUT + f" Transformers have {HEADS} heads. `benchmarks.latency` measures latencies.",
-        words=(),
         tasks=[tested("{data}", languages)],
         arms=arms,
         claims=claims,
@@ -260,7 +257,6 @@ def texts(called: str, larger: bool, per_class: int | None = None) -> Source:
     return Source(
         title=f"TinyMBERT: {with_labels(called, per_class)}",
         about=ABOUT + " `none` is that of the paper of 2019.",
-        words=(),
         tasks=[scored(called, f"{{data}}/{name}.test.tsv")],
         arms=arms,
         claims=claims,

@@ -37,8 +37,8 @@ class Judged:
 
 
 def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
-    """Describe the figures of all arms with the published ones in the same row, and which claims
-    hold."""
+    """Format the figures of all arms, with the published ones in the same row, and the verdicts on
+    the claims."""
     found = [arms_table(source, scores, chances)]
     if shared := _shared(source):
         found.append(f"All arms: `{' '.join(shared)}`.")
@@ -47,7 +47,7 @@ def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> 
 
 
 def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
-    """Describe the figures of all arms, their share of the teacher's, and the published ones."""
+    """Format the figures of all arms, their share of the teacher's, and the published ones."""
     main, shared, rows = of_tasks(source, scores), _shared(source), []
     published = source.published
     blank = [""] * len(published.columns)
@@ -78,7 +78,7 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
         found, figures = _cells(judged)
         if not {claim.better, claim.worse} <= main.keys():
             found = NO_ARM
-        published = _beside(claim, source.published)
+        published = _published(claim, source.published)
         if not judged and rows and rows[-1][:3] == [claim.says, claim.where, found]:
             rows[-1][-1] = "; ".join(filter(None, (rows[-1][-1], published)))
         else:
@@ -175,7 +175,7 @@ def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
     return (next(iter(found)) if len(found) == 1 else ", ".join(several)), figures
 
 
-def _beside(claim: Claim, published: Published) -> str:
+def _published(claim: Claim, published: Published) -> str:
     """Return the published figures of both arms of a claim, each with its column's name, and the
     rows if their names differ from the arms'."""
     names = claim.rows or (claim.better, claim.worse)
@@ -200,11 +200,8 @@ def _words(source: Source, arm: str) -> dict[str, str]:
 
 def _shared(source: Source) -> list[str]:
     """List the options that have the same value in all arms."""
-    every = [{" ".join(pair) for pair in _words(source, name).items()} for name in source.arms] or [
-        set()
-    ]
-    first = _words(source, next(iter(source.arms))) if source.arms else {}
-    return [pair for pair in map(" ".join, first.items()) if all(pair in each for each in every)]
+    first, *others = ([*map(" ".join, _words(source, name).items())] for name in source.arms)
+    return [pair for pair in first if all(pair in each for each in others)]
 
 
 def _over_files(found: Mapping[str, list[float]], main: Mapping[str, list[float]]) -> list[str]:
@@ -214,7 +211,7 @@ def _over_files(found: Mapping[str, list[float]], main: Mapping[str, list[float]
 
 
 def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
-    """Describe the share of the teacher's figures, as the mean over the measures."""
+    """Format the share of the teacher's figures, as the mean over the measures."""
     if not all(value > 0 for (value,) in teacher.values()):
         return ""
     return f"{statistics.mean(statistics.mean(found[m]) / teacher[m][0] for m in teacher):.0%}"

@@ -107,7 +107,6 @@ MINIATURE = Source(
         " Students: ModernBERTs of 128x2x2, 5k WordPiece, lr 1e-3; `ours` has the default of 4e-3."
         " Students are fine-tuned on 800 examples of each task (slots: 1,200)."
     ),
-    words=(),
     tasks=[data.scored for data in EXAMPLES],
     arms=arms(*NARROW)
     | {OURS: Arm((*OUR_LOSSES, "--vocab", "mixed-vocab", *NARROW, *STATES_RATE))},
@@ -169,7 +168,6 @@ TUNING = ("--optimizer", "lamb", "--lr", "1e-4", "--batch-size", "64", "--epochs
 GLUE = Source(
     title="Zhao et al. 2021",
     about=ABOUT,
-    words=(),
     tasks=[
         of_files(*SENTIMENT, "sst2", "classify", *TUNING),
         of_files(*PAIRS, "mnli", "classify", *TUNING),
@@ -190,7 +188,6 @@ GLUE = Source(
 OF_VOCABULARIES = Source(
     title="Zhao et al. 2021: vocabularies",
     about="The published setting of section 6, with the given teacher and data.",
-    words=(),
     tasks=GLUE.tasks,
     arms={
         **{name: Arm(("--recipe", "zhao-mixed", *STAGE_TWO), (number,))
@@ -221,7 +218,6 @@ ON_DEVICE = ("--lr", "1e-4", "--batch-size", "64")
 SNIPS = Source(
     title="Zhao et al. 2021: SNIPS",
     about="The published setting of Table 2, with the given teacher and data.",
-    words=(),
     tasks=[
         of_files(*INTENTS, "snips_intents", "classify", *ON_DEVICE),
         of_files(*SLOTS, "snips_slots", "ner", *ON_DEVICE),

@@ -1,4 +1,4 @@
-"""Speed of a decoder student's step from a store, beside the ways that keep the teacher's tokens.
+"""Speed of a decoder student's step from a store, and of the ways with the teacher's tokens.
 
     python -m benchmarks.speed.decoders --model DIR [--corpus TEXT]
 
@@ -26,7 +26,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.common.interleaved import Figures, interleaved
-from benchmarks.common.results import NOVELS, RESULTS, publish, table
+from benchmarks.common.results import NOVELS, publish, results_option, table
 from benchmarks.common.small_store import small_store
 from benchmarks.speed.stepping import ours, plain_steps
 from teachonce.store import open_store
@@ -47,7 +47,7 @@ Loss = Callable[[Any, Tensor, Tensor, list[int]], Tensor]
 
 
 def from_store(options: TrainOptions) -> Figures:
-    """Our loop, in teacher tokens a second."""
+    """Run our loop; return teacher tokens per second."""
     figures = ours(options)
     with open_store(options.store) as store:
         _, collator, _ = prepare(options, store)
@@ -84,13 +84,13 @@ def _next(student: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_alone(options: TrainOptions) -> Loss:
-    """Cross-entropy, by the loss of transformers."""
+    """Compute cross-entropy, by the loss of transformers."""
     return lambda student, ids, mask, chosen: _next(student, ids, mask)[0]
 
 
 def stored_best(options: TrainOptions) -> Loss:
-    """Cross-entropy and KL over the stored best ids: a store of a student with the teacher's
-    tokens, held in memory."""
+    """Compute cross-entropy and KL over the stored best ids, in memory, for a student with the
+    teacher's tokens."""
     with open_store(options.store) as store:
         found = [record.views[0].logits for record in store]
     pieces = [torch.from_numpy(each.ids.astype(np.int64)) for each in found]
@@ -144,7 +144,7 @@ def hours(dump: float, speeds: dict[str, float]) -> list[list[object]]:
 @click.option("--model", required=True, help="The teacher: a folder with a decoder.")
 @click.option("--corpus", default=str(NOVELS))
 @click.option("--tokens", default=20_000, help="Tokens of the store.")
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @click.option("--student", default="llama:128x4x2x320")
 @click.option("--vocab", default="4k")
 @click.option("--batch-tokens", default=2048, help="Teacher tokens.")

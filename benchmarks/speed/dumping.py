@@ -1,10 +1,10 @@
-"""Speed of a dump, beside the bare forward pass and a straightforward script.
+"""Speed of a dump, next to the bare forward pass and a straightforward script.
 
     python -m benchmarks.speed.dumping [--model DIR --corpus TEXT] [--precision bf16]
 
 All read the same windows, and none is timed in the first part of them: there libraries warm up, and
 a dump does what it does once (calibration, the teacher's files). The bare pass: the same batches,
-nothing kept. The straightforward dump: what a script does that asks transformers for everything
+nothing stored. The straightforward dump: a script that requests everything of transformers
 (hidden states and attention maps of all layers, all logits), takes topk and logsumexp, and appends
 to arrays with zarr-python, in batches of the corpus' order; vectors of texts it takes from
 sentence-transformers.
@@ -87,7 +87,7 @@ def cutting(options: DumpOptions) -> Figures:
 
 
 def speed_of(started: float, parts: list[list[Window]]) -> Figures:
-    """Speed over all parts but the first, and the peak of memory."""
+    """Return the speed over all parts but the first, and the peak of memory."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     seconds = time.perf_counter() - started
@@ -243,16 +243,10 @@ def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[li
         found = interleaved(compared(replace(options, **FEATURES[features])), repeats)
         speed = {name: figures["speed"] for name, figures in found.items()}
         for name, figures in found.items():
-            rows.append(
-                [
-                    features,
-                    name,
-                    f"{speed[name]:,.0f}",
-                    f"{speed[name] / speed['bare forward pass']:.2f}",
-                    f"{speed[name] / speed['straightforward']:.2f}",
-                    f"{figures['memory']:,.0f}",
-                ]
-            )
+            others = (speed[other] for other in ("bare forward pass", "straightforward"))
+            ratios = [f"{speed[name] / other:.2f}" for other in others]
+            memory = f"{figures['memory']:,.0f}"
+            rows.append([features, name, f"{speed[name]:,.0f}", *ratios, memory])
     return rows
 
 

@@ -23,7 +23,7 @@ from unittest import mock
 import click
 
 from benchmarks.common.interleaved import Figures, alone, interleaved, peak_memory
-from benchmarks.common.results import RESULTS, publish, table
+from benchmarks.common.results import publish, results_option, table
 from harness import synthetic
 from teachonce.store import open_store
 from teachonce.store.containers.paths import staging_of
@@ -123,7 +123,7 @@ def row(path: Path, repeats: int = 3) -> list[object]:
 
 @click.command()
 @click.option("--most", default=1_000_000, help="Parts of the largest store.")
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, hidden=True)
+@results_option
 @command_errors
 def main(most: int, results: Path) -> None:
     """Print the table and write it to RESULTS.md."""

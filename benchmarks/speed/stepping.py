@@ -1,4 +1,4 @@
-"""Speed of a student's step beside the plain step of transformers, and how long it waits.
+"""Speed of a student's step next to the plain step of transformers, and how long it waits.
 
     python -m benchmarks.speed.stepping [--model DIR --corpus TEXT]
 

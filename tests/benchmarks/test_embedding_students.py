@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality import embedding_peers, embedding_students
-from tests.end_to_end.support import Words, ok
+from tests.end_to_end.support import Words, ok, refused
 from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
 from tests.making.texts import ENGLISH, SLOVAK
 
@@ -58,3 +58,5 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     texts, drawn = corpus[:-10], corpus[-10:]
     assert len(texts) == len(set(texts)) <= 30 and "Short." not in texts
     assert all(2 <= len(text.split()) <= 8 for text in drawn)
+    line = refused(embedding_students.main, *words, "--epochs", 2)
+    assert "static-8@5k-0" in line and "epochs" in line

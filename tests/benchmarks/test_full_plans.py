@@ -181,7 +181,7 @@ def test_the_published_plan_runs(
     ok(reproduce.main, *words, "--results", results)
     said = results.read_text()
     assert all(f"\n| {arm} | " in said for arm in ARMS[table]) and "Published: " in said
-    assert f"--size full --table {table} --arm " in said
+    assert f"--size full --table {table} --arm " in said and f" --scale {SCALE}`" in said
     if table.startswith("mukherjee"):
         assert "| variance |" in said and "\n| teacher | 0." in said
     assert "# all 0 commands" in ok(reproduce.main, *words, "--dry-run")

@@ -61,6 +61,7 @@ def test_sizes_on_disk_are_in_the_papers_unit() -> None:
         "cpu": {f"{one}_{other}": 1 for one in ("batch", "sentence") for other in latency.FIGURES},
     }  # fmt: skip
     for cells, heads in (
-        (latency.beside(shape, found), latency.BESIDE), (latency.row(*shape, found), latency.HEAD),
+        (latency.compared_row(shape, found), latency.COMPARED_HEAD),
+        (latency.row(*shape, found), latency.HEAD),
     ):  # fmt: skip
         assert cells[heads.index("MiB on disk")] == pytest.approx(published, abs=0.5)

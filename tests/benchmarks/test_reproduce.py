@@ -92,8 +92,10 @@ def test_arms_are_trained_scored_and_judged(
         assert found["corpus"][0] != found["macro F1"][0]  # other figures, each under its name
         assert found["mean accuracy"] == pytest.approx([(found["corpus"][0] + found["de"][0]) / 2])
     other = replace(source, words=(*WORDS, "--lr", "1e-3"))
-    with pytest.raises(UserError, match="work of other settings, told in settings.txt"):
+    with pytest.raises(UserError, match=r"work of other settings \(settings.txt\)"):
         Reproduction(other, work, 1).scores()
+    with pytest.raises(UserError, match=r"work of other settings \(settings.txt\)"):
+        Reproduction(source, replace(work, scale=0.5), 1).scores()
     learnt = json.loads((work.folder / f"{OURS}-0/training.json").read_text())
     assert [Path(other).name for other in learnt["settings"]["others"]] == ["b.zarr"]
     (one_task,) = source.tasks[1:]
@@ -144,7 +146,7 @@ def test_a_dry_run_lists_every_command_and_makes_nothing(
         return Prepared([store], work.teacher, [text])
 
     source = Source(
-        "a", "s", (),
+        "a", "s",
         [Task("", "macro F1", ("--task", "pos", "--test", "{data}/x.tsv", "--as-is"))],
         {"one": Arm(("--student", "32x2x4", "--vocab", "300", "--loss", "mlm=1", "--epochs", "2")),
          "two": Arm(("--student", "teacher:2", "--vocab", "teacher", "--loss", "mlm=1"))},
@@ -272,7 +274,7 @@ def test_claims_have_one_row_with_the_published_figures() -> None:
     claim = Claim("first", "Table 1", "b", "a", probe=Probe("with more", ("--steps", "9")))
     published = Published("Table 1", ("F1", "EM"), {"a": (1.5, ""), "b": (2.5, 3)})
     source = Source(
-        "", "", (), [Task("", "F1", ())], {}, [claim], "a",
+        "", "", [Task("", "F1", ())], {"a": Arm(())}, [claim], "a",
         lambda work: Prepared([], "", []), published=published,
     )  # fmt: skip
     again = {"a": {"F1": [0.5]}, "b": {"F1": [0.6]}}
