@@ -228,13 +228,10 @@ def _print_result(report: Mapping[str, Any], out: Path) -> None:
     from teachonce.student_train.train.evaluate import warning_of_one_label
 
     result = report["result"]
-    for name in (
-        "parameters", "steps", "tokens", "seconds", "valid_loss", "valid_mlm",
-        "valid_mlm_per_character", "valid_next", "valid_bits_per_byte",
-        "valid_embedding", "valid_similarity",
-        "valid_accuracy", "valid_accuracy_matthews",
-        "valid_agreement", "valid_agreement_matthews", "valid_spearman",
-    ):  # fmt: skip
+    validated = [name for name in result if name.startswith("valid_")]
+    for name in dict.fromkeys(
+        ["parameters", "steps", "tokens", "seconds", "valid_loss", *validated]
+    ):
         if name in result:
             word = "student tokens" if name == "tokens" else name
             click.echo(f"{word:24} {format_number(result[name])}")
