@@ -124,9 +124,8 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
     decoder's chat template, also in the saved files.
 
     Returns a line if the tokenizer had a chat template of its own, or lacks the token that ends a
-    message, else "". Raises UserError for a
-    tokenizer without a token between two texts, and for one that truncates the start of a text if
-    an alignment truncates the end.
+    message, else "". Raises UserError for a tokenizer without a token between two texts, and for
+    one that truncates the start of a text if an alignment truncates the end.
     """
     if plan.store.features.separator is not None:
         check_pair_form(tokenizer, plan.options.vocab, plan.store)
@@ -142,10 +141,9 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
         )
     tokenizer.model_max_length = length if most is None else min(length, most)
     name = "tokenizer_config.json"
-    held = name in plan.store.teacher_files()
-    read = plan.store.teacher_settings(name) if held else {}
+    theirs = plan.store.teacher_settings(name) if name in plan.store.teacher_files() else {}
     # The teacher has read the end of a long text, so the student must read the same end.
-    if read.get("truncation_side") == "left":
+    if theirs.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
     _check_truncation(tokenizer, plan)
     return set_up_chat(tokenizer, plan.stores) if plan.options.shape.causal else ""

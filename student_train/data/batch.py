@@ -92,10 +92,6 @@ class Runs:
         # the time, segment_reduce 3 to 4 times, scatter_reduce 6 to 9 times (RESULTS, "Aligning").
         return functional.embedding_bag(self.member, values, self.begin, mode=how)
 
-    def pool_members(self, values: Tensor, how: str) -> Tensor:
-        """Return the sum or mean [G,D] over each run of values [J,D], a row for each member."""
-        return pool_members(values, self.begin, how)
-
 
 def pool_members(values: Tensor, begin: Tensor, how: str) -> Tensor:
     """Return the sum or mean [G,D] of values [J,D] over consecutive runs that start at `begin`

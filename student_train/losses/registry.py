@@ -168,7 +168,7 @@ class Loss:
     @property
     def head(self) -> Literal["vocabulary", "task"] | None:
         """Return the head that a student needs for the loss, or None if any student will do."""
-        if self.student in ("masked", "pieces", "next", "predictions", "chunks"):
+        if self.of_next or self.student in ("masked", "pieces"):
             return "vocabulary"
         return "task" if self.student in ("classes", "scores") else None
 
@@ -362,26 +362,29 @@ def find(name: str) -> list[Loss]:
     defined. Raises UserError for a wrong number, for code that cannot be imported, and for an
     object that is not a `Loss`.
     """
+    if found := named([name]):
+        return found
     base, colon, _ = name.partition(":")
-    able = [loss.parameter for loss in named([base]) if loss.parameter] if colon else []
-    if not (found := named([name])) and able:
-        least, most = able[0].low, able[0].high
-        within = f"above {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+    known = next((loss.parameter for loss in named([base]) if loss.parameter), None)
+    if colon and known:
+        within = f"above {known.low:g}"
+        if known.high < math.inf:
+            within = f"between {known.low:g} and {known.high:g}"
         raise UserError(
-            f"--loss {name}: expected {base}:{able[0].letter} with a number {within}, such as"
-            f" {base}:{able[0].default:g}"
+            f"--loss {name}: expected {base}:{known.letter} with a number {within}, such as"
+            f" {base}:{known.default:g}"
         )
-    if not found and (loss := load_outside(name, GROUP, "--loss")) is not None:
-        if not isinstance(loss, Loss):
-            raise UserError(
-                f"--loss {name}: expected a Loss ({Loss.__module__}.Loss), got"
-                f" {type(loss).__name__}"
-            )
-        _check_sides(name, loss)
-        # By the name that was given: `--loss`, weights and terms refer to it.
-        _OUTSIDE[name] = replace(loss, name=name)
-        found = [_OUTSIDE[name]]
-    return found
+    loss = load_outside(name, GROUP, "--loss")
+    if loss is None:
+        return []
+    if not isinstance(loss, Loss):
+        raise UserError(
+            f"--loss {name}: expected a Loss ({Loss.__module__}.Loss), got {type(loss).__name__}"
+        )
+    _check_sides(name, loss)
+    # By the name that was given: `--loss`, weights and terms refer to it.
+    _OUTSIDE[name] = replace(loss, name=name)
+    return [_OUTSIDE[name]]
 
 
 def _check_sides(name: str, loss: Loss) -> None:

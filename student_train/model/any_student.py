@@ -78,18 +78,17 @@ def head_of(student: Any) -> str:
     """
     if not isinstance(student, PreTrainedModel):
         return "mlm"
-    models = kind_of(student).models
-    own = (head for head, model in models.items() if isinstance(student, model))
+    for head, model in kind_of(student).models.items():
+        if isinstance(student, model):
+            return head
     name = type(student).__name__
-    others = {"ForMaskedLM": "mlm", "ForCausalLM": "causal"}
-    found = next(own, next((head for end, head in others.items() if name.endswith(end)), None))
-    if found is None:
-        raise UserError(
-            f"{type(student).__name__}: cannot be a student: expected a masked LM of transformers"
-            f" (AutoModelForMaskedLM), a decoder, or a classifier or tagger of {', '.join(KINDS)}"
-            " (teachonce.prepare makes one)"
-        )
-    return found
+    for end, head in (("ForMaskedLM", "mlm"), ("ForCausalLM", "causal")):
+        if name.endswith(end):
+            return head
+    raise UserError(
+        f"{name}: cannot be a student: expected a masked LM of transformers (AutoModelForMaskedLM),"
+        f" a decoder, or a classifier or tagger of {', '.join(KINDS)} (teachonce.prepare makes one)"
+    )
 
 
 def own_projection(student: Any) -> nn.Module | None:

@@ -134,12 +134,12 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
                 f"{start}: the student's {what} is {mine}, and {where} has {limit}; choose"
                 f" --student {form} with {letter} = {limit} or less"
             )
-    if own.groups > head_sets(theirs, own):
+    sets = head_sets(theirs, own)
+    if own.groups > sets:
         raise UserError(
             f"{start}: {own.heads // own.groups} query heads share a key-value head in the"
             f" student, and {theirs.heads // theirs.groups} in {where}, which has {theirs.groups}:"
-            f" choose --student {grouped} with another KV, such as"
-            f" {own.heads if head_sets(theirs, own) == 0 else head_sets(theirs, own)}"
+            f" choose --student {grouped} with another KV, such as {sets or own.heads}"
         )
     _check_layers(config, where, start)
     copied_settings(config)
@@ -191,7 +191,7 @@ def copied_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a teacher's config that its layers depend on: activation, epsilon of
     the norms, rotary positions.
 
-    Raises UserError for rotary positions of an unknown type.
+    Raises UserError for rotary positions of an unknown type or form.
     """
     kind = str(config.get("model_type"))
     act = "activation_function" if kind == "gpt2" else "hidden_act"

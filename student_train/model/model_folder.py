@@ -45,7 +45,7 @@ class ModelFolder:
     embeddings are included if they are not its word embeddings. Weights are loaded on first use.
     causal: whether the model is a decoder; else it is a masked LM.
 
-    Raises UserError for a folder without a model of this sort.
+    Raises UserError for a folder without a model of this sort, or without a fast tokenizer.
     """
 
     def __init__(self, path: str, option: str, causal: bool = False) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from teachonce.align import Vocabulary, VocabularyMap
+from teachonce.align import VocabularyMap
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.model.any_student import head_of, kind_of
 from teachonce.student_train.model.decoder_cut import PARTS, cut_decoder
 from teachonce.student_train.model.model_folder import OUTPUT, ModelFolder, WeightSource
@@ -37,6 +38,7 @@ WORDS = tuple(
 )
 
 
+@torch.no_grad()
 def initialise(
     student: PreTrainedModel, how: str, store: FeatureStore, vocabulary: VocabularyMap
 ) -> list[str]:
@@ -90,26 +92,25 @@ def initialise(
         return [_take_all(student, ModelFolder(how.removeprefix(FOLDER), f"--init {how}", True))]
     if how == "vocab":
         return [_take_split(student, _teacher_rows(how, store), vocabulary)]
-    kind, _, words = how.partition(":")
-    chosen, _, _ = words.partition("@")
-    decoder = PARTS.get(student.config.model_type) if kind != "svd" else None
-    if kind != "svd" and kind_of(student).parts is None and decoder is None:
+    if how == "svd":
+        return [_take_words(student, how, store, vocabulary)]
+    decoder = PARTS.get(student.config.model_type)
+    if kind_of(student).parts is None and decoder is None:
         raise UserError(
             f"--init {how}: a {student.config.model_type} student cannot copy a teacher's layers;"
             " use --init svd"
         )
     folder = other_model(how, store, head_of(student) == "causal")
     source: WeightSource = folder or store
-    with torch.no_grad():
-        if decoder is not None:
-            rows = _teacher_rows(how, source)
-            layers, channels = cut_decoder(student, decoder, chosen, source, store)
-            taken = [_take_split(student, rows, vocabulary, channels), layers]
-        else:
-            taken = [_take_words(student, how, source, vocabulary)]
-        if kind != "svd" and decoder is None:
-            taken += [cut_layers(student, how, chosen, source)]
-            taken += _take_head(student, source, vocabulary)
+    chosen = how.partition(":")[2].partition("@")[0]  # of layers:1,3@DIR
+    if decoder is not None:
+        rows = _teacher_rows(how, source)
+        layers, channels = cut_decoder(student, decoder, chosen, source, store)
+        taken = [_take_split(student, rows, vocabulary, channels), layers]
+    else:
+        taken = [_take_words(student, how, source, vocabulary)]
+        taken += [cut_layers(student, how, chosen, source)]
+        taken += _take_head(student, source, vocabulary)
     if folder:
         taken += [f"all of {Path(folder.path).name}, weights {folder.content()[:12]}"]
     return taken
@@ -128,18 +129,17 @@ def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
             f" weights have {('an' if tied else 'no')} {OUTPUT} of their own; correct it to"
             f" {str(not tied).lower()}"
         )
-    with torch.no_grad():
-        for name, own in student.named_parameters():
-            name = name.removeprefix(f"{student.base_model_prefix}.")
-            values = weights[name]  # the loader has refused a folder without it
-            if own is words or name == OUTPUT:
-                values = values[: len(own)]  # rows behind the vocabulary are padding
-            if values.shape != own.shape:
-                raise UserError(
-                    f"{folder.path}: {name} has shape {list(values.shape)}, expected"
-                    f" {list(own.shape)}; save the model there again, with its tokenizer"
-                )
-            own.copy_(torch.from_numpy(values))
+    for name, own in student.named_parameters():
+        name = name.removeprefix(f"{student.base_model_prefix}.")
+        values = weights[name]  # the loader has refused a folder without it
+        if own is words or name == OUTPUT:
+            values = values[: len(own)]  # rows behind the vocabulary are padding
+        if values.shape != own.shape:
+            raise UserError(
+                f"{folder.path}: {name} has shape {list(values.shape)}, expected"
+                f" {list(own.shape)}; save the model there again, with its tokenizer"
+            )
+        own.copy_(torch.from_numpy(values))
     return f"all weights of {Path(folder.path).name}, {folder.content()[:12]}"
 
 
@@ -201,8 +201,7 @@ def _take_split(
         own = vocabulary.match[theirs]  # special tokens among them, which have no bytes
         rows[own], known[own] = teacher[theirs], True
         narrow = torch.from_numpy(rows[np.ix_(known, channels)])
-    with torch.no_grad():
-        words[torch.from_numpy(known)] = narrow
+    words[torch.from_numpy(known)] = narrow
     return f"word embeddings of {int(known.sum()):,} of {len(known):,} pieces from their splits"
 
 
@@ -259,10 +258,8 @@ def _take_stored(
             f"--init mixed-vocab: the stored embeddings have hidden size {width} and the student's"
             f" {words.shape[1]}; choose --student {width}xLxA"
         )
-    theirs = VocabularyMap.between(
-        Vocabulary.from_tokenizer_json(store.teacher_file("tokenizer.json").decode()),
-        Vocabulary.from_tokenizer_json(stored.tokenizer.decode()),
-    )
+    teacher = store.teacher_file("tokenizer.json").decode()
+    theirs = vocabulary_map(teacher, stored.tokenizer.decode())
     same = np.array_equal(theirs.split_ids, vocabulary.split_ids)
     same = same and np.array_equal(theirs.split_start, vocabulary.split_start)
     if len(words) != pieces or not same:
@@ -270,12 +267,11 @@ def _take_stored(
             "--init mixed-vocab: the student's vocabulary is not the one stored with the"
             " embeddings; use --vocab mixed-vocab"
         )
-    with torch.no_grad():
-        words.copy_(torch.from_numpy(stored.embeddings))
+    words.copy_(torch.from_numpy(stored.embeddings))
     return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
 
 
-def other_model(how: str, store: FeatureStore, causal: bool = False) -> ModelFolder | None:
+def other_model(how: str, store: FeatureStore, causal: bool) -> ModelFolder | None:
     """Open the folder of `--init layers:...@DIR`; return None for any other `--init`.
 
     causal: whether its model is a decoder. Raises UserError if there is no such model, or if it has

@@ -128,17 +128,16 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
 
     Raises UserError if there is no such store, or if its teacher has other pieces.
     """
-    if not how.startswith(ANOTHER) or how == ANOTHER:
+    if not how.startswith(ANOTHER):
         return None
     try:
         other = open_store(how.removeprefix(ANOTHER))
     except StoreError as error:
         raise UserError(f"--init {how}: {error}") from error
-    what = "a store of a teacher"
     with ExitStack() as refused:
         refused.enter_context(closing(other))
         theirs = other.teacher_file("tokenizer.json").decode()
-        check_same_pieces(how, store, theirs, "teacher", what)
+        check_same_pieces(how, store, theirs, "teacher", "a store of a teacher")
         refused.pop_all()  # the caller closes it
     return other
 

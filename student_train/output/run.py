@@ -128,16 +128,16 @@ def train_student(
             if prepared is None:
                 say("start     makes the vocabulary and the initial weights")
             student, collator, report["start"] = prepared or prepare_plan(plan)
-            report["tokenizer"] = tokenizer_hash(collator.student_tokenizer)
+            tokenizer = collator.student_tokenizer
+            report["tokenizer"] = tokenizer_hash(tokenizer)
             if plan.options.shape.causal:
-                report["chats"] = _answers_chats(plan, collator.student_tokenizer)
+                report["chats"] = _answers_chats(plan, tokenizer)
             retained = _pieces_after_pruning(plan, collator, say)
             if before is not None:
                 add_earlier_environments(out, before, report, say)
             _say_start(plan, report["start"], collator, say)
             if ranks.is_main:
                 _make_folder(plan, out, report)
-            tokenizer = collator.student_tokenizer
             others = [make_collator(plan, each, tokenizer) for each in plan.stores[1:]]
             trained = train_plan(
                 plan,

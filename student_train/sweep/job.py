@@ -104,23 +104,23 @@ class Sweep:
             runs = Runs(self.folder, self.space, changed, self.trials is not None)
             # Earlier scores stay: the first run rewrites runs.json before models are scored again.
             runs.references = {**dict.fromkeys(plan.models, {}), **runs.references}
-            if self.trials:
-                make = partial(self._run_of, runs)
-                seed, prune = planned[0][1].seed, self.prune or "median"
-                source: RunSource = Trials(self.space, self.trials, seed, runs, make, prune)
-            else:
-                for point, options in planned:
-                    self._run_of(runs, point, options)
-                runs.check_retained()
-                halves = self.prune == "asha"
-                source = ListedRuns(
-                    runs, Study("asha", runs.varied, "--prune asha") if halves else None
-                )
             total = "" if self.trials else f"/{len(planned)}"
-            execution = Execution(source, runs, plan.tasks, total, say)
+            execution = Execution(self._source(runs, planned), runs, plan.tasks, total, say)
             self._execute(execution, [options for _, options in planned], lease)
             problems = _references(plan, runs, say)
             _show(runs, as_json, say, problems)
+
+    def _source(self, runs: Runs, planned: list[tuple[Point, TrainOptions]]) -> RunSource:
+        """Return the search, or the list of the planned students. Raises UserError as `Trials` and
+        `Runs.check_retained` do."""
+        if self.trials:
+            make, seed = partial(self._run_of, runs), planned[0][1].seed
+            return Trials(self.space, self.trials, seed, runs, make, self.prune or "median")
+        for point, options in planned:
+            self._run_of(runs, point, options)
+        runs.check_retained()
+        halves = self.prune == "asha"
+        return ListedRuns(runs, Study("asha", runs.varied, "--prune asha") if halves else None)
 
     def _run_of(self, runs: Runs, point: Point, options: TrainOptions | None = None) -> Run:
         """Add the run of a point to the sweep."""

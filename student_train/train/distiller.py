@@ -124,14 +124,14 @@ class Distiller(nn.Module):
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
         projected = own != width and any(term.loss.projection != "none" for term in terms)
-        nested = [width for term in terms for width in term.widths]
+        size = width if projected else own
+        if too_wide := [n for term in terms for n in term.widths if n >= size]:
+            raise UserError(
+                f"--matryoshka {too_wide[0]}: the student's vectors have size {size}; give smaller"
+                " sizes"
+            )
         # Without a bias: the student can add any constant to its states itself.
         dense = [Dense(own, width, bias=False, activation_function=None)] if projected else []
-        if too_wide := [n for n in nested if n >= (width if projected else own)]:
-            raise UserError(
-                f"--matryoshka {too_wide[0]}: the student's vectors have"
-                f" size {width if projected else own}; give smaller sizes"
-            )
         return VectorHead(Pooling(own, "mean"), *dense, Normalize())
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from teachonce.student_train.data.batch import Distillation, StudentBatch
+from teachonce.student_train.data.batch import Distillation, StudentBatch, pool_members
 from teachonce.student_train.losses.registry import Term
 from teachonce.student_train.model.any_student import (
     Outputs,
@@ -191,7 +191,7 @@ class _AlignedSides:
             if term.pools_logits:
                 # In float32 before the sum: bfloat16 has 8 bits of precision.
                 logits = distiller.logits(last[runs.member]).float()
-                self._pieces = runs.pool_members(logits, term.pool)
+                self._pieces = pool_members(logits, runs.begin, term.pool)
             else:
                 self._pieces = distiller.logits(runs.pool(last, term.pool))
         return self._pieces
