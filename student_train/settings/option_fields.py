@@ -77,10 +77,9 @@ class OptionFields:
         "5k",
         "Use this vocabulary: 5k, 10k, 20k, 30k or N (N pieces, trained on the store's text: a"
         " WordPiece, for a decoder a byte-level BPE), a tokenizer folder, teacher (all of the"
-        " teacher's pieces), pruned:N (the"
-        " teacher's N most frequent pieces; WordPiece, Unigram or BPE), words or words:N"
-        " (lower-cased words between spaces, all or the N most frequent), or mixed-vocab (stored"
-        " by teacher-dump mixed-vocab).",
+        " teacher's pieces), pruned:N (the teacher's N most frequent pieces; WordPiece, Unigram or"
+        " BPE), words or words:N (lower-cased words between spaces, all or the N most frequent), or"
+        " mixed-vocab (stored by teacher-dump mixed-vocab).",
         default_text=f"5k; {terms.STATIC_VOCABULARY} for a static student",
         scope={START},
         words=values.VOCABULARIES,

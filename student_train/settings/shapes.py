@@ -183,7 +183,7 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
     found = re.fullmatch(r"(\d+x\d+x\d+)(?:x(\d+))?(?:x(\d+))?(?:x(\d+))?", size)
     if not found or (found[3] and not grouped):
         form = "HxLxA[xF[xKV[xD]]]" if grouped else "HxLxA[xF]"
-        about = "width x layers x heads, units of the feed-forward parts"
+        about = "hidden size x layers x heads, feed-forward size"
         about += ", key-value heads, size of a head" if grouped else ""
         raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
     each = int(found[4] or 0)
@@ -199,7 +199,7 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
     if heads < 1 or shape.heads % heads:
         raise ValueError(f"{shape.heads} heads are not a multiple of {heads} key-value heads")
     if feed_forward < 1:
-        raise ValueError(f"feed-forward parts of {feed_forward} units; give at least 1, or HxLxA")
+        raise ValueError(f"feed-forward size {feed_forward}; give at least 1, or HxLxA")
     return replace(shape, feed_forward=feed_forward, key_value_heads=heads)
 
 

@@ -88,9 +88,9 @@ def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
     weights: dict[str, float] = {}
     every = (words,) if isinstance(words, str) else words
     for word in (item.strip() for value in every for item in value.split(",")):
-        name, _, weight = word.partition("=")
+        name, given, weight = word.partition("=")
         try:
-            found = float(weight or 1)
+            found = float(weight if given else 1)
         except ValueError:
             raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
         if name in weights:

@@ -42,6 +42,7 @@ from teachonce.support.options import options_of, scoped
         ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
         ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
         ({"loss": ["mlm=much"]}, "--loss mlm=much: expected NAME=WEIGHT, such as kl=2"),
+        ({"loss": ["mlm="]}, "--loss mlm=: expected NAME=WEIGHT, such as kl=2"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
         ({"lr": -1.0}, "--lr -1: expected a finite number above 0"),
