@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -161,7 +162,8 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
         found = {path: report for path in each if "result" in (report := read_report(path) or {})}
         if not found:
             raise UserError(f"{folder}: no finished student; give folders that student-train wrote")
-        reports |= found
+        reports |= {path.resolve(): report for path, report in found.items()}  # "." has a name, too
+    alike = Counter(folder.name for folder in reports)
     settings = [report["settings"] for report in reports.values()]
     names = dict.fromkeys(name for each in settings for name in each if name not in OF_PLACE)
     varied = [n for n in names if any(each.get(n) != settings[0].get(n) for each in settings)]
@@ -171,7 +173,7 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
     rows = [
         {
             **{name: _word(report["settings"].get(name)) for name in varied},
-            "folder": folder.resolve().name,  # also of "."
+            "folder": "/".join(folder.parts[-2 if alike[folder.name] > 1 else -1 :]),
             **report["result"],
         }
         for folder, report in reports.items()

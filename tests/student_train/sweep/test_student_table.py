@@ -52,6 +52,10 @@ def test_the_finished_students_of_a_sweep_are_listed(tmp_path: Path) -> None:
     for name, figure in figures.items():
         write_student(tmp_path / name, {"mlm": 1.0}, figure)
     assert [row["folder"] for row in student_table(tmp_path)] == ["two", "one"]
+    (tmp_path / "other").mkdir()
+    other = write_student(tmp_path / "other/one", {"mlm": 1.0}, 2.75)
+    named = [row["folder"] for row in student_table(tmp_path, other)]
+    assert named == ["two", f"{tmp_path.name}/one", "other/one"]
 
 
 def test_a_setting_that_is_true_or_false_is_no_number(tmp_path: Path) -> None:
