@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForLanguageModeling,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
 )
 
+from teachonce.downstream.warmup import WarmupTrainer
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks
@@ -76,7 +76,7 @@ class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return dict(self.collator([{"input_ids": row.tolist()} for row in rows]))
 
 
-class MlmTrainer(Trainer):
+class MlmTrainer(WarmupTrainer):
     """Computes the head at masked positions only, and validates on fixed masks.
 
     The loss is the mean over the labelled tokens of all `ranks` together.
