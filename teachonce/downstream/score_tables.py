@@ -20,7 +20,7 @@ from teachonce.support.errors import UserError
 FILE = "scores.json"
 SHARES = 100
 """The `scale` that prints shares in percent."""
-ABOUT = ("task", "data", "model", "seeds")
+ABOUT = ("task", "data", "model", "run", "seeds")
 NATS = "nats/character"
 OF_A_SWEEP = {
     NATS: "valid_mlm_per_character",
@@ -124,15 +124,14 @@ def seed_table(result: dict[str, Any]) -> Table:
     if result.get("setup"):
         what = f"{what}, {result['setup']}"
     table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
-    averaged = not models or _alike(result["saved"])
-    means = [{**result, "model": "mean"}] if averaged else []
+    means = _means(result)
     for each in (*models, *means):
         for split, mean in each["mean"].items():
             several = len(each["seeds"]) > 1
             cells = _cells(each, mean, each["deviation"][split] if several else None)
             which = f"{each['model']}: {split}" if models else split
             table.add_row(which, f"{each['examples'][split]:,}", *cells)
-    if averaged and (found := result.get("file_deviation")):
+    if means and (found := result.get("file_deviation")):
         scale, places = result["scale"], result.get("decimals", 2)
         spreads = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
         table.add_row("between files", "", *spreads)
@@ -170,36 +169,39 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
     figures, the best first. Then follow the rows of the sweep's downstream runs, for its students
     and for the models of its [models].
 
-    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model and a file, with the scores
-    on test or, without a test, on dev; `split` names which. With several test files there is a row
-    for each, and one for their mean. `speed` has the model's figures from a run of speed; if
-    several runs measured it, there is a row for each. Models with a speed and no score come last.
+    Returns `{"task": "table", "rows": [...]}`. A row is a task, a model, a file and a run (the name
+    of its --out folder, or its path if names repeat), with the scores on test or, without a test,
+    on dev; `split` names which. With several test files there is a row for each, and one for their
+    mean. `speed` has the model's figures from a run of speed; if several runs measured it, there is
+    a row for each. Models with a speed and no score come last.
 
     Raises UserError for a run that is not finished.
     """
-    scored, results = list[dict[str, Any]](), list[dict[str, Any]]()
-    for run in runs:
-        of_run = [run]
+    scored, results = list[dict[str, Any]](), list[tuple[str, dict[str, Any]]]()
+    folders = [run.resolve() if run.is_dir() else run.resolve().parent for run in runs]
+    unique = len({folder.name for folder in folders}) == len({*folders})
+    for run, folder in zip(runs, folders, strict=True):
+        of_run, name = [run], folder.name if unique else str(run)
         if (run / SWEEP).exists():
-            scored += _sweep_rows(run)
+            scored += [{**row, "run": name} for row in _sweep_rows(run)]
             of_run = sorted((run / SCORED).glob(f"*/*/{FILE}"))
-        results += map(_read_scores, of_run)
+        results += [(name, _read_scores(each)) for each in of_run]
     # By resolved paths, because runs may name one folder in several ways.
     speeds = list[tuple[str, dict[str, Any]]]()
-    for result in results:
+    for name, result in results:
         for row in result.get("models", ()):
             about = {key: result[key] for key in ("settings", "length", "hardware", "devices")}
-            speeds.append((_resolved_name(row["model"]), about | row))
-        for each in (_each_model(result) or [result]) if "mean" in result else ():
-            scored += _score_rows(each)
+            speeds.append((_resolved_name(row["model"]), {"run": name, **about, **row}))
+        for each in (*_each_model(result), *_means(result)) if "mean" in result else ():
+            scored += [{**row, "run": name} for row in _score_rows(each)]
     rows, met = [], set[str]()
     # A stable sort: students of a sweep stay in their order, the best first.
     for row in sorted(scored, key=lambda row: (row["task"], row["data"])):
         names = row.pop("names")
         met |= names
-        found: list[Any] = [speed for name, speed in speeds if name in names]
+        found: list[Any] = [speed for model, speed in speeds if model in names]
         rows += [{**row, "speed": each} for each in found or [None]]
-    rows += [_unscored(speed) for name, speed in speeds if name not in met]
+    rows += [_unscored(speed) for model, speed in speeds if model not in met]
     return {"task": "table", "rows": rows}
 
 
@@ -219,6 +221,14 @@ def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for run in runs
     ]
+
+
+def _means(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the result of one model over its seeds. For several models that were not trained here,
+    return their mean, or [] if they are not alike (`_alike`)."""
+    if not _each_model(result):
+        return [result]
+    return [{**result, "model": "mean", "saved": []}] if _alike(result["saved"]) else []
 
 
 def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -270,7 +280,8 @@ def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
 def _unscored(speed: dict[str, Any]) -> dict[str, Any]:
     nothing: dict[str, Any] = {"split": "", "seeds": 0, "measures": {}, "scale": SHARES}
     nothing |= {"mean": {"": {}}, "deviation": {"": {}}}
-    return {"task": "speed", "data": "", "model": speed["model"], **nothing, "speed": speed}
+    about = {"task": "speed", "data": "", "model": speed["model"], "run": speed["run"]}
+    return {**about, **nothing, "speed": speed}
 
 
 def _resolved_name(model: str) -> str:
@@ -326,7 +337,7 @@ def combined_table(result: dict[str, Any]) -> Table:
         if row["speed"]:
             cells["measured"] = str(1 + ways.index(_measured(row["speed"])))
         data = f"{row['data']} (dev)" if row["split"] == "dev" else row["data"]
-        about = row["task"], data, row["model"], str(row["seeds"] or "")
+        about = row["task"], data, row["model"], row["run"], str(row["seeds"] or "")
         table.add_row(*about, *(cells.get(name, "") for name in headings))
     return table
 

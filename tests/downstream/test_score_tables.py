@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,16 @@ def test_several_models_as_they_are_have_a_mean_and_a_deviation(
     assert scores[2]["mean"]["test"]["accuracy"] == pytest.approx(np.mean(found))
     assert scores[2]["deviation"]["test"]["accuracy"] == pytest.approx(np.std(found, ddof=1))
     assert [each["model"] for each in scores[2]["seeds"]] == [str(models[n]) for n in (0, 1, 0)]
+    joined = done("--task", "table", *(tmp_path / n for n in "012"), "--out", tmp_path / "all")
+    rows = scores_of(tmp_path / "all")["rows"]
+    assert [row["run"] for row in rows] == ["0", "1", "2", "2", "2", "2"] and " run " in joined
+    assert rows[-1]["model"] == "mean" and rows[-1]["seeds"] == 3
+    assert rows[-1]["deviation"] == scores[2]["deviation"] and "±" in joined
+    (tmp_path / "again").mkdir()
+    shutil.copytree(tmp_path / "0", tmp_path / "again" / "0")
+    runs = tmp_path / "0", tmp_path / "again" / "0"  # of one name
+    done("--task", "table", *runs, "--out", tmp_path / "both")
+    assert [row["run"] for row in scores_of(tmp_path / "both")["rows"]] == [*map(str, runs)]
     other = tiny_teacher("electra", "tagging", labels)
     said = done(*words[:-1], tmp_path / "3", "--model", models[0], "--model", other)
     assert "2 models as they are" in said and "mean: test" not in said
