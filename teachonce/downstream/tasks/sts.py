@@ -146,5 +146,7 @@ class SentenceSimilarity(PairScore):
 
 def _similarities(embedder: Embedder, pairs: Sequence[Pair]) -> Floats:
     sides = [embedder.vectors([getattr(p, side) for p in pairs]) for side in ("text_a", "text_b")]
-    found: Floats = (sides[0] * sides[1]).sum(axis=1)
+    # A folder with similarity_fn_name "dot" gives vectors of any length.
+    lengths = np.linalg.norm(sides[0], axis=1) * np.linalg.norm(sides[1], axis=1)
+    found: Floats = (sides[0] * sides[1]).sum(axis=1) / np.maximum(lengths, 1e-12)
     return found
