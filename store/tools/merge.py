@@ -169,6 +169,22 @@ def _documents(store: FeatureStore) -> int:
     return 1 + max(int(numbers.max()) for numbers in document_numbers(store))
 
 
+def check_contents_differ(sources: Sequence[str | Path]) -> None:
+    """Raise UserError if two of the stores have equal values: one store, or copies of it, under any
+    names and in any container."""
+    seen = dict[str, str | Path]()
+    for path in sources:
+        with open_store(path) as store:
+            content = store.manifest.content()
+        if content in seen:
+            raise UserError(
+                f"{path}: has the same content as {seen[content]} (SHA-256 {content[:12]}... in"
+                " `feature-store info`), so each of its texts would be stored twice, and be in both"
+                " parts of a held-out split; name each store once"
+            )
+        seen[content] = path
+
+
 def merge(
     sources: Sequence[str | Path],
     target: str | Path,

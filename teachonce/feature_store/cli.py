@@ -251,14 +251,11 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
 
     SOURCES must hold the same features. They are copied to TARGET in the given order.
     """
+    from teachonce.store.tools.merge import check_contents_differ
     from teachonce.store.tools.merge import merge as join
 
     # Only on the command line, where it is a slip; from Python it is allowed.
-    if twice := [path for number, path in enumerate(sources) if path in sources[:number]]:
-        raise UserError(
-            f"{twice[0]}: is named twice, so each of its texts would be stored twice, and be in"
-            " both parts of a held-out split; name each store once"
-        )
+    check_contents_differ(sources)
     join(sources, target, recode, progress=part_bars)
     yield written(target)
 

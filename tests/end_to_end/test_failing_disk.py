@@ -4,7 +4,6 @@ continues."""
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -266,17 +265,25 @@ in_small_parts(*sys.argv[3:])
     ],
 )
 def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
-    tmp_path: Path, words: Any, store: Path, work: str, free: int
+    tmp_path: Path,
+    tiny_teacher: Callable[[str], Path],
+    words: Any,
+    store: Path,
+    work: str,
+    free: int,
 ) -> None:
     """A process ends with 1 on a full disk: HDF5 closes open files at the end of a process, after
     Python has finished. This crashed once, and never in a forked process."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    other = shutil.copy(store, tmp_path / "other.h5")
+    other = tmp_path / "other.h5"
+    if work == "merge":
+        corpus = write_corpus(tmp_path / "other.txt", 50)
+        dumped(tiny_teacher("bert"), corpus, other, attention="none")
     command: dict[str, tuple[Any, ...]] = {
         "dump": (DUMP, *words, disk / "a.h5"),
         "convert": (STORE, "convert", store, disk / "a.h5"),
-        "merge": (STORE, "merge", store, other, disk / "a.h5"),
+        "merge": (STORE, "merge", "--recode", store, other, disk / "a.h5"),
     }
     call = [sys.executable, "-c", ALONE, disk, free, *command[work]]
     done = subprocess.run(

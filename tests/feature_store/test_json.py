@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from teachonce.feature_store.cli import main
 from teachonce.feature_store.output import Output, printed
 from teachonce.store import open_store
+from tests.making.stores import features_of, make_store
 
 
 def facts(*arguments: object, code: int = 0) -> Any:
@@ -32,9 +33,9 @@ def test_copies_tell_what_was_written(store: Path, tmp_path: Path) -> None:
     copied = facts("convert", store, tmp_path / "b.h5", "--codec", "small")
     assert (copied["sequences"], copied["tokens"], copied["codec"]) == (24, tokens, "small")
     assert copied["bytes_on_disk"]["total"] == (tmp_path / "b.h5").stat().st_size
-    again = shutil.copytree(store, tmp_path / "again.zarr")
-    merged = facts("merge", store, again, tmp_path / "c.zarr")
-    assert (merged["sequences"], merged["parts"]) == (48, 4)
+    make_store(tmp_path / "other.zarr", features_of(), parts=3)
+    merged = facts("merge", store, tmp_path / "other.zarr", tmp_path / "c.zarr")
+    assert (merged["sequences"], merged["parts"]) == (60, 5)
     assert merged["content"] == open_store(tmp_path / "c.zarr").manifest.content()
     assert facts("seal", store)["finished_before"] is True
 

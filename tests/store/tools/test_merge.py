@@ -29,7 +29,8 @@ def stores_to_merge(folder: Path, codec: str, change: bool) -> tuple[Path, Path]
         calibration = {
             name: (np.full(37, number * change, "f"), np.ones(37, "f")) for name in features.hidden
         }
-        make_store(path, features, parts=2, identity=identity, calibration=calibration)
+        parts = 2 + number
+        make_store(path, features, parts, identity=identity, calibration=calibration)
     return paths
 
 
@@ -39,7 +40,7 @@ def test_merge(tmp_path: Path) -> None:
     assert run("merge", *paths, target).exit_code == 0
     fs, both = open_store(target), [open_store(path) for path in paths]
     assert fs.identity["corpus"] == {"merged": [{"hash": "0"}, {"hash": "1"}]}
-    assert len(fs) == 48 and list(fs.texts()) == list(both[0].texts()) + list(both[1].texts())
+    assert len(fs) == 60 and list(fs.texts()) == list(both[0].texts()) + list(both[1].texts())
     documents = [record.document for record in fs]
     assert len(set(documents)) == 12
     assert min(documents[24:]) == max(documents[:24]) + 1
@@ -72,8 +73,10 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
     assert "hold different features: attention is '[]' and '[\"mean\"]'; dump" in line
     line = refused("merge", one, target)
     assert "at least two stores" in line and "`feature-store convert`" in line
-    line = refused("merge", one, two, one, target)
-    assert f"{one}: is named twice" in line and "held-out" in line
+    assert run("convert", one, tmp_path / "copy.zarr").exit_code == 0
+    for again in (one, tmp_path / "." / ".." / tmp_path.name / one.name, tmp_path / "copy.zarr"):
+        line = refused("merge", one, two, again, target)
+        assert f"{again}: has the same content as {one} (SHA-256 " in line and "held-out" in line
     assert not target.exists()
 
 
@@ -81,8 +84,8 @@ def test_merge_of_tasks(tmp_path: Path) -> None:
     """Gold labels and outputs stay with their texts; different label names are refused."""
     features = dataclasses.replace(features_of(tier="classification"), hidden=())
     paths = [tmp_path / "1.h5", tmp_path / "2.zarr"]
-    for path in paths:
-        make_store(path, features, parts=2)
+    for number, path in enumerate(paths):
+        make_store(path, features, parts=2 + number)
     assert run("merge", *paths, tmp_path / "all.zarr").exit_code == 0
     fs, second = open_store(tmp_path / "all.zarr"), open_store(paths[1])
     assert [record.label for record in fs][24:] == [record.label for record in second]
