@@ -26,6 +26,7 @@ from teachonce.checkpoints.names import (
     is_sentence_folder,
     resolve_teacher,
 )
+from teachonce.checkpoints.sentence_settings import EMBEDDER, library_class
 from teachonce.store import Features, StoreWriter
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, TASKS
@@ -289,6 +290,8 @@ def _notes_on_vectors(options: DumpOptions, model: ResolvedModel) -> list[str]:
     requested: a student of the store would be a masked LM."""
     folder = Path(model.root or model.path_or_id)
     if options.head != "auto" or options.text_only or not is_sentence_folder(folder):
+        return []
+    if library_class(model) != EMBEDDER:  # --head embedding refuses it
         return []
     return [
         f"{'note':9} {options.model} is a sentence embedding model, and its vectors are not stored;"

@@ -24,9 +24,12 @@ from teachonce.checkpoints.field_checks import unlisted
 from teachonce.checkpoints.fields import LENGTHS, MODULES, OF_FEATURES, SETTINGS, STATIC
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import (
+    EMBEDDER,
+    RERANKER,
     STATES,
     VECTOR,
     SentenceSettings,
+    library_class,
     listed_modules,
     read_json,
     read_settings,
@@ -144,8 +147,14 @@ def read_sentence_folder(
 
 
 def check_modules(model: ResolvedModel) -> None:
-    """Raise UserError if no pooling follows the transformer, and for a dense layer with an unknown
-    activation."""
+    """Raise UserError for a folder of another class than EMBEDDER, if no pooling follows the
+    transformer, and for a dense layer with an unknown activation."""
+    if (kind := library_class(model)) != EMBEDDER:
+        scored = "; `downstream --task pair --as-is` scores a reranker" if kind == RERANKER else ""
+        raise UserError(
+            f"{model.name}: is a {kind:.60} ({SETTINGS}), which gives no vector of a text; give an"
+            f" embedding model{scored}"
+        )
     # sentence-transformers would silently use another activation for an unknown one.
     listed = listed_modules(model) or []
     kinds = [kind for kind, _ in listed]

@@ -21,6 +21,7 @@ from teachonce.checkpoints.fields import FIELDS, LENGTHS, MODULES, OLD_LENGTHS, 
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
 
+EMBEDDER, RERANKER = "SentenceTransformer", "CrossEncoder"  # values of `library_class`
 VECTOR, STATES = "sentence_embedding", "token_embeddings"  # keys of features between modules
 ARGUMENTS = next(f for f in FIELDS[LENGTHS] if "model_args" in f.names and f.treatment == "refused")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
@@ -127,6 +128,12 @@ def read_json(model: ResolvedModel, file: str) -> Any:
         ) from None
 
 
+def library_class(model: ResolvedModel) -> str:
+    """Return the class of sentence-transformers that SETTINGS declares, such as CrossEncoder;
+    EMBEDDER if it declares none."""
+    return str(_table(model, SETTINGS).get("model_type") or EMBEDDER)
+
+
 def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
     """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None if there
     is not a transformer). Raises UserError for refused fields and wrong values."""
@@ -145,9 +152,9 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
     Raises UserError for a default prompt, for modules after the transformer, and like
     `read_settings`.
     """
-    given = _table(model, SETTINGS)
-    if given.get("model_type") != "CrossEncoder":
+    if library_class(model) != RERANKER:
         return SentenceSettings()
+    given = _table(model, SETTINGS)
     listed = listed_modules(model) or [("Transformer", "")]
     if [kind for kind, _ in listed] != ["Transformer"]:
         raise UserError(

@@ -18,7 +18,11 @@ from teachonce.checkpoints.sentence_settings import declared_activation
 from teachonce.store import open_store
 from teachonce.store.format.features import SEVERAL_LABELS
 from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.teacher.loading import load_teacher
+from tests.downstream.support import done, refused
+from tests.downstream.tasks.test_sts import alike
+from tests.end_to_end.support import ok
 from tests.making.dumps import dumped
 from tests.making.sentence_folders import TinyTeacher, changed
 from tests.making.texts import ENGLISH
@@ -74,6 +78,25 @@ def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Pa
     tokenizer, _ = load_with_tokenizer(resolve_model(str(folder)), "classification")
     assert tokenizer("OLD")["input_ids"] == tokenizer("old")["input_ids"]
     assert tokenizer.model_max_length == 12
+
+
+def test_a_reranker_is_not_taken_for_an_embedding_model(
+    tiny_teacher: TinyTeacher, tmp_path: Path
+) -> None:
+    """`teacher-dump` does not offer the vectors of a reranker, and `downstream --task sts` names
+    the task that scores it."""
+    folder, table = saved(tiny_teacher, tmp_path / "m"), alike(tmp_path / "test.tsv", 8, 0)
+    plan = ("--corpus", table, "--text-column", "text_a,text_b", "--device", "cpu", "--plan")
+    assert "embedding" not in ok(teacher_dump, "--model", folder, *plan, "--out", tmp_path / "a.h5")
+    words = ("--task", "sts", "--as-is", "--model", folder, "--test", table)
+    line = refused(*words, "--out", tmp_path / "sts")
+    assert f"{folder}: is a CrossEncoder ({SETTINGS}), which gives no vector of a text" in line
+    assert "`downstream --task pair --as-is` scores a reranker" in line
+    changed(folder, SETTINGS, model_type="SparseEncoder")
+    line = refused(*words, "--out", tmp_path / "sts")
+    assert "is a SparseEncoder" in line and line.endswith("give an embedding model")
+    changed(folder, SETTINGS, model_type="CrossEncoder")
+    done("--task", "pair", *words[2:], "--out", tmp_path / "pair")
 
 
 def test_what_the_library_does_by_itself_is_not_noted(
