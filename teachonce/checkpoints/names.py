@@ -376,7 +376,8 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
     if unreachable:
         raise UserError(
             f"model {name!r}: no such folder, not cached, and the hub cannot be reached; "
-            f"{_near(name)}check the name, connect, or give a folder"
+            f"{_near(name)}check the name, connect, or give a folder; aliases are"
+            f" {', '.join(ALIASES)}"
         )
     raise UserError(
         f"model {name}: has no weights on the hub, expected one of {', '.join(weights)}"

@@ -102,6 +102,7 @@ def test_a_path_that_is_not_there_is_refused(name: str) -> None:
 def test_a_hub_model_that_cannot_be_reached_is_refused(name: str, no_cache: None) -> None:
     with pytest.raises(UserError, match="cannot be reached; check the name, connect") as caught:
         resolve_model(name)
+    assert str(caught.value).partition("; or `pip")[0].endswith("aliases are rubert-base, minilm")
     assert "\n" not in str(caught.value)
 
 
