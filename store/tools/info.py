@@ -153,9 +153,8 @@ def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> 
     if not read:
         return f"{what} student-train reads; give it --loss"
     options = " ".join(f"--{name} none" for name in names)
-    return f"{what} student-train reads; {options} leaves them out of a dump" + (
-        " without --head" if "logits" in names else ""
-    )
+    also = ", and no --head" if "logits" in names else ""
+    return f"{what} student-train reads; to dump without them, give {options}{also}"
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:

@@ -422,8 +422,8 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
         "corpus": ", ".join(options.sources()) + source,
         "codec": options.codec,
         "device": (
-            f"{options.device}, {options.precision}, {options.batch_tokens} teacher tokens a batch,"
-            f" seed {options.seed}"
+            f"{options.device}, {'precision ' * (options.precision == 'auto')}{options.precision},"
+            f" {options.batch_tokens} teacher tokens a batch, seed {options.seed}"
         ),
         "out": str(options.out),
     }

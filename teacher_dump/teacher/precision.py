@@ -27,6 +27,7 @@ def load_fastest(
     teacher = load("fp32")
     # Vectors and states of encoders are compared with other libraries to the sixth digit.
     if teacher.head != "causal":
+        say("precision fp32, chosen by auto: on a CPU, only decoders run in bf16")
         return teacher, "fp32"
     texts = list(texts)
     expected = _outputs(teacher, texts)

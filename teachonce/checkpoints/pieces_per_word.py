@@ -41,6 +41,6 @@ def note_on_pieces(tokenizer: Any, texts: Sequence[str]) -> str:
     if unknown >= UNKNOWN:
         what = f"has no pieces for {unknown:.0%} of the text's words"
     return (
-        f"the tokenizer {what}: it was probably made for another language; take a model of the"
-        " text's language"
+        f"the tokenizer {what}: it was probably made for another language, or its vocabulary is"
+        " small; take a model of the text's language"
     )
