@@ -24,7 +24,7 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.tools.info import unread_line
 from teachonce.support.background import BackgroundCalls, prefetched
 from teachonce.support.console import counted, takes_option
-from teachonce.support.differences import differences, first_few
+from teachonce.support.differences import described, differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.installed import software
 from teachonce.support.lease import Lease
@@ -328,7 +328,7 @@ def check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> N
     """Raise UserError if the finished store at `out` was made with other arguments; `found` is the
     result of `differences`."""
     each = list(found)
-    differ = [f"{key} is {old} in the store and {new} now" for key, old, new in each]
+    differ = described(each)
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)

@@ -26,7 +26,7 @@ from teachonce.store.tools.documents import document_numbers, stored_digests
 from teachonce.store.tools.merge import fact_differences, facts, is_merged, may_differ
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
-from teachonce.support.differences import ABSENT, differences, first_few
+from teachonce.support.differences import ABSENT, described, differences, first_few
 from teachonce.support.errors import UserError
 from teachonce.support.installed import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
@@ -99,11 +99,10 @@ class Growth:
         stored = replace(self.store.features, task=self.store.task)
         found += differences(stored.to_json(), features.to_json(), "features")
         if found:
-            differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
             raise UserError(
                 f"--grow-from {self.store.path}: was made by another teacher or with other options:"
-                f" {first_few(differ)}; use the store's teacher and options, or dump the whole"
-                " corpus without --grow-from"
+                f" {first_few(described(found))}; use the store's teacher and options, or dump"
+                " the whole corpus without --grow-from"
             )
 
     def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> CopyPlan:

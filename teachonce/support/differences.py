@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from teachonce.support.console import takes_option
 from teachonce.support.errors import ANOTHER, UserError
 
 SHOWN = 60  # characters of a value
@@ -62,6 +63,41 @@ def first_few(differ: Sequence[str]) -> str:
     return "; ".join([*differ[:LISTED], *more])
 
 
+# Parts of a store's identity and features that are no options.
+NOUNS = {
+    "teacher": "the model",
+    "tokenizer_hash": "the model's tokenizer",
+    "width": "the model's hidden size",
+    "vocabulary": "the model's vocabulary",
+    "config": "config.json",
+    "corpus": "the corpus",
+    "embedding": "the text vectors",
+    "encodings": "the codec",
+    "mixed_vocab": "the student's vocabulary",
+}
+GROUPS = ("identity.arguments.", "identity.", "arguments.", "features.")
+
+
+def described(found: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Describe `differences` of a store's identity and features: "--views is A in the store and B
+    now". A value in both identity and features is listed once."""
+    lines = (f"{_readable(key)} is {old} in the store and {new} now" for key, old, new in found)
+    return list(dict.fromkeys(lines))
+
+
+def _readable(key: str) -> str:
+    """Return a dotted key as an option or as words: `the corpus (source 1, bytes)` for
+    `identity.corpus.sources.0.bytes`."""
+    group = next((each for each in GROUPS if key.startswith(each)), "")
+    name, *rest = key.removeprefix(group).split(".")
+    if rest[:1] == ["sources"] and len(rest) > 1:
+        rest = [f"source {int(rest[1]) + 1}", *rest[2:]]
+    words = NOUNS.get(name) or name.replace("_", " ")
+    if name not in NOUNS and takes_option(name) is not False:
+        words = f"--{name.replace('_', '-')}"
+    return words + (f" ({', '.join(rest)})" if rest else "")
+
+
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the values of `now` that differ from `then`: "key was A and is B"; "" if none
     does."""
@@ -75,7 +111,7 @@ def check_same(path: Path | str, found: Iterable[tuple[str, str, str]], versions
     found: the result of `differences`. versions: libraries that changed since then, which may be
         the cause.
     """
-    differ = [f"{key} is {old} in the store and {new} now" for key, old, new in found]
+    differ = described(found)
     if differ:
         also = f", and the same versions ({versions})" if versions else ""
         raise UserError(

@@ -46,20 +46,13 @@ def other_corpus(folder: Path) -> None:
 
 
 CHANGES: list[tuple[Callable[[Path], None] | dict[str, Any], str]] = [
-    (other_weights, r"identity\.teacher\.weights_hash is .* in the store and .* now"),
-    (other_tokenizer, r"identity\.tokenizer_hash is .* in the store and .* now"),
-    (other_corpus, r"identity\.corpus\.sources\.0\.sha256 is .* in the store and .* now"),
-    (
-        {"max_length": 64},
-        r"identity\.arguments\.max_length is '128' in the store and '64' now.*"
-        r"features\.max_length is '128' in the store and '64' now",
-    ),
-    ({"seed": 1}, r"identity\.arguments\.seed is '0' in the store and '1' now"),
-    (
-        {"mask_words": "rare"},
-        r"identity\.arguments\.mask_words is not given in the store and 'rare' now",
-    ),
-    ({"hidden": "layer:2"}, r"features\.hidden\.0 is 'mean' in the store and 'layer2' now"),
+    (other_weights, r"the model \(weights_hash\) is .* in the store and .* now"),
+    (other_tokenizer, r"the model's tokenizer is .* in the store and .* now"),
+    (other_corpus, r"the corpus \(source 1, sha256\) is .* in the store and .* now"),
+    ({"max_length": 64}, r"--max-length is '128' in the store and '64' now"),
+    ({"seed": 1}, r"--seed is '0' in the store and '1' now"),
+    ({"mask_words": "rare"}, r"--mask-words is not given in the store and 'rare' now"),
+    ({"hidden": "layer:2"}, r"--hidden \(0\) is 'mean' in the store and 'layer2' now"),
 ]
 
 

@@ -162,7 +162,7 @@ def test_a_worker_with_another_corpus_or_a_wrong_clock(task: WorkerJob) -> None:
     corpus.write_text(corpus.read_text() + "One more.\n")
     found = worker(task, Shard(0, 1))
     assert isinstance(found, str)
-    says(found, f"{socket.gethostname()}: ", "finished with other arguments", "bytes is")
+    says(found, f"{socket.gethostname()}: ", "finished with other arguments", "bytes) is")
 
 
 def test_places_of_a_node() -> None:
@@ -209,7 +209,7 @@ def test_what_a_worker_refuses_is_one_line_here(options: DumpOptions, ray: Ray) 
     assert finish(driver) == 1
     lines = [line for line in ray.log.read_text().splitlines() if line.startswith("Error")]
     assert len(lines) == 1 and "Traceback" not in ray.log.read_text()
-    says(lines[0], "a worker on ", "finished with other arguments", "max_length")
+    says(lines[0], "a worker on ", "finished with other arguments", "--max-length")
 
 
 @pytest.mark.apart

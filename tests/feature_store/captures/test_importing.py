@@ -113,7 +113,7 @@ def test_a_store_of_another_capture_is_left_alone(
     other = distillkit(tmp_path / "other", samples[:5], 8, 8)
     before = open_store(tmp_path / "a.zarr").manifest.content()
     line = refused("import", other, tmp_path / "a.zarr", "--tokenizer", teacher)
-    says(line, "finished with other arguments", "corpus.sources")
+    says(line, "finished with other arguments", "the corpus (source 1, ")
     assert open_store(tmp_path / "a.zarr").manifest.content() == before
 
 

@@ -302,7 +302,7 @@ def test_another_wish_after_a_kill(half: Path) -> None:
 @ZARR
 def test_nothing_else_goes_on_with_a_half_forgotten_store(half: Path, tmp_path: Path) -> None:
     path = half
-    with pytest.raises(UserError, match=r"other arguments: identity.corpus.forgotten"):
+    with pytest.raises(UserError, match=r"other arguments: the corpus \(forgotten\)"):
         begin(path, SMALL)
     assert "is not finished" in refused("convert", path, tmp_path / "b.zarr")
     assert "has not yet read its corpus" in refused("seal", path)

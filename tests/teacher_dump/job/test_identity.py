@@ -232,7 +232,7 @@ def test_batches_keep_the_size_that_a_store_was_started_with(
     dump(options)
     default = dataclasses.replace(options, batch_tokens=None)
     assert dump(default).finished_before
-    with pytest.raises(UserError, match="batch_tokens is '8192' in the store and '64' now"):
+    with pytest.raises(UserError, match="--batch-tokens is '8192' in the store and '64' now"):
         dump(dataclasses.replace(options, batch_tokens=64))
     dump(dataclasses.replace(default, out=tmp_path / "b.zarr"))
     assert open_store(tmp_path / "b.zarr").identity["arguments"]["batch_tokens"] == 2048
