@@ -254,6 +254,10 @@ class TaskSpec:
         return TaskSpec(**found)
 
 
+AS_CAPTURED = "as captured"
+"""Value of `EmbeddingSpec.pooling` for imported vectors, whose pooling is unknown."""
+
+
 @dataclass(frozen=True)
 class EmbeddingSpec:
     """Describes one vector for each sequence, computed from the plain text (view 0).

@@ -16,15 +16,18 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from teachonce.checkpoints.names import resolve_teacher
+from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
+from teachonce.checkpoints.sentence_settings import read_settings
 from teachonce.checkpoints.text_vectors import POOLINGS
 from teachonce.store import Features, FeatureStore, Record, TaskSpec, UserError
 from teachonce.store.errors import StoreError
 from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.features import AS_CAPTURED
 from teachonce.store.format.pairs import offsets_of, tokenizer_inputs
 from teachonce.store.tools.merge import is_merged
 from teachonce.support.arrays import Array
 from teachonce.support.console import check_device, counted
+from teachonce.support.differences import differences, first_few
 from teachonce.support.installed import other_versions, version_words
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
 from teachonce.teacher_dump.teacher.forward import BatchOutput, forward
@@ -119,16 +122,17 @@ def check(
         )
     arguments = _arguments(store)
     precision = arguments["precision"]
+    resolved = replace(resolve_teacher(model, arguments["gguf"]), trusted=trusted)
     chosen = device if device == "cpu" else resolved_device(device)
     check_device(chosen, torch.cuda.device_count())
     teacher = load_teacher(
-        replace(resolve_teacher(model, arguments["gguf"]), trusted=trusted),
+        resolved,
         head=_head(store.features),
         hidden=states_option(store.features.hidden),
         attention=states_option(store.features.attention),
         device=chosen,
         precision=precision,
-        vectors=VectorOptions(arguments["pooling"], arguments["prompt"]),
+        vectors=VectorOptions(arguments["pooling"], _prompt(store, resolved, arguments["prompt"])),
     )
     if (first := arguments["bos"]) is not None:
         try:
@@ -201,18 +205,41 @@ def _head(features: Features) -> str:
     return "none"
 
 
+def _prompt(store: FeatureStore, model: ResolvedModel, stored: str | None) -> str | None:
+    """Return the name of the prompt with which the store's vectors are compared: the `stored` one
+    or, for imported vectors, the model's name of the prompt that their texts begin with."""
+    vectors = store.features.embedding
+    if vectors is None or vectors.pooling != AS_CAPTURED:
+        return stored
+    if not vectors.prompt:
+        return ""
+    prompts = read_settings(model, None).prompts
+    found = next((name for name, text in prompts.items() if text == vectors.prompt), None)
+    if found is None:
+        raise UserError(
+            f"--model {model.name}: has no prompt {vectors.prompt!r:.60}, with which the texts of"
+            f" {store.path} begin; give the model whose vectors were imported"
+        )
+    return found
+
+
 def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
     ours = teacher.text_vectors.spec if teacher.text_vectors else None
     theirs = store.features.embedding
-    if theirs and theirs.parallel:
+    if theirs is None or ours is None:  # `_head` loads vectors exactly if the store has some
+        return
+    if theirs.parallel:
         raise UserError(
             f"{store.path}: does not hold the texts of its vectors, only the student's texts"
             " (--student-column); verify it without --model"
         )
-    if ours != theirs:
+    if theirs.pooling == AS_CAPTURED:  # a capture does not hold how its vectors were made
+        ours = replace(theirs, width=ours.width)
+    found = differences(theirs.to_json(), ours.to_json())
+    if unlike := [f"{key} is {old} in the store and {new} here" for key, old, new in found]:
         raise UserError(
-            f"--model {teacher.name}: its vectors are {ours}, the store's are {theirs}; give the"
-            f" model that {store.path} was made with"
+            f"--model {teacher.name}: makes other vectors: {first_few(unlike)}; give the model that"
+            f" {store.path} was made with"
         )
 
 

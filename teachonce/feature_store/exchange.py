@@ -87,6 +87,13 @@ FILE = LocalPath(exists=True, dir_okay=False)
     help="Truncate texts that have a vector to N tokens.  [default: 256, or the tokenizer's limit"
     " if it is less]",
 )
+@click.option(
+    "--prompt",
+    metavar="TEXT",
+    default="",
+    help="Put this text, which the teacher read before each text, before each text that has a"
+    " vector.  [default: none]",
+)
 @printed
 def import_(
     source: Path, target: Path, kind: str | None, layers: str | None, **given: Any

@@ -62,7 +62,7 @@ class CachedVectors(TableCapture):
                 f"{options.source}: {problem}; its columns of texts are"
                 f" {', '.join(texts) or 'none'}"
             )
-        self._column = chosen[0]
+        self._column, self._prompt = chosen[0], options.prompt
         self.contents = CaptureContents(vector=first_width(self._table, VECTOR))
         self.settings = {"text_column": self._column}
 
@@ -72,7 +72,7 @@ class CachedVectors(TableCapture):
             text = cells[self._column].as_py()
             if text is None:
                 raise UserError(f"{where}: column {self._column} has no text; remove this row")
-            yield Sample(where, partial(self._rows, cells, where), text=text)
+            yield Sample(where, partial(self._rows, cells, where), text=self._prompt + text)
 
     def _rows(self, cells: Cells, where: str) -> Rows:
         found = numbers(VECTOR, cells, where)
@@ -88,5 +88,5 @@ FORMAT = Format(
     "sentence-transformers",
     partial(holds_table, _has_vectors),
     CachedVectors,
-    frozenset({"text_column", "max_length"}),
+    frozenset({"text_column", "max_length", "prompt"}),
 )

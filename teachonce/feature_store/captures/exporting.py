@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,9 @@ def _size(path: Path) -> int:
 
 
 def _datasets(store: FeatureStore, table: Table, new: Path) -> str:
+    import datasets
+
+    datasets.disable_progress_bars()
     # Inside the unfinished folder, so that a failed export leaves no copy of the texts.
     cache = new / ".rows"
     _save(rows_in(cache, table, store.manifest.content()), new)
@@ -94,9 +98,6 @@ def _datasets(store: FeatureStore, table: Table, new: Path) -> str:
 
 
 def _save(dataset: Any, folder: Path) -> None:
-    import datasets
-
-    datasets.disable_progress_bars()
     dataset.save_to_disk(str(folder))
 
 
@@ -113,6 +114,9 @@ def _vectors_of(store: FeatureStore) -> EmbeddingSpec:
 
 def _sentences_and_labels(store: FeatureStore, vector: EmbeddingSpec, new: Path) -> str:
     """Write texts and their vectors, for MSELoss of sentence-transformers."""
+    import datasets
+
+    datasets.disable_progress_bars()
     cache = new / ".rows"
     made = rows_in(cache, store.table(["text", "embedding"]), store.manifest.content())
     made = made.rename_columns({"text": "sentence", "embedding": "label"})
@@ -125,7 +129,8 @@ def _sentences_and_labels(store: FeatureStore, vector: EmbeddingSpec, new: Path)
             batched=True,
             cache_file_name=str(cache / "bare.arrow"),
         )
-        note += f"; texts do not include the prompt: give the trainer prompts={prompt!r}"
+        note += f"; texts do not include the prompt: give the trainer prompts={prompt!r}, and"
+        note += f" `feature-store import` --prompt {shlex.quote(prompt)}"
     _save(made, new)
     shutil.rmtree(cache)
     return note

@@ -43,7 +43,7 @@ class ImportOptions:
 
     layers: the layers of the captured states in the store's numbering (0 is the output of the
     embeddings), the last layer included. model: the checkpoint with which a sample of captured
-    logits or states is compared.
+    logits or states is compared. prompt: the text that the teacher read before each text.
     """
 
     source: Path
@@ -56,12 +56,13 @@ class ImportOptions:
     layers: tuple[int, ...] = ()
     text_column: str | None = None
     max_length: int | None = None
+    prompt: str = ""
     part_tokens: int = PART_TOKENS
     model: str | None = None
 
     def check(self, takes: frozenset[str], name: str) -> None:
         """Raise UserError for an option that does not apply to format `name`."""
-        own = {"compression", "tokens", "layers", "text_column", "max_length", "model"}
+        own = {"compression", "tokens", "layers", "text_column", "max_length", "prompt", "model"}
         for key in sorted(own - takes):
             if getattr(self, key) not in (None, ()):
                 raise UserError(

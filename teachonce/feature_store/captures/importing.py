@@ -26,7 +26,7 @@ from teachonce.feature_store.captures.sample import (
 from teachonce.feature_store.captures.teacher_files import TeacherFiles, open_teacher
 from teachonce.feature_store.captures.token_texts import Stretch, choose_tokenizer, stretches
 from teachonce.store import EmbeddingSpec, Features, LogitsSpec, StoreWriter
-from teachonce.store.format.features import Calibration
+from teachonce.store.format.features import AS_CAPTURED, Calibration
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -227,7 +227,7 @@ def _features(
     vocabulary = contents.vocabulary or teacher.vocabulary
     vector, logits, max_length = None, None, longest
     if contents.vector:
-        vector = EmbeddingSpec(contents.vector, "as captured", "", normalised)
+        vector = EmbeddingSpec(contents.vector, AS_CAPTURED, options.prompt, normalised)
         limit = min(filter(None, (DEFAULT_MAX_LENGTH, teacher.limit)))
         max_length = options.max_length or limit
     if contents.topk:

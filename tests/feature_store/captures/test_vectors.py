@@ -14,6 +14,7 @@ import pytest
 from teachonce.checkpoints import names as checkpoint_names
 from teachonce.store import open_store
 from tests.feature_store.captures.conftest import imported, refused, run
+from tests.making.dumps import dumped
 from tests.making.sentence_folders import modules, normalize, pooling
 from tests.making.texts import ENGLISH
 
@@ -59,6 +60,38 @@ def test_a_tokenizer_is_named_as_a_model_of_teacher_dump(
     assert open_store(tmp_path / "a.zarr").identity["teacher"]["id"] == "minilm"
     line = refused("import", cached / "cached", tmp_path / "b.zarr", "--tokenizer", "me/gone")
     assert "--tokenizer: model 'me/gone': no such folder, not cached, and the hub" in line
+
+
+def test_imported_vectors_are_compared_with_their_teacher(
+    tiny_teacher: Callable[..., Path], cached: Path, tmp_path: Path
+) -> None:
+    """`verify --model` compares imported vectors with their teacher's; a prompt that `export`
+    leaves out of the texts is given to `import`."""
+    teacher = modules(
+        *(pooling("mean"), normalize()),
+        base=tiny_teacher("bert"),
+        folder=tmp_path / "teacher",
+        prompts={"query": "the moss ", "none": ""},
+        default_prompt_name="query",
+    )
+    corpus = tmp_path / "texts.txt"
+    corpus.write_text("\n".join(ENGLISH) + "\n", "utf-8")
+    for name, start in (("query", "the moss "), ("none", "")):
+        store, labels, again = (tmp_path / f"{name}{end}" for end in (".zarr", "", ".h5"))
+        options = {"head": "embedding", "hidden": "none", "attention": "none", "prompt": name}
+        dumped(teacher, corpus, store, logits=None, codec="exact", **options)
+        said = run("export", store, labels, "--to", "sentence-transformers").output
+        assert "Map" not in said and (f"prompts={start!r}" in said) == bool(start)
+        words = ("--codec", "exact", "--prompt", start)
+        imported(labels, again, teacher, *words)
+        assert open_store(again)[3].text == open_store(store)[3].text
+        done = run("verify", again, "--model", teacher, "--device", "cpu")
+        assert done.exit_code == 0 and "every error is within" in done.output, done.output
+    plain = cached / "teacher"
+    line = refused("verify", tmp_path / "query.h5", "--model", plain)
+    assert "has no prompt 'the moss ', with which the texts of" in line
+    line = refused("verify", tmp_path / "query.zarr", "--model", plain)
+    assert "Spec(" not in line
 
 
 def test_a_store_of_vectors_becomes_labels(cached: Path, tmp_path: Path) -> None:
