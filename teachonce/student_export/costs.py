@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from teachonce.downstream.process_memory import reset_peak, status_bytes
 from teachonce.student_export.formats import Runner
 from teachonce.support.arrays import Array
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, out_of_memory
+from teachonce.support.signals import stoppable
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 REPEATS = 5
 Inputs = dict[str, Array]
@@ -51,15 +55,46 @@ def costs_of(
     singles: inputs of one text each; batch: inputs of several texts.
     """
     # spawned, so that what this process has loaded is neither shared nor counted
-    try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            found = pool.submit(_measured, format, path, output, list(singles), batch).result()
-    except BrokenProcessPool:
-        raise UserError(
-            f"{path}: the process that measures its time and memory was killed, perhaps because"
-            " memory ran out; free some memory, and run the same command again"
-        ) from None
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    given = (format, path, output, list(singles), batch)
+    process = context.Process(target=_send_measured, args=(sender, *given))
+    with receiver, stoppable() as stop:
+        try:
+            with sender, stop.deferred():  # else a stop could leave a process that is not known yet
+                process.start()
+            stop.check()
+            found = receiver.recv()
+        except EOFError:
+            process.join()
+            raise UserError(f"{path}: {_ended(process.exitcode or 0)}") from None
+        finally:
+            if process.pid is not None:
+                process.kill()  # after a stop it may have seconds of work left
+                process.join()
+    if isinstance(found, Exception):
+        raise found
     return Costs(size_of(path), *found)
+
+
+def _ended(code: int) -> str:
+    """Return how the process that measures ended without figures, and what to do next."""
+    what = "the process that measures its time and memory"
+    if code == -signal.SIGKILL:
+        return (
+            f"{what} was killed, perhaps because memory ran out; free some memory, and run the same"
+            " command again"
+        )
+    if code < 0:
+        return (
+            f"{what} crashed ({signal.strsignal(-code)}); update the library that runs the format,"
+            " or export to another format"
+        )
+    return (
+        f"{what} ended with exit code {code}, and its error is above; a script that calls `export`"
+        " must be a file, and call it under `if __name__ == '__main__':`, because the process"
+        " imports the script"
+    )
 
 
 def size_of(path: Path) -> int:
@@ -71,6 +106,18 @@ def size_of(path: Path) -> int:
     else:
         found = [*path.parent.glob(f"{path.stem}.*")]
     return sum(each.stat().st_size for each in found)
+
+
+def _send_measured(sender: Connection, *given: Any) -> None:
+    """Run as the main function of the process that measures."""
+    # Ctrl-C reaches the parent as well, which then kills this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        sender.send(_measured(*given))
+    except Exception as error:
+        if not isinstance(error, UserError) and not out_of_memory(error):
+            raise  # multiprocessing prints the traceback
+        sender.send(error)
 
 
 def _measured(
