@@ -67,9 +67,8 @@ HOW_TO_EMBED = """```python
 model = SentenceTransformer("this folder")
 vectors = model.encode(["A text.", "Another text."])
 print(model.similarity(vectors, vectors))
-```
-
-`AutoModel` loads the encoder only, without pooling and the modules after it.{note}"""
+```"""
+ENCODER_ONLY = "`AutoModel` loads the encoder only, without pooling and the modules after it."
 HOW_TO_SCORE = """```python
 from sentence_transformers import CrossEncoder
 
@@ -131,10 +130,10 @@ print(predict({text}))
 def how_to_embed(student: PreTrainedModel) -> str:
     """Return Markdown with code that loads a sentence embedding model and compares two texts."""
     imported, note = _import_of(student, "`SentenceTransformer` loads it")
-    if student.config.model_type == "static":  # sentence-transformers has the class itself
-        imported = note = ""
-    note = _note_on_pooler(student) + (f"\n\n{note}" if note else "")
-    return HOW_TO_EMBED.format(imported=imported, note=note)
+    if student.config.model_type == "static":  # a class of sentence-transformers alone
+        return HOW_TO_EMBED.format(imported="")
+    paragraphs = [HOW_TO_EMBED.format(imported=imported), ENCODER_ONLY + _note_on_pooler(student)]
+    return "\n\n".join([*paragraphs, *([note] if note else [])])
 
 
 def _note_on_pooler(student: PreTrainedModel) -> str:

@@ -22,7 +22,7 @@ from teachonce.store.tools.store_card import teacher_name
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.output.card import hub_id
-from teachonce.student_train.output.card_code import how_to_load
+from teachonce.student_train.output.card_code import how_to_embed, how_to_load
 from tests.end_to_end.support import STUDENT, ok
 from tests.making.dumps import dumped, write_corpus
 
@@ -134,6 +134,14 @@ def test_a_head_that_no_loss_trained_fills_no_mask(
 )
 def test_a_teacher_is_named_by_its_folder(teacher: str | None, name: str) -> None:
     assert teacher_name({"teacher": {"id": teacher}}) == name
+
+
+def test_only_encoders_are_loaded_by_the_auto_class(make_tokenizer: Callable[[str], Any]) -> None:
+    """`AutoModel` has no class for word vectors, which sentence-transformers alone loads."""
+    tokenizer = make_tokenizer("wordpiece")
+    assert "AutoModel" not in how_to_embed(make_student("static:16", tokenizer, 64))
+    with_layers = how_to_embed(make_student("32x1x4", tokenizer, 64))
+    assert "`AutoModel` loads the encoder only, without pooling" in with_layers
 
 
 @pytest.mark.parametrize("size", ["gpt2:32x1x4", "llama:32x1x4"])
