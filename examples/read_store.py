@@ -63,6 +63,8 @@ def decode(path: Path, encoding: str) -> NDArray[Any]:
 
 def read_store(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the sequences of a store: arrays by path in a part, maps flattened, texts as str."""
+    if not (path / "zarr.json").is_file():
+        raise ValueError(f"{path}: not a Zarr store; give a folder STORE.zarr")
     root = json.loads((path / "zarr.json").read_bytes())["attributes"]  # section 4
     if root["format"] != "teachonce" or root["version"] not in (1, 2) or root["state"] != "sealed":
         raise ValueError(f"{path}: not a sealed store of version 1 or 2")
@@ -104,5 +106,9 @@ def read_store(path: Path) -> Iterator[dict[str, Any]]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    for key, values in next(read_store(Path(sys.argv[1]))).items():
+    try:
+        first = next(read_store(Path(sys.argv[1])))
+    except ValueError as error:
+        sys.exit(str(error))
+    for key, values in first.items():
         print(key, values if isinstance(values, str) else values.shape)

@@ -1,6 +1,7 @@
 """Run a folder that student-export wrote: python run_export.py FOLDER TEXT...
 
-Prints a row for each text: its vector, or the logits. Requires only onnxruntime and tokenizers.
+Prints a row for each text: its vector, or the logits, with the labels of the logits if it has any.
+Requires only onnxruntime and tokenizers.
 """
 
 import json
@@ -26,4 +27,5 @@ arrays = {
 inputs = {name: np.array(arrays[name], np.int64) for name in about["inputs"]}
 session = onnxruntime.InferenceSession(str(folder / about["files"][0]["file"]))
 (output,) = session.run([about["output"]], inputs)
-print(json.dumps(output.tolist()))
+rows = output.tolist()
+print(json.dumps({"labels": about["labels"], "logits": rows} if "labels" in about else rows))
