@@ -10,7 +10,7 @@ from pathlib import Path
 
 from teachonce.student_export.costs import Costs
 from teachonce.student_export.formats.registry import FORMATS
-from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork
+from teachonce.student_export.loaded_student import LONGEST, LoadedStudent, VectorNetwork
 from teachonce.student_export.options import DECODER, KINDS
 from teachonce.student_export.run_code import run_code
 from teachonce.support import files
@@ -92,13 +92,24 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in made):
         sections.append(_with_sentence_transformers(made))
     if student.kind != DECODER:
-        sections.append(
-            f"Texts of more than {student.max_length} tokens are truncated. `student-predict` of"
-            " teachonce prints the same answers,\nand reads tables as well; there classifiers,"
-            " taggers and masked language models read long texts in windows."
-        )
+        sections.append(_long_texts(student, made))
     middle = "\n\n".join(["## Run it", *sections])
     return f"{head}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
+
+
+def _long_texts(student: LoadedStudent, made: Sequence[Exported]) -> str:
+    """Return a paragraph on texts that are too long, and on `student-predict`."""
+    limit = f"Texts of more than {student.max_length} tokens are truncated."
+    # Its config.json then has no limit.
+    if any(each.format == "model2vec" for each in made) and student.max_length == LONGEST:
+        limit = (
+            f"model2vec reads all of a text, the other programs its first {student.max_length}"
+            " tokens."
+        )
+    return (
+        f"{limit} `student-predict` of teachonce prints the same answers,\nand reads tables as"
+        " well; there classifiers, taggers and masked language models read long texts in windows."
+    )
 
 
 def _how_to_run(student: LoadedStudent, made: Exported) -> str:

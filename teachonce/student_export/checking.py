@@ -3,7 +3,7 @@ a decoder, by its distributions of the next token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from teachonce.downstream.lm.scoring import text_figures
 from teachonce.downstream.lm.windows import read_documents, start_token
+from teachonce.downstream.options import COLUMN, DownstreamOptions
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.sts import SentenceSimilarity
@@ -21,12 +22,13 @@ from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
 from teachonce.downstream.text_lines import read_lines
 from teachonce.student_export.formats import Runner
 from teachonce.student_export.loaded_student import LoadedStudent
-from teachonce.student_export.options import DECODER
+from teachonce.student_export.options import DECODER, column_flags
+from teachonce.student_export.student_inputs import BATCH
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
+from teachonce.support.options import scoped
 from teachonce.teacher_dump.corpus.packed import suffix_of
 
-BATCH = 16
 RANDOM_TEXTS = 64
 LONGEST_RANDOM_TEXT = 48  # tokens
 MAX_LINES = 2000
@@ -67,13 +69,22 @@ class ExportCheck:
     texts: Sequence[str] = ()
 
 
-def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
+def export_check(
+    student: LoadedStudent, path: Path | None, columns: Mapping[str, str] | None = None
+) -> ExportCheck:
     """Make the check for a `--check` file.
+
+    columns: names of the columns of labelled examples by role, if they differ from the role.
 
     Labelled examples give the task's score. A .txt, or no file, gives the agreement of outputs.
 
     Raises UserError if the file does not fit the student, or the student itself scores 0 on it.
     """
+    if columns and path is not None and (student.kind == DECODER or suffix_of(path) == ".txt"):
+        flags = column_flags(columns)
+        raise UserError(
+            f"{flags}: --check {path} is read as lines, without columns; leave {flags} out"
+        )
     if student.kind == DECODER:
         return _decoder_check(student, path)
     if path is None:
@@ -84,7 +95,7 @@ def export_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
         return _agreement_check(student, texts, f"{len(texts):,} lines of {path.name}")
     if student.kind == "mlm":
         raise UserError(f"--check {path}: a masked LM is compared on lines of text; give a .txt")
-    return _task_check(student, path)
+    return _task_check(student, path, columns or {})
 
 
 def random_texts(student: LoadedStudent) -> list[str]:
@@ -150,13 +161,20 @@ def _correlation(expected: Array, found: Array) -> float:
     return float(np.corrcoef(expected.reshape(-1), found.reshape(-1))[0, 1])
 
 
-def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
+def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) -> ExportCheck:
     if student.task and student.task.output_kind != "one label" and len(student.task.labels) > 1:
         raise UserError(
             f"--check {path}: no task of downstream can score a student with problem_type"
             f" {student.task.problem_type}; give a .txt of lines"
         )
-    task: Any = _task_of(student)
+    kind = _task_of(student)
+    able = scoped(DownstreamOptions, kind.name)
+    if wrong := [role for role in columns if f"{role}{COLUMN}" not in able]:
+        raise UserError(
+            f"{column_flags(wrong)}: the examples of this student, as for --task {kind.name} of"
+            f" downstream, have no such column; leave {column_flags(wrong)} out"
+        )
+    task: Any = kind(columns=columns)
     examples = task.read(path)
     if student.task is not None:
         task.adopt(student.task, {"check": examples})
@@ -171,8 +189,7 @@ def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
         rows = task.encode(student.tokenizer, examples, min(task.max_length, student.max_length))
 
         def score(run: Runner) -> float:
-            some = (rows[n : n + BATCH] for n in range(0, len(rows), BATCH))
-            predicted = _concatenated([run(student.batch(each)) for each in some])
+            predicted = _concatenated([run(batch) for batch in student.batches(rows)])
             return float(task.score(examples, rows, predicted)[task.primary])
 
     own = score(student.run)
@@ -188,20 +205,23 @@ def _task_check(student: LoadedStudent, path: Path) -> ExportCheck:
     )
 
 
-def _task_of(student: LoadedStudent) -> Any:
+def _task_of(student: LoadedStudent) -> type[Any]:
+    """Return the task of `downstream` that scores the student."""
     if student.kind == "embedding":
-        return SentenceSimilarity()
+        return SentenceSimilarity
     assert student.task is not None  # only LM heads have none
     labels = student.task.labels
     if student.kind == "classification":
-        return Classify() if len(labels) > 1 else PairScore()
+        return Classify if len(labels) > 1 else PairScore
     named = (label for label in labels if label != student.task.later_label)
     iob = all(label == "O" or label[:2] in ("B-", "I-") for label in named)
-    return (Entities if iob else PartsOfSpeech)()
+    return Entities if iob else PartsOfSpeech
 
 
 def _batches(student: LoadedStudent, texts: Sequence[str]) -> list[dict[str, Array]]:
-    return [student.encode(texts[n : n + BATCH]) for n in range(0, len(texts), BATCH)]
+    found = student.tokenized(texts)
+    rows = [{name: found[name][n] for name in student.inputs} for n in range(len(texts))]
+    return list(student.batches(rows))
 
 
 def _concatenated(outputs: Sequence[Array]) -> Array:

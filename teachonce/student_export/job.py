@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from teachonce.checkpoints.first_token import prepended_token
 from teachonce.checkpoints.loading import input_limit, load_tokenizer
@@ -21,13 +23,14 @@ from teachonce.student_export.cards import (
     write_card,
     write_programs,
 )
-from teachonce.student_export.checking import BATCH, ExportCheck, export_check, random_texts
+from teachonce.student_export.checking import ExportCheck, export_check, random_texts
 from teachonce.student_export.costs import Costs, costs_of, size_of
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
 from teachonce.student_export.options import DECODER, ExportOptions, check_kind
 from teachonce.student_export.run_code import LIBRARIES, check_answers
+from teachonce.student_export.student_inputs import BATCH
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import without_credentials
@@ -150,7 +153,12 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
     check_kind(options.to, student.kind)
     if LIBRARIES.keys() & options.to:
         check_answers(student)
-    check = export_check(student, options.check)
+    if all(FORMATS[name].layers_are_modules for name in options.to):
+        # before the conversion, which takes minutes
+        modules = student.network.named_modules()
+        matrices = [name for name, module in modules if _has_matrix(module)]
+        _check_layer_names(matrices, options.keep_float)
+    check = export_check(student, options.check, options.columns)
     _student_card(options.folder)  # refused before the work; below it is read as it is by then
     parent = options.out.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +235,8 @@ def _exported(
             f" `pip install {package}`, then export again to another --out"
         )
         return Exported(file, check.measure, None, None, Costs(size_of(path)), in_float)
-    score = check.score(format.open(path, student.output, 1)) if check.score else None
+    run = format.open_repeatable
+    score = check.score(run(path, student.output, 1)) if check.score else None
     costs = _costs(student, name, path)
     made = Exported(file, check.measure, share, score, costs, in_float, check.unit)
     scored = f", {made.shown_score()}" if check.unit else ""
@@ -255,7 +264,7 @@ def _share(
                 f" student's tokenizer, the first is {check.texts[wrong[0]][:40]!r}; train a"
                 " student with --vocab 8k, or export to another format"
             )
-    return check.share(format.open(path, student.output, 1))
+    return check.share(format.open_repeatable(path, student.output, 1))
 
 
 def _check_float(share: float | None, name: str, check: ExportCheck, least: float) -> None:
@@ -323,9 +332,9 @@ def _layer_losses(
     outputs = export_check(student, None)
     losses = {}
     for name, parts in layers.items():
-        path = source.with_name(f"alone{source.suffix}")
+        path = source.with_name(Path(format.names[kind]).name)
         format.quantise(source, path, kind, parts)
-        losses[name] = 1 - outputs.share(format.open(path, student.output, 1))
+        losses[name] = 1 - outputs.share(format.open_repeatable(path, student.output, 1))
     return losses
 
 
@@ -334,7 +343,11 @@ def _is_within(layer: str, names: Sequence[str]) -> bool:
     return any(layer == name or layer.startswith(f"{name}.") for name in names)
 
 
-def _check_layer_names(layers: dict[str, list[str]], names: Sequence[str]) -> None:
+def _has_matrix(module: nn.Module) -> bool:
+    return any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+
+
+def _check_layer_names(layers: Collection[str], names: Sequence[str]) -> None:
     for name in names:
         if not any(_is_within(layer, [name]) for layer in layers):
             raise UserError(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 CLASSIFIER = "classification"
 LONGEST = 8192
-"""The most tokens of a text that an exported embedder reads."""
+"""The most tokens of a text that a student reads, if its own limit is larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def load_student(folder: Path) -> LoadedStudent:
         network=LogitsNetwork(network.eval()).eval(),
         tokenizer=tokenizer,
         inputs=_inputs(tokenizer),
-        max_length=min(input_limit(config, tokenizer), 512),
+        max_length=min(input_limit(config, tokenizer), LONGEST),
         task=task,
         pairs=_reads_pairs(folder, network.config, activation) if kind == CLASSIFIER else None,
         activation=activation,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from teachonce.downstream.options import COLUMN, DownstreamOptions
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import MaybePath, SomePath, Words
-from teachonce.support.options import Range, check_values, option
+from teachonce.support.options import Range, check_values, flag_of, option, same_option
 
 DECODER = "causal"
 ENCODERS = ("mlm", "classification", "tagging", "embedding")
@@ -61,6 +63,13 @@ def check_kind(names: tuple[str, ...], kind: str) -> None:
             raise UserError(f"--to {name}: does not export {what}; give --to {' or '.join(able)}")
 
 
+def _column(role: str) -> str | None:
+    """Return a field with the name of the column of --check that holds `role`."""
+    help = f"Read this column of --check instead of {role}."
+    found: str | None = same_option(DownstreamOptions, f"{role}{COLUMN}", None, help=help)
+    return found
+
+
 @dataclass(frozen=True)
 class ExportOptions:
     """Holds the options of an export. Raises UserError for a wrong value."""
@@ -96,6 +105,11 @@ class ExportOptions:
         " is below this number.",
         within=Range("a share above 0, at most 1", low=0, high=1, open_low=True),
     )
+    text_column: str | None = _column("text")
+    label_column: str | None = _column("label")
+    text_a_column: str | None = _column("text_a")
+    text_b_column: str | None = _column("text_b")
+    score_column: str | None = _column("score")
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -113,6 +127,20 @@ class ExportOptions:
                 "--keep-float needs --quantize; without it all layers are in float32, leave"
                 " --keep-float out"
             )
+        if self.columns and not self.check:
+            flags = column_flags(self.columns)
+            raise UserError(f"{flags}: needs --check FILE, the labelled examples with this column")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Return the names of columns that were given, by role (`text`, `label`, ...)."""
+        given = {name: each for name, each in vars(self).items() if name.endswith(COLUMN) and each}
+        return {name.removesuffix(COLUMN): each for name, each in given.items()}
+
+
+def column_flags(roles: Iterable[str]) -> str:
+    """Return the options that name the columns of these roles, as they are typed."""
+    return ", ".join(flag_of(f"{role}{COLUMN}") for role in roles)
 
 
 def check_llama_cpp(kind: str) -> None:

@@ -29,7 +29,9 @@ RUNNING = {
     "torchscript": """with torch.inference_mode():
         return model(*map(torch.as_tensor, inputs.values()))$first[0].numpy()""",
 }
-PROGRAM = """import fileinput
+PROGRAM = '''"""Print an answer to each line of files, or of stdin: python $program [FILE]..."""
+
+import fileinput
 import json
 ${modules}import sys
 from pathlib import Path
@@ -52,10 +54,19 @@ $inputs
 ${functions}
 ${answer}
 
+def main():
+$main
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(print(__doc__))
     sys.stdin.reconfigure(encoding="utf-8-sig")  # some programs write a mark
     sys.stdout.reconfigure(encoding="utf-8")
-$main"""
+    try:
+        main()
+    except (FileNotFoundError, IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+        where = fileinput.filename() or "stdin"
+        sys.exit(f"{where}: cannot be read ({error}); give a file in UTF-8")
+'''
 ARRAYS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 TEXTS = """    for line in fileinput.input(encoding="utf-8-sig"):
         text = line.rstrip("\\r\\n")
@@ -109,21 +120,31 @@ ACTIVATIONS = {
 }
 SPLIT = """words_of = Split(Regex($word), "removed", invert=True)
 """
-TAGS = """def answer(text):
+TAGS = """def answer(text="", words=None):
+    # words: a list of words in place of a text, if they are not to be found in it
+    if words is None:
+        split = words_of.pre_tokenize_str(text)
+    else:
+        text, stops = " ".join(words), np.cumsum([len(word) + 1 for word in words]).tolist()
+        split = [(word, (stop - len(word) - 1, stop - 1)) for word, stop in zip(words, stops)]
     encoding = tokenizer.encode(text)
-    shares, words = softmax(run(encoding)), []
-    for word, (begin, end) in words_of.pre_tokenize_str(text):
+    shares, last = softmax(run(encoding)), max(end for _, end in encoding.offsets)
+    tagged = []
+    for word, (begin, end) in split:
         # a word has the tag of its first piece
         pieces = (n for n, (a, b) in enumerate(encoding.offsets) if a < end and b > begin)
-        if (piece := next(pieces, None)) is None:
-            continue  # behind the last token of a long text
-        tag = labels[shares[piece].argmax()]
-${later}        found = {"tag": tag, "probability": round(float(shares[piece].max()), 6)}
-        words.append({"word": word, "begin": begin, "end": end, **found})
-    return {"words": words$entities}
+        if (piece := next(pieces, None)) is not None:
+            tag, share = labels[shares[piece].argmax()], round(float(shares[piece].max()), 6)
+        elif words is None or encoding.overflowing and begin >= last:
+            continue  # without a token, or behind the last one of a long text
+        else:
+            tag, share = "O", 0.0
+${later}        found = {"tag": tag, "probability": share}
+        tagged.append({"word": word, "begin": begin, "end": end, **found})
+    return {"words": tagged$entities}
 """
 LATER = """        if tag == $label:  # continues the entity of the word before
-            before = words[-1]["tag"] if words else "O"
+            before = tagged[-1]["tag"] if tagged else "O"
             tag = "I-" + before[2:] if before[:2] in ("B-", "I-") else "O"
 """
 ENTITIES = """
@@ -201,6 +222,7 @@ def run_code(student: StudentInputs, format: str, file: str) -> str:
     parts = _answering(student)
     return _filled(
         PROGRAM,
+        program=f"answer_{format}.py",
         modules=parts.module and f"import {parts.module}\n",
         library=LIBRARIES[format],
         imports=imports,
@@ -245,7 +267,7 @@ def _answering(student: StudentInputs) -> Answering:
     if student.kind == "tagging":
         later = _filled(LATER, label=_quoted(task.later_label)) if task.later_label else ""
         joins = student.joins_entities
-        entities = ', "entities": [*entities(text, words)]' if joins else ""
+        entities = ', "entities": [*entities(text, tagged)]' if joins else ""
         answer = _filled(TAGS, later=later, entities=entities)
         split = _filled(SPLIT, word=_quoted(WORD))
         return Answering(answer, SOFTMAX + ENTITIES * joins, LABELS + split)

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +23,10 @@ OUTPUTS = {"embedding": ("sentence_embedding", "last_hidden_state")}
 """Names of the outputs by kind, the answer first; `logits` for the other kinds."""
 
 
+BATCH = 16
+"""Texts of a batch."""
+TEXT_TOKENS = 512
+"""A batch of longer texts has fewer of them: it has at most the tokens of BATCH such texts."""
 LONGEST_CHECKED = 512
 """Tokens of a text with which a decoder is compared; its export has all of its positions."""
 
@@ -105,6 +109,22 @@ class StudentInputs:
         """Tokenize texts, truncated to `max_length` tokens, into one batch of int64 [B,S] each."""
         found = self.tokenized(texts, padding=True, return_tensors="np")
         return {name: np.asarray(found[name], np.int64) for name in self.inputs}
+
+    def batches(
+        self, rows: Sequence[Mapping[str, Any]], most: int = BATCH
+    ) -> Iterator[dict[str, Array]]:
+        """Yield batches of tokenized inputs in their order: at most `most` texts, and TEXT_TOKENS
+        tokens for each of them; a longer text is a batch of its own."""
+        begin = 0
+        while begin < len(rows):
+            end, width = begin, 0
+            while end < min(len(rows), begin + most):
+                width = max(width, len(rows[end]["input_ids"]))
+                if end > begin and width * (end + 1 - begin) > most * TEXT_TOKENS:
+                    break
+                end += 1
+            yield self.batch(rows[begin:end])
+            begin = end
 
     def batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
         """Make a batch of tokenized inputs, padded on the right to the longest of them."""

@@ -19,7 +19,7 @@ from teachonce.align import Vocabulary
 from teachonce.downstream.tasks.tagging import continued
 from teachonce.downstream.tasks.word_windows import Spans, WordWindow, word_windows
 from teachonce.student_export.formats import Runner
-from teachonce.student_export.student_inputs import StudentInputs
+from teachonce.student_export.student_inputs import BATCH, StudentInputs
 from teachonce.student_predict.texts import InputText
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
@@ -28,7 +28,6 @@ from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, entities
 from teachonce.training.words import word_spans
 
 Answer = dict[str, Any]
-BATCH = 16
 MASKED_BATCH = 4
 """Texts at once of a masked LM, whose output has a number for each token and piece."""
 PIECES = 5
@@ -130,8 +129,8 @@ class Predictor:
     def _outputs(self, rows: Sequence[Any]) -> Iterator[Array]:
         """Yield the output of each tokenized row, without the batch."""
         size = MASKED_BATCH if self.student.kind == "mlm" else BATCH
-        for begin in range(0, len(rows), size):
-            for output in self.run(self.student.batch(rows[begin : begin + size])):
+        for batch in self.student.batches(rows, size):
+            for output in self.run(batch):
                 if not np.isfinite(output).all():  # an answer would be any label
                     raise UserError(
                         "the student gives NaN or infinity, so its weights are damaged; train it"

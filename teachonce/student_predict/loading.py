@@ -88,7 +88,7 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
     _check(student, about["output"], folder / EXPORTED)
     path = folder / chosen
     with _library_errors(f"{path}: cannot be loaded"):
-        run = format.open(path, student.output, os.cpu_count() or 1)
+        run = format.open_repeatable(path, student.output, os.cpu_count() or 1)
     return student, _checked(run, student, path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -406,6 +407,109 @@ def test_long_texts(students: dict[str, Path]) -> None:
     expected = SentenceTransformer(str(students["embedder"]), device="cpu").encode([long])
     assert embedded["cut"] is True and np.allclose([embedded["vector"]], expected, atol=1e-6)
     assert result.stderr == "1 of 1 text longer than 128 tokens: cut\n"
+
+
+def test_a_text_is_read_up_to_the_limit_of_its_model(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    """A classifier reads 1,122 tokens at once, if it has 2,048 positions and its tokenizer no
+    smaller limit; the answer is that of transformers."""
+    from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+    tokenizer, folder = make_tokenizer("wordpiece"), tmp_path / "student"
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=1.0,
+        pad_token_id=tokenizer.pad_token_id,
+        id2label={0: "good", 1: "bad"},
+        label2id={"good": 0, "bad": 1},
+    )
+    torch.manual_seed(0)
+    model = ModernBertForSequenceClassification(config).eval()
+    model.save_pretrained(folder)
+    tokenizer.model_max_length = 10**30
+    tokenizer.save_pretrained(folder)
+    long = " ".join(["the old keeper of the lamp read letters"] * 70)
+    inputs = tokenizer(long, return_tensors="pt")
+    assert 1024 < inputs["input_ids"].shape[1] < 2048
+    with torch.inference_mode():
+        expected = model(inputs["input_ids"], inputs["attention_mask"]).logits.softmax(1)[0]
+    (found,) = answers(folder, long)
+    assert "windows" not in found
+    assert found["probabilities"]["bad"] == pytest.approx(float(expected[1]), abs=1e-4)
+    tokenizer.model_max_length = 512  # trained on texts of this length
+    tokenizer.save_pretrained(folder)
+    assert answers(folder, long)[0]["windows"] >= 3
+
+
+def test_batches_of_long_texts_have_fewer_texts(students: dict[str, Path]) -> None:
+    student = load_student(students["classifier"])
+    lengths = [512] * 20 + [1, 8192, 2, 3]
+    batches = student.batches([{"input_ids": [1] * length} for length in lengths])
+    assert [each["input_ids"].shape for each in batches] == [
+        *((16, 512), (5, 512), (1, 8192), (2, 3))
+    ]
+
+
+def test_an_int8_export_answers_alike_in_every_batch(
+    students: dict[str, Path], tmp_path: Path
+) -> None:
+    """onnxruntime quantises the activations of a batch with one scale, therefore each text is run
+    alone."""
+    student, format = load_student(students["tagger of words"]), FORMATS["onnx"]
+    source, path = tmp_path / "model.onnx", tmp_path / "model_quantized.onnx"
+    format.write(student, source)
+    assert format.layers and format.quantise
+    every = [node for nodes in format.layers(source).values() for node in nodes]
+    format.quantise(source, path, "int8", every)
+    run = format.open_repeatable(path, student.output, 1)
+    together = run(student.encode(list(TEXTS)))
+    assert together.shape[:2] == student.encode(list(TEXTS))["input_ids"].shape
+    for text, found in zip(TEXTS, together, strict=True):
+        (alone,) = format.open(path, student.output, 1)(student.encode([text]))
+        assert np.array_equal(found[: len(alone)], alone) and not found[len(alone) :].any()
+
+
+def test_the_program_of_a_tagger_reads_words_and_refuses_files_in_a_line(
+    students: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`answer(words=...)` gives the tags of student-predict for words that are given."""
+    words = ["the", "old-lamp", "\u0007", "of", "letters"]
+    (tmp_path / "words.conll").write_text("".join(f"{word}\tO\n" for word in words))
+    student, out = load_student(students["tagger"]), tmp_path / "out"
+    (out / "torchscript").mkdir(parents=True)
+    FORMATS["torchscript"].write(student, out / "torchscript/model.pt")
+    write_tokenizer(student, out)
+    write_metadata(student, [], out)
+    program = out / "answer_torchscript.py"
+    program.write_text(run_code(student, "torchscript", "torchscript/model.pt"))
+    answer = runpy.run_path(str(program))["answer"]
+    (own,) = answers(students["tagger"], "--input", tmp_path / "words.conll")
+    assert close({"text": own["text"], **answer(words=words)}, own)
+    assert [word["word"] for word in own["words"]] == words
+    assert close(
+        {"text": "old lamp", **answer("old lamp")}, answers(students["tagger"], "old lamp")[0]
+    )
+    monkeypatch.setattr("sys.argv", [str(program), "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(program), run_name="__main__")
+    assert (
+        not stopped.value.code
+        and "python answer_torchscript.py [FILE]..." in capsys.readouterr().out
+    )
+    with pytest.raises(
+        AssertionError, match=r"none\.txt: cannot be read \(.*No such file"
+    ) as failed:
+        by_code(program, tmp_path / "none.txt")
+    assert "Traceback" not in str(failed.value)
 
 
 def test_a_word_longer_than_the_window_is_marked(students: dict[str, Path]) -> None:

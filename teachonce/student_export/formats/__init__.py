@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from teachonce.support.arrays import Array
 
 Runner = Callable[[dict[str, Array]], Array]
@@ -28,6 +30,9 @@ class ExportFormat:
         returns the nodes that it cannot quantise.
     tokens: `tokens(path, texts)` returns the token ids of texts, for a format with a tokenizer of
         its own.
+    per_batch: the quantisations that scale the activations of a whole batch at once, so that a
+        text's output depends on the other texts.
+    layers_are_modules: whether `layers` has the names of the network's modules.
     usage: `usage(file, chats)` returns Markdown that shows how to run a file, for the model card;
         `chats`: whether a decoder was trained on chats. If it is missing, and for encoders in a
         format that also exports decoders, the card has a program that uses NumPy and tokenizers.
@@ -41,7 +46,32 @@ class ExportFormat:
     quantise: Callable[[Path, Path, str, Sequence[str]], Sequence[str]] | None = None
     tokens: Callable[[Path, Sequence[str]], list[list[int]]] | None = None
     usage: Callable[[str, bool], str] | None = None
+    per_batch: tuple[str, ...] = ()
+    layers_are_modules: bool = False
 
     def runs(self) -> bool:
         """Return whether the module that runs a file is installed."""
         return importlib.util.find_spec(self.runner[0]) is not None
+
+    def open_repeatable(self, path: Path, output: str, threads: int) -> Runner:
+        """Return the `Runner` of a file. Its output for a text is the same in every batch."""
+        run = self.open(path, output, threads)
+        names = [Path(self.names[kind]).name for kind in self.per_batch]
+        return _one_by_one(run) if path.name in names else run
+
+
+def _one_by_one(run: Runner) -> Runner:
+    """Return a `Runner` that runs each text of a batch alone, without its padding."""
+
+    def alone(inputs: dict[str, Array]) -> Array:
+        found, present = list[Array](), inputs["attention_mask"].astype(bool)
+        present[~present.any(1), :1] = True  # a graph may not run without a token
+        for n, places in enumerate(present):
+            found.append(run({name: each[n : n + 1, places] for name, each in inputs.items()})[0])
+        if found[0].ndim == 1:
+            return np.stack(found)
+        whole = np.zeros((*present.shape, found[0].shape[-1]), found[0].dtype)
+        whole[present] = np.concatenate(found)
+        return whole
+
+    return alone

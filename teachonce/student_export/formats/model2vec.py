@@ -87,15 +87,17 @@ def _table_of(network: StaticVectorNetwork) -> tuple[Floats, bool]:
 
 
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
-    """Load a table. It returns the mean of a text's vectors, normalised if `normalize` in
-    config.json is true."""
+    """Load a table. It returns the mean of a text's vectors without unknown pieces, as the library
+    does, normalised if `normalize` in config.json is true."""
     from safetensors.numpy import load_file
 
     table: Floats = load_file(path)[TABLE]
+    unknown = _unknown_piece(path.parent / TOKENIZER)
     normalised = json.loads((path.parent / CONFIG).read_text("utf-8"))["normalize"]
 
     def run(inputs: dict[str, Array]) -> Array:
-        present = inputs["attention_mask"][..., None].astype(np.float32)
+        known = inputs["attention_mask"] * (inputs["input_ids"] != unknown)
+        present = known[..., None].astype(np.float32)
         total = (table[inputs["input_ids"]] * present).sum(1)
         vectors = total / np.maximum(present.sum(1), 1)
         if normalised:
@@ -104,6 +106,18 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
         return np.asarray(vectors, np.float32)
 
     return run
+
+
+def _unknown_piece(path: Path) -> int:
+    """Return the id of a tokenizer's unknown piece; -1 if it has none."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    if name := getattr(tokenizer.model, "unk_token", None):
+        found = tokenizer.token_to_id(name)
+    else:  # a Unigram vocabulary has only a number, in its JSON alone
+        found = json.loads(path.read_text("utf-8"))["model"].get("unk_id")
+    return -1 if found is None else int(found)
 
 
 def usage(file: str, chats: bool) -> str:

@@ -21,6 +21,8 @@ FORMATS = {
         onnx.layers,
         onnx.quantise,
         usage=onnx_decoder.usage,
+        per_batch=("int8",),
+        layers_are_modules=True,
     ),
     "openvino": ExportFormat(
         openvino.NAMES,
