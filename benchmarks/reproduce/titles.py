@@ -147,6 +147,7 @@ SLOVAKBERT = selected(
         arms=slovakbert.small_arms(*S_WORDS),
         prepare=english,
         student_dump=(*S_TOKENS, "--hidden", "layer:3", *slovakbert.VIEWS),
+        best="4",
     ),
     ("3", "4", "6"),
 )

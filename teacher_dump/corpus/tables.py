@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 SAMPLE_ROWS = 100  # rows that distinguish a column of texts from a column of numbers
 SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` writes one of them
 DEFAULT_SPLIT = "train"
-SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 cannot encode it; a JSON escape may give it alone
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row | None]]
 """Number of each row or line, and its cells by column; None for a blank line."""
@@ -401,8 +399,7 @@ def named_rows(path: Path) -> Iterator[tuple[str, Row, str]]:
     """Yield for each row that is not blank: its place (file and line or row), its cells by column,
     and the place of the columns' names, which is the header or the row itself.
 
-    Lone surrogates in texts become U+FFFD. Raises CorpusError like `open_table`, and if two columns
-    have the same name.
+    Raises CorpusError like `open_table`, and if two columns have the same name.
     """
     table = open_table(path)
     if len(set(table.columns)) < len(table.columns):
@@ -415,16 +412,4 @@ def named_rows(path: Path) -> Iterator[tuple[str, Row, str]]:
     for number, row in table.rows(()):
         if row is not None:
             place = f"{path}, {table.unit} {number}"
-            yield place, _without_surrogates(row), table.where if table.header else place
-
-
-def _without_surrogates(cell: Any) -> Any:
-    """Return a cell, or a whole row, with U+FFFD for each lone surrogate, which tokenizers refuses
-    with a TypeError."""
-    if isinstance(cell, str):
-        return SURROGATE.sub("\ufffd", cell) if SURROGATE.search(cell) else cell
-    if isinstance(cell, list):
-        return [_without_surrogates(each) for each in cell]
-    if isinstance(cell, dict):
-        return {name: _without_surrogates(each) for name, each in cell.items()}
-    return cell
+            yield place, row, table.where if table.header else place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,6 @@ import numpy as np
 from teachonce.store.format.pairs import offsets_of
 from teachonce.support.arrays import Array, starts
 from teachonce.teacher_dump.corpus.labelled_text import Gold
-from teachonce.teacher_dump.corpus.tables import SURROGATE
 
 ABSENT = -1  # written as the length of an array that a window does not have
 OPTIONAL = ("numbers", "types", "read", "learn", "messages")
@@ -80,7 +80,7 @@ def storable(text: str, counters: Counter[str]) -> str:
     """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD; count them as `surrogates`."""
     if text.isascii():
         return text
-    clean, replaced = SURROGATE.subn("\ufffd", text)
+    clean, replaced = re.subn("[\ud800-\udfff]", "\ufffd", text)
     counters["surrogates"] += replaced
     return clean
 

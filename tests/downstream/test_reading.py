@@ -63,15 +63,6 @@ def test_tables_are_read_alike(tmp_path: Path) -> None:
     assert [row.where for row in read_rows(path)] == [f"{path}, line 2", f"{path}, line 4"]
 
 
-def test_lone_surrogates_are_replaced(tmp_path: Path, make_tokenizer: Any) -> None:
-    """tokenizers refuses them with a TypeError; a dump replaces them, too."""
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "a \\ud800 b", "inner": {"words": ["\\udc00", "x"]}, "label": 1}\n')
-    (row,) = read_rows(path)
-    assert row == {"text": "a \ufffd b", "inner": {"words": ["\ufffd", "x"]}, "label": 1}
-    assert make_tokenizer("wordpiece")(row["text"])["input_ids"]
-
-
 def test_squad_may_be_one_long_line(tmp_path: Path) -> None:
     """SQuAD may be one long line, as in the official files, and may have a byte order mark."""
     context = "a lamp" + " and more" * (text_files.MAX_LINE // 9)

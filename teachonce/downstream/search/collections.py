@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.downstream.text_lines import check_unicode
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.tables import named_rows
@@ -52,7 +53,7 @@ class Collection:
             if not isinstance(text, str) or not isinstance(title, str):
                 raise UserError(f"{where}: expected strings as title and text, got {text!r:.60}")
             # Title, space, text, as in BEIR's own evaluation.
-            yield name, f"{title} {text}".strip()
+            yield name, check_unicode(f"{title} {text}".strip(), where)
         if not met:
             raise UserError(f"{self.folder / CORPUS}: has no documents; give one per line")
 
@@ -81,7 +82,7 @@ def read_collection(folder: Path) -> Collection:
             raise UserError(f"{where}: duplicate id {name!r}; rename one")
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{where}: expected text in `text`, got {text!r:.60}")
-        queries[name] = text
+        queries[name] = check_unicode(text, where)
     if not queries:
         raise UserError(f"{folder / QUERIES}: has no queries; give one per line")
     path = next((folder / name for name in JUDGED if (folder / name).is_file()), None)
