@@ -141,3 +141,13 @@ def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path
     cuts.add(SimpleNamespace(max_seq_length=None, tokenizer=static.tokenizer), ["cat", "cat " * 9])
     assert read == ["cat " * 9]
     assert not found[0].any() and abs(float((found[1] ** 2).sum()) - 1) < 1e-3
+
+
+def test_a_folder_that_compares_by_dot_products_is_scored_by_cosines(
+    make_tokenizer: Callable[[str], object], tmp_path: Path
+) -> None:
+    folder, test = static(make_tokenizer, tmp_path / "model"), alike(tmp_path / "test.tsv", 20, 0)
+    expected = scored("sts", folder, test, tmp_path / "cosine")["mean"]
+    changed(folder, SETTINGS, similarity_fn_name="dot")
+    found = scored("sts", folder, test, tmp_path / "dot")["mean"]
+    assert found["test"] == pytest.approx(expected["test"], abs=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +21,6 @@ from teachonce.downstream.tasks.pair import Pair
 from teachonce.downstream.tasks.sts import BiEncoder, SentenceSimilarity
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError
-from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import phrase, splits, table
 from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
@@ -179,16 +177,3 @@ def test_equal_scores_and_a_model_that_cannot_pad_are_refused(
     ):
         with pytest.raises(UserError, match=message):
             score_as_is(SentenceSimilarity(), str(tiny_teacher(model)), {"test": file})
-
-
-def test_a_folder_that_compares_by_dot_products_is_scored_by_cosines(
-    make_tokenizer: Callable[[str], Any], tmp_path: Path
-) -> None:
-    test, task, found = alike(tmp_path / "test.tsv", 20, 0), SentenceSimilarity(), []
-    for name in ("cosine", "dot"):
-        folder = static(make_tokenizer, tmp_path / name)
-        path = folder / "config_sentence_transformers.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"similarity_fn_name": name}))
-        scores = score_as_is(task, str(folder), {"test": test}, say=lambda _: None)
-        found.append(scores["mean"]["test"])
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
