@@ -37,7 +37,7 @@ class Annotation:
 
 
 def label_name(value: Any, column: str | None, where: object) -> str | None:
-    """Read a label: a name or an integer, as text; None if it is missing.
+    """Read a label: a name or an integer, as text without blanks around it; None if it is missing.
 
     Raises CorpusError for any other value.
     """
@@ -50,7 +50,9 @@ def label_name(value: Any, column: str | None, where: object) -> str | None:
             f"{where}: expected a label in column {column!r}, its name or its number, got"
             f" {type(value).__name__} {value!r:.40}; is it the right --label-column?"
         )
-    return value if isinstance(value, str) else str(value)
+    name = str(value).strip()
+    # A ClassName without blanks stays one.
+    return value if name == value else name or None
 
 
 def annotation_of(
@@ -113,12 +115,13 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
         found = _span(item, where, text)
         if found:
             spans.append(found)
-        elif isinstance(item, dict) and isinstance(item.get("choices"), str | list):
+            continue
+        if isinstance(item, dict) and isinstance(item.get("choices"), str | list):
             choices = item["choices"]
-            labels += [choices] if isinstance(choices, str) else map(str, choices)
+            names = [choices] if isinstance(choices, str) else choices
         else:
-            name = label_name(item, column, where)
-            labels += [] if name is None else [name]
+            names = [item]
+        labels += filter(None, (label_name(name, column, where) for name in names))
     if len(questions) > 1:
         raise CorpusError(
             f"{where}: column {column!r} answers several questions, {', '.join(sorted(questions))};"
@@ -153,7 +156,7 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
         return None
     begin, end, names = cells
     names = names if isinstance(names, list) else [names]
-    if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
+    if len(names) != 1 or not isinstance(names[0], str) or not names[0].strip():
         raise CorpusError(f"{where}: expected one name for a span, got {names!r:.60}; choose one")
     if not all(isinstance(each, int) for each in (begin, end)) or not 0 <= begin < end:
         raise CorpusError(
@@ -167,7 +170,7 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
             f"{where}: characters {begin} to {end} of the text are {text[begin:end]!r:.40}, but the"
             f" span has {recorded!r:.40}; count characters, not bytes or UTF-16 units, from 0"
         )
-    return begin, end, names[0]
+    return begin, end, names[0].strip()
 
 
 def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[int, int, str]]:

@@ -18,6 +18,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from teachonce.downstream.tasks.classify import Classify
 from teachonce.teacher_dump.corpus import packed
 from teachonce.teacher_dump.corpus.class_names import with_class_names
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
@@ -335,6 +336,18 @@ def test_conllu(tmp_path: Path) -> None:
     path = tmp_path / "a.conllu"
     path.write_text("1\tdo\tAUX\n")
     assert "line 1: expected 10 columns" in refusal(path)
+
+
+def test_blanks_around_labels_do_not_count(tmp_path: Path) -> None:
+    """teacher-dump and downstream read the same labels."""
+    cells = ("good ", [" good"], {"choices": ["\tgood"]}, "  ", 1)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "a b", "label": each}) + "\n" for each in cells))
+    assert golds(path) == ["good", "good", "good", None, "1"]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    assert [example.label for example in Classify().read(path)] == ["good"] * 3
+    path.write_text(json.dumps({"text": "a b", "label": [[0, 1, " PER "]]}))
+    assert golds(path) == [[(0, 1, "B-PER"), (2, 3, "O")]]
 
 
 def test_exports_of_doccano_and_label_studio(tmp_path: Path) -> None:
