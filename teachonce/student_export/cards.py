@@ -22,7 +22,7 @@ BEGIN, END = "<!-- exports -->", "<!-- end of exports -->"
 HEADINGS = (
     "file",
     "size",
-    "agreement",
+    "compared with the student",
     "score",
     "one text",
     "batches of 16",

@@ -240,7 +240,7 @@ def _exported(
     costs = _costs(student, name, path)
     made = Exported(file, check.measure, share, score, costs, in_float, check.unit)
     scored = f", {made.shown_score()}" if check.unit else ""
-    say(f"{file}: agreement {made.shown_agreement()}{scored}")
+    say(f"{file}: {check.describe(share)}{scored}")
     return made
 
 
@@ -358,6 +358,5 @@ def _check_layer_names(layers: Collection[str], names: Sequence[str]) -> None:
 
 def _too_low(what: str, share: float, check: ExportCheck, least: float, remedy: str) -> UserError:
     return UserError(
-        f"{what}: agreement {100 * share:.2f} % ({check.measure}), less than --least {least:g};"
-        f" {remedy}, or lower --least"
+        f"{what}: {check.describe(share)}, less than --least {least:g}; {remedy}, or lower --least"
     )
