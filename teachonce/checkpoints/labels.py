@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from teachonce.checkpoints.sentence_settings import declared_activation
 from teachonce.store import TaskSpec
 from teachonce.store.format.features import PROBLEM_TYPES, SEVERAL_LABELS
-from teachonce.support.errors import UserError
+from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError, first_line
 
 
 def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
@@ -34,6 +37,44 @@ def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
             f" {', '.join(names)[:200]}; remove it, or name the label of a word's later pieces"
         )
     return TaskSpec(head, tuple(names), later, problem_type=_problem_type(config, head, name))
+
+
+def score_activation(name: str, config: Any, task: TaskSpec | None) -> str:
+    """Return the activation of a reranker, a class of torch.nn, as CrossEncoder applies it; "" for
+    other checkpoints. Raises UserError like `declared_activation`."""
+    if task is None or not task.is_score or task.problem_type:
+        return ""
+    # Sigmoid is CrossEncoder's default for one output.
+    return (declared_activation(name, config) or "Sigmoid").rpartition(".")[2]
+
+
+def activated(logits: Array, name: str) -> Array:
+    """Apply a class of torch.nn to logits; "" for none. Raises UserError if it cannot be applied to
+    a score."""
+    if name in ("", "Identity"):
+        return logits
+    if name == "Sigmoid":
+        return sigmoid(logits)
+    import torch
+
+    # export.json and config.json are untrusted: only a module class of torch.nn is called.
+    activation = getattr(torch.nn, name, None)
+    if not (isinstance(activation, type) and issubclass(activation, torch.nn.Module)):
+        raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")
+    try:
+        found: Array = activation()(torch.as_tensor(logits)).numpy()
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        # Of classes that are not activations, such as Linear or LSTM.
+        raise UserError(
+            f"activation {name!r:.40}: cannot be applied to a score ({first_line(error)}); correct"
+            " activation_fn in config.json, or export the student again"
+        ) from None
+    return found
+
+
+def sigmoid(logits: Array) -> Array:
+    """Return the logistic function, float64."""
+    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
 
 def _problem_type(config: Any, head: str, name: str) -> str | None:

@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -139,9 +138,13 @@ def _check_out(options: DownstreamOptions) -> None:
             check_new(options.out, resumable=options.task == "mlm" and not options.as_is)
 
 
-def _say(options: DownstreamOptions) -> Callable[[str], None]:
-    """Return the function that prints progress: to stderr if --json uses stdout."""
-    return partial(click.echo, err=options.json)
+def _say(options: DownstreamOptions, model: str = "") -> Callable[[str], None]:
+    """Return the function that prints progress: to stderr if --json uses stdout.
+
+    model: is named in each line if there are several.
+    """
+    prefix = f"{model}: " if model and len(options.model) > 1 else ""
+    return lambda line: click.echo(prefix + line, err=options.json)
 
 
 def _quiet_transformers() -> None:
@@ -165,7 +168,7 @@ def _mlm(options: DownstreamOptions) -> list[Result] | Result | None:
         more["batch_size"] = max(1, options.batch_tokens // length)
     tests = splits_to_test(options.test)
     if options.as_is:
-        return [score_as_is(model, tests, length, _say(options)) for model in options.model]
+        return [score_as_is(each, tests, length, _say(options, each)) for each in options.model]
     from teachonce.training.device import resolved_device
     from teachonce.training.ranks import join_ranks
 
@@ -182,8 +185,10 @@ def _fine_tune(options: DownstreamOptions) -> list[Result] | Result:
 
     task, tests, out = _task(options), splits_to_test(options.test), options.out
     if options.as_is:
-        length, say = options.max_length, _say(options)
-        return [score_as_is(task, model, tests, length, say) for model in options.model]
+        length = options.max_length
+        return [
+            score_as_is(task, model, tests, length, _say(options, model)) for model in options.model
+        ]
     assert options.dev is not None and out is not None  # the task needs them
     splits = {"train": options.train[0], "dev": options.dev, **tests}
     settings, save_to = options.settings(FineTuneSettings), out / "model" if options.save else None
@@ -229,7 +234,7 @@ def _lm(options: DownstreamOptions) -> list[Result]:
     from teachonce.downstream.lm.scoring import score_lm
 
     tests, settings = splits_to_test(options.test), options.settings(LmSettings)
-    return [score_lm(model, tests, settings, _say(options)) for model in options.model]
+    return [score_lm(each, tests, settings, _say(options, each)) for each in options.model]
 
 
 def _task(options: DownstreamOptions) -> Any:

@@ -169,13 +169,23 @@ NO_DECODER = "give a decoder (...ForCausalLM), or score a masked LM with `--task
 
 
 def _check_model(options: DownstreamOptions, name: str) -> None:
-    """Raise UserError for a missing model. For `--as-is`, raise it also if the model's config.json
-    does not declare the head that the task needs."""
+    """Raise UserError for a missing model, and for a static one if the task needs more than vectors
+    of texts. For `--as-is`, raise it also if the model's config.json does not declare the head that
+    the task needs."""
     model = resolve_vectors(name)
+    config, remedy = config_of(model), ""
+    if (
+        options.task in TRAINED
+        and options.task != "sts"
+        and config.get("architectures") == ["StaticModel"]
+    ):
+        raise UserError(
+            f"model {name}: is a static model, which gives vectors of texts only; score it with"
+            " `downstream --task sts --as-is`, or with --task retrieval, rerank or mteb:NAME"
+        )
     if options.kind in (LM, LM_EVAL):
-        check_declared(model, config_of(model), "causal", NO_DECODER)
+        check_declared(model, config, "causal", NO_DECODER)
     if options.as_is and options.task in HEADS:
-        config, remedy = config_of(model), ""
         if options.task == "mlm":
             remedy = SCORE_DECODER if declared_kind(config) == "causal" else NO_MASKED
         check_declared(model, config, HEADS[options.task], remedy)

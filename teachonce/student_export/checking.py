@@ -68,6 +68,12 @@ class ExportCheck:
     unit: str = ""
     texts: Sequence[str] = ()
 
+    def describe(self, share: float) -> str:
+        """Return a share with its meaning: a share of a score is no agreement, and may exceed 1."""
+        if self.own is not None and not self.unit:
+            return f"{100 * share:.2f} % of the student's score ({self.measure})"
+        return f"agreement {100 * share:.2f} % ({self.measure})"
+
 
 def export_check(
     student: LoadedStudent, path: Path | None, columns: Mapping[str, str] | None = None
@@ -175,6 +181,8 @@ def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) 
             f" downstream, have no such column; leave {column_flags(wrong)} out"
         )
     task: Any = kind(columns=columns)
+    if isinstance(task, PairScore):
+        task.activation = student.activation
     examples = task.read(path)
     if student.task is not None:
         task.adopt(student.task, {"check": examples})

@@ -14,7 +14,7 @@ from teachonce.checkpoints.chat_template import plain_template
 from teachonce.checkpoints.declared import declared_kind
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.fields import MODULES, SETTINGS
-from teachonce.checkpoints.labels import task_of
+from teachonce.checkpoints.labels import score_activation, task_of
 from teachonce.checkpoints.loading import (
     check_pieces,
     input_limit,
@@ -25,11 +25,10 @@ from teachonce.checkpoints.loading import (
 )
 from teachonce.checkpoints.names import ResolvedModel, resolve_model, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
-from teachonce.checkpoints.sentence_settings import declared_activation, read_settings
+from teachonce.checkpoints.sentence_settings import read_settings
 from teachonce.checkpoints.static import longest_text
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.downstream.tasks.score_scale import MEAN
-from teachonce.store import TaskSpec
 from teachonce.student_export.options import DECODER
 from teachonce.student_export.student_inputs import INPUTS, LONGEST_CHECKED, StudentInputs
 from teachonce.student_train.output.report import read_report, trained_on_chats
@@ -144,7 +143,7 @@ def load_student(folder: Path) -> LoadedStudent:
         )
     tokenizer, network = load_with_tokenizer(model, kind)
     task = task_of(network.config, kind, str(folder))
-    activation = _activation(str(folder), network.config, task)
+    activation = score_activation(str(folder), network.config, task)
     return LoadedStudent(
         folder=folder,
         kind=kind,
@@ -157,14 +156,6 @@ def load_student(folder: Path) -> LoadedStudent:
         activation=activation,
         config=config,
     )
-
-
-def _activation(name: str, config: Any, task: TaskSpec | None) -> str:
-    """Return the activation of a reranker, as CrossEncoder applies it; "" for other students."""
-    if task is None or not task.is_score or task.problem_type:
-        return ""
-    # Sigmoid is CrossEncoder's default for one output.
-    return (declared_activation(name, config) or "Sigmoid").rpartition(".")[2]
 
 
 def _reads_pairs(folder: Path, config: Any, activation: str) -> bool | None:

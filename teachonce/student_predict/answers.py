@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.align import Vocabulary
+from teachonce.checkpoints.labels import activated, sigmoid
 from teachonce.downstream.tasks.tagging import continued
 from teachonce.downstream.tasks.word_windows import Spans, WordWindow, word_windows
 from teachonce.student_export.formats import Runner
@@ -23,7 +24,7 @@ from teachonce.student_export.student_inputs import BATCH, StudentInputs
 from teachonce.student_predict.texts import InputText
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
-from teachonce.support.errors import UserError, first_line
+from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, entities
 from teachonce.training.words import word_spans
 
@@ -201,13 +202,13 @@ class Predictor:
         task = self.student.task
         assert task is not None  # a classifier has labels
         if task.output_kind == "numbers":
-            values = _activated(logits, self.student.activation).mean(0)
+            values = activated(logits, self.student.activation).mean(0)
             if task.is_score:
                 return {"score": _rounded(values[0])}
             named = zip(task.labels, values, strict=True)
             return {"scores": {label: _rounded(value) for label, value in named}}
         several = task.output_kind == "several labels"
-        shares = (_sigmoid(logits) if several else _softmax(logits)).mean(0)
+        shares = (sigmoid(logits) if several else _softmax(logits)).mean(0)
         # Stable: labels of equal probability stay in the model's order.
         order = np.argsort(-shares, kind="stable")[: self.top]
         shown = {task.labels[n]: _rounded(shares[n]) for n in order}
@@ -308,33 +309,6 @@ def _rounded(value: Any) -> float:
 def _softmax(logits: Array) -> Floats:
     found = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
     return np.asarray(found / found.sum(-1, keepdims=True))
-
-
-def _sigmoid(logits: Array) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
-
-
-def _activated(logits: Array, name: str) -> Array:
-    """Apply a class of torch.nn to the logits; "" for none."""
-    if name in ("", "Identity"):
-        return logits
-    if name == "Sigmoid":
-        return _sigmoid(logits)
-    import torch
-
-    # export.json is untrusted: nothing but a module class of torch.nn is called.
-    activation = getattr(torch.nn, name, None)
-    if not (isinstance(activation, type) and issubclass(activation, torch.nn.Module)):
-        raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")
-    try:
-        found: Array = activation()(torch.as_tensor(logits)).numpy()
-    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
-        # Of classes that are not activations, such as Linear or LSTM.
-        raise UserError(
-            f"activation {name!r:.40}: cannot be applied to a score ({first_line(error)}); export"
-            " it again"
-        ) from None
-    return found
 
 
 def tsv_lines(predictor: Predictor) -> Iterator[str]:

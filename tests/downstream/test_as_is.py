@@ -3,22 +3,30 @@ weights."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sentence_transformers import CrossEncoder
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
 )
 
+from teachonce.checkpoints.static import StaticConfig, StaticModel
+from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.tagging import read_tagged
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces
 from teachonce.store.format.features import TaskSpec
+from teachonce.student_export.checking import export_check
+from teachonce.student_export.loaded_student import load_student
 from teachonce.student_train.cli import main as student_train
 from tests.downstream import support
 from tests.downstream.learnable import (
@@ -190,3 +198,67 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
     words = ("--task", "classify", "--as-is", "--test", texts, "--out", tmp_path / "out")
     line = refused(*words, "--model", tmp_path)
     assert "has no classification head" in line and "classifier.bias" in line
+
+
+def test_equal_gold_labels_are_no_failure_of_the_model(
+    tiny_teacher: Teacher, tmp_path: Path
+) -> None:
+    """Scores of 0 have other causes than equal predictions: equal gold labels, wrong answers. Each
+    of several models is named."""
+    same, none = (write_tagged(tmp_path / name, 20, 0) for name in ("same", "none"))
+    for path, tag in ((same, "NOUN"), (none, "O")):
+        path.write_text(re.sub("\t.*", f"\t{tag}", path.read_text()))
+    labels = tuple(sorted(set(TAGS.values())))
+    one, other = (tiny_teacher("bert", "tagging", each) for each in (labels, labels[::-1]))
+    entity_tagger, out = tiny_teacher("bert", "tagging", IOB), tmp_path / "pos"
+    words: Words = ("--task", "pos", "--as-is", "--model", one, "--model", other)
+    said = done(*words, "--test", same, "--out", out)
+    found = scores_of(out)["seeds"]
+    assert 0 < found[0]["test"]["accuracy"] < 1 and found[0]["test"]["matthews"] == 0
+    assert "learnt nothing" not in said and not any("warning" in each for each in found)
+    for model in (one, other):
+        assert f"{model}: as is: " in said
+        line = f"{model}: all tags of {same} are 'NOUN': Matthews cannot be computed"
+        assert line in said.splitlines()
+    words = ("--task", "ner", "--as-is", "--model", entity_tagger, "--unseen-labels", "count")
+    said = done(*words, "--test", none, "--out", tmp_path / "none-scores")
+    assert f"all tags of {none} are 'O': entity F1 and macro F1 cannot be computed" in said
+    assert "learnt nothing" not in said
+    wrong = entities(tmp_path / "wrong", 20, 0)  # of kinds that the model does not have
+    said = done(*words, "--test", wrong, "--out", tmp_path / "wrong-scores")
+    assert scores_of(tmp_path / "wrong-scores")["mean"]["test"]["entity_f1"] == 0
+    assert "learnt nothing" not in said and "computed" not in said
+
+
+def test_a_reranker_is_scored_by_its_activation(tiny_teacher: Teacher, tmp_path: Path) -> None:
+    folder = tmp_path / "reranker"
+    model = CrossEncoder(str(tiny_teacher("bert")), num_labels=1, device="cpu")
+    with torch.no_grad():
+        model.model.classifier.weight.mul_(200)  # else the sigmoid is almost linear
+    model.save_pretrained(str(folder))
+    given = PairScore().read(paired(tmp_path / "given.tsv", 20, 0))
+    scores = model.predict([(each.text_a, each.text_b) for each in given]).tolist()
+    rows = [(each.text_a, each.text_b, f"{n:.9f}") for each, n in zip(given, scores, strict=True)]
+    test = table(tmp_path / "test.tsv", "text_a text_b score", rows)
+    found = scored("pair", folder, test, tmp_path / "out")["mean"]["test"]
+    assert found["pearson"] == pytest.approx(1, abs=1e-6)
+    check = export_check(load_student(folder), test)
+    assert check.own == pytest.approx(1, abs=1e-6)
+    assert np.ptp(scores) > 0.1
+    config = json.loads((folder / "config.json").read_text())
+    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Linear"}
+    (folder / "config.json").write_text(json.dumps(config))
+    line = refused(
+        *("--task", "pair", "--as-is", "--model", folder, "--test", test, "--out", tmp_path / "no")
+    )
+    assert "activation 'Linear': cannot be applied to a score (" in line
+
+
+def test_a_static_model_gives_vectors_only(tmp_path: Path) -> None:
+    folder, file = tmp_path / "static", classified(tmp_path / "a.tsv", 6, 0)
+    StaticModel(StaticConfig(vocab_size=50, hidden_size=8)).save_pretrained(folder)
+    ways: tuple[Words, ...] = (("--test", file, "--as-is"), ("--train", file, "--dev", file))
+    for task, words in itertools.product(("classify", "pos"), ways):
+        line = refused("--task", task, "--model", folder, *words, "--out", tmp_path / "out")
+        assert "is a static model, which gives vectors of texts only; score it with" in line
+        assert "--task sts --as-is" in line

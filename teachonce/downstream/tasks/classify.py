@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
+from teachonce.downstream.tasks.label_measures import macro_f1, matthews
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
@@ -91,8 +92,11 @@ class Classify(LabelTask):
         _check_alike(splits)
         counts = Counter(example.label for example in splits["train"])
         if len(counts) < 2:
-            (label,) = counts
-            raise UserError(f"--train: every label is {label!r}; a classifier needs two or more")
+            (label,), first = counts, splits["train"][0].where
+            raise UserError(
+                f"--train: every label is {label!r} (from {first} on); a classifier needs two or"
+                " more: add texts of another label, or raise --limit if it leaves them out"
+            )
         super().prepare(splits)
         rarest = min(self.labels, key=lambda label: counts[label])
         if self.per_class and counts[rarest] < self.per_class:
@@ -143,21 +147,24 @@ class Classify(LabelTask):
         labels = [numbers.get(example.label, IGNORED) for example in examples]
         return input_rows(self, tokenizer, [e.texts for e in examples], labels, limit)
 
+    def predicted(
+        self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> list[str]:
+        return [self.labels[number] for number in np.argmax(predictions, -1)]
+
     def score(
         self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
         """Compute accuracy, macro and weighted F1 and Matthews' correlation with scikit-learn; for
         two classes also the F1 of the last."""
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+        from sklearn.metrics import accuracy_score, f1_score
 
-        gold = [example.label for example in examples]
-        found = [self.labels[number] for number in np.argmax(predictions, -1)]
-        # `zero_division`: a label that is never predicted has an F1 of 0, without a warning.
+        gold, found = self.gold(examples), self.predicted(examples, rows, predictions)
         scores = {
             "accuracy": float(accuracy_score(gold, found)),
-            "macro_f1": float(f1_score(gold, found, average="macro", zero_division=0)),
+            "macro_f1": macro_f1(gold, found),
             "weighted_f1": float(f1_score(gold, found, average="weighted", zero_division=0)),
-            "matthews": float(matthews_corrcoef(gold, found)),
+            "matthews": matthews(gold, found),
         }
         if "F1" in self.measures:
             # `average="binary"` refuses a third label, which --unseen-labels count admits.
@@ -187,6 +194,6 @@ def _label(row: Row, columns: Mapping[str, str]) -> str:
     labels = found.labels if found else ()
     if len(labels) > 1 or (found and found.spans):
         raise several_labels(labels or (found.spans if found else ()), row.where)
-    if not labels or not labels[0].strip():
+    if not labels:
         raise UserError(f"{row.where}: the text has no label; give it one, or remove the row")
-    return labels[0].strip()
+    return labels[0]

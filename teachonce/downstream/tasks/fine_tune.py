@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from teachonce.downstream.settings import FineTuneSettings, seeds_from
 from teachonce.downstream.tasks.model_card import write_card
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.downstream.tracking import SILENT, Log, TrackedRun, folder_of
-from teachonce.student_train.output.ranking import constant_answer
+from teachonce.downstream.warmup import WarmupTrainer
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -61,8 +61,8 @@ def fine_tune(
     "deviation": ...}`. A score has a figure for each measure of the task; `primary` is the figure
     that chooses the epoch. Tables print figures times `scale`. With several test files, `test` is
     the mean over them. The deviation is the sample standard deviation over the seeds, 0 for a
-    single seed. A seed whose model gives the same answer to everything also has a `warning`, one
-    whose model is saved may have a `note` for its users.
+    single seed. A seed whose predictions are all equal, unlike the gold answers, has a `warning`;
+    one whose model is saved may have a `note` for its users.
 
     Raises UserError for a wrong model or file, and if the predictions become NaN or infinite.
     """
@@ -74,6 +74,7 @@ def fine_tune(
     # Before `prepare`, which takes the labels from the examples that are trained on.
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
+    _say_uncomputable(task, files, splits, say)
     if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):
         say(note)
     runs = []
@@ -121,15 +122,18 @@ def score_as_is(
     for line in task.take_notes():
         say(line)
     settings = {"as_is": True, "max_length": max_length}
+    _say_uncomputable(task, files, splits, say)
     if own := task.predict_own(model, splits, max_length):
         for line in ("as is, with the modules of its folder", *task.take_notes()):
             say(line)
-        scores = {
-            name: _score(task, splits[name], (), found, DAMAGED) for name, found in own.items()
-        }
+        scores, answers = {}, set[Any]()
+        for name, found in own.items():
+            scores[name] = _score(task, splits[name], (), found, DAMAGED)
+            answers |= {*task.predicted(splits[name], (), found)}
     else:
-        scores = _scored_by_head(task, model, splits, max_length, say)
-    run = scores | _warned(task, scores, "train it with a higher --lr or more --epochs", say)
+        scores, answers = _scored_by_head(task, model, splits, max_length, say)
+    remedy = "train it with a higher --lr or more --epochs"
+    run = scores | _warned(task, splits, answers, remedy, say)
     return _result(task, model, files, settings, splits, [run])
 
 
@@ -139,8 +143,9 @@ def _scored_by_head(
     splits: Mapping[str, Sequence[Any]],
     max_length: int | None,
     say: Say,
-) -> dict[str, dict[str, float]]:
-    """Score the splits with the model's own head for the task."""
+) -> tuple[dict[str, dict[str, float]], set[Any]]:
+    """Score the splits with the model's own head for the task; return the different answers,
+    too."""
     source = resolve_model(model)
     if early := declared_task(source, task.model_class):
         task.adopt(early, splits)  # a label that the model lacks is refused before it is loaded
@@ -156,24 +161,47 @@ def _scored_by_head(
             data_collator=task.collator(tokenizer),
         )
         trainer.remove_callback(PrinterCallback)
-        scores = {}
+        scores, answers = {}, set[Any]()
         for name, examples in splits.items():
             rows = _encoded(task, name, (tokenizer, length), examples, say)
-            scores[name] = _score(task, examples, rows, _predict(trainer, rows), DAMAGED)
-    return scores
+            found = _predict(trainer, rows)
+            scores[name] = _score(task, examples, rows, found, DAMAGED)
+            answers |= {*task.predicted(examples, rows, found)}
+    return scores, answers
+
+
+def _say_uncomputable(
+    task: Task, files: Mapping[str, Path], splits: Mapping[str, Sequence[Any]], say: Say
+) -> None:
+    """Print the measures that have no value for a scored file, because its gold answers are all
+    equal."""
+    for name, examples in splits.items():
+        gold = set(task.gold(examples))
+        if name != "train" and (measures := task.uncomputable(gold)):
+            same = f"all {task.what}s of {files[name]} are {min(gold)!r}"
+            say(f"{same}: {measures} cannot be computed")
 
 
 def _warned(
-    task: Task, scores: Mapping[str, Mapping[str, float]], remedy: str, say: Say, prefix: str = ""
+    task: Task,
+    splits: Mapping[str, Sequence[Any]],
+    answers: Set[Any],
+    remedy: str,
+    say: Say,
+    prefix: str = "",
 ) -> dict[str, str]:
-    """Print a warning if the model gives the same answer to every example of a split, by its
-    scores; return it as `warning`, or {}."""
-    for split, each in scores.items():
-        if same := constant_answer({name: each[key] for name, key in task.measures.items()}):
-            warning = f"it has learnt nothing, {same} ({split}); {remedy}"
-            say(f"{prefix}{warning}")
-            return {"warning": warning}
-    return {}
+    """Print a warning if all predictions are equal, and the gold answers are not; return it as
+    `warning`, or {}.
+
+    splits: the scored ones. answers: the different predictions for all of them.
+    """
+    gold = {answer for examples in splits.values() for answer in task.gold(examples)}
+    if not len(answers) == 1 < len(gold):
+        return {}
+    (same,) = answers
+    warning = f"it has learnt nothing: every {task.what} that it predicts is {same!r}; {remedy}"
+    say(f"{prefix}{warning}")
+    return {"warning": warning}
 
 
 def _result(
@@ -221,7 +249,7 @@ def _one_seed(
         return _score(task, examples[split], rows[split], predictions, blame)
 
     with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
-        trainer = Trainer(
+        trainer = WarmupTrainer(
             model=model,
             args=_arguments(scratch, settings, lr),
             train_dataset=rows["train"],
@@ -239,9 +267,12 @@ def _one_seed(
         # it.
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # `predict` would score every split as if it were dev
-        scores = {
-            name: score(name, _predict(trainer, rows[name])) for name in splits if name != "train"
-        }
+        scored = {name: some for name, some in splits.items() if name != "train"}
+        scores, answers = {}, set[Any]()
+        for name, some in scored.items():
+            found = _predict(trainer, rows[name])
+            scores[name] = score(name, found)
+            answers |= {*task.predicted(some, rows[name], found)}
         tracked.add_scores(scores)
         if save_to is not None and (note := _saved(task, trainer, tokenizer, save_to)):
             say(f"seed {seed}: saved in {save_to}: {note}")
@@ -249,7 +280,7 @@ def _one_seed(
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     more = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
     remedy = f"raise --lr ({lr:g}) or {more}"
-    return result | scores | _warned(task, {"dev": scores["dev"]}, remedy, say, f"seed {seed}: ")
+    return result | scores | _warned(task, scored, answers, remedy, say, f"seed {seed}: ")
 
 
 def _saved(task: Task, trainer: Trainer, tokenizer: Any, folder: Path) -> str:

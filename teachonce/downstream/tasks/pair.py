@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
+from teachonce.checkpoints.labels import activated, score_activation
 from teachonce.checkpoints.loading import load_config
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.tasks.example_rows import Row, read_rows
@@ -22,11 +23,12 @@ from teachonce.support.errors import UserError
 
 @dataclass(frozen=True)
 class Pair:
-    """Holds two texts and their gold score, on any scale."""
+    """Holds two texts, their gold score on any scale, and their file and line for errors."""
 
     text_a: str
     text_b: str
     score: float
+    where: str = field(default="", compare=False)
 
 
 class PairScore(Task):
@@ -35,10 +37,14 @@ class PairScore(Task):
     Both texts are one input. The head is trained by the squared error of the score, standardised
     over the training examples. A saved head gives scores on the scale of the examples.
 
+    `activation` is the class of torch.nn that turns a logit into the score of a reranker; "" for
+    none, as in training.
+
     columns: names of columns by role (`text_a`, `score`, ...), if they differ from the role.
     """
 
     name = "pair"
+    what = "score"
     model_class = AutoModelForSequenceClassification
     measures = {"Pearson": "pearson", "Spearman": "spearman"}
     primary = "pearson"
@@ -46,6 +52,7 @@ class PairScore(Task):
     def __init__(self, columns: Mapping[str, str] | None = None) -> None:
         self.columns = columns or {}
         self.shift, self.scale = 0.0, 1.0
+        self.activation = ""
 
     def options(self) -> dict[str, Any]:
         return {"columns": dict(self.columns)}
@@ -56,6 +63,7 @@ class PairScore(Task):
                 row.text("text_a", self.columns),
                 row.text("text_b", self.columns),
                 _score(row, self.columns),
+                row.where,
             )
             for row in read_rows(path)
         ]
@@ -85,6 +93,11 @@ class PairScore(Task):
         standardise(network, load_config(model))
         return tokenizer, network
 
+    def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
+        tokenizer, network, spec = super().load_own(model)
+        self.activation = score_activation(model.name, network.config, spec)
+        return tokenizer, network, spec
+
     def finish(self, network: Any) -> str:
         if unstandardise(network, self.shift, self.scale):
             return (
@@ -107,17 +120,26 @@ class PairScore(Task):
         """Return the scores on the scale that `prepare` found."""
         return [(pair.score - self.shift) / self.scale for pair in examples]
 
+    def gold(self, examples: Sequence[Pair]) -> list[float]:
+        return [pair.score for pair in examples]
+
+    def predicted(
+        self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> list[float]:
+        logits = np.asarray(predictions, np.float64).reshape(-1)
+        return [float(score) for score in activated(logits, self.activation)]
+
     def score(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
         """Compute scipy's correlations; both are 0 if all predicted scores are equal."""
         from scipy.stats import pearsonr, spearmanr
 
-        found = np.asarray(predictions, np.float64).reshape(-1)
+        found = self.predicted(examples, rows, predictions)
         # scipy returns NaN for a constant. No later epoch compares as better than NaN.
         if np.ptp(found) == 0:
             return {"pearson": 0.0, "spearman": 0.0}
-        gold = np.array([pair.score for pair in examples])
+        gold = self.gold(examples)
         return {
             "pearson": float(pearsonr(gold, found).statistic),
             "spearman": float(spearmanr(gold, found).statistic),
@@ -129,8 +151,8 @@ def check_scores(splits: Mapping[str, Sequence[Pair]]) -> None:
     for name, pairs in splits.items():
         if len({pair.score for pair in pairs}) < 2:
             raise UserError(
-                f"--{name}: every score is {pairs[0].score:g}; "
-                "a correlation needs different scores, add pairs"
+                f"--{name}: every score is {pairs[0].score:g} (from {pairs[0].where} on); a"
+                " correlation needs different scores, add pairs"
             )
 
 

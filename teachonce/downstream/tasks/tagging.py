@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
+from teachonce.downstream.tasks.label_measures import macro_entity_f1, macro_f1, matthews
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_windows
 from teachonce.downstream.text_lines import check_unicode
@@ -245,6 +246,11 @@ class Tagging(LabelTask):
                 tags.append(continued(tags) if label == self.later else label)
         return gold, found
 
+    def predicted(
+        self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> list[str]:
+        return list(chain(*self.tags_of_words(examples, rows, predictions)[1]))
+
     def collator(self, tokenizer: Any) -> Any:
         return DataCollatorForTokenClassification(tokenizer)
 
@@ -253,24 +259,18 @@ class PartsOfSpeech(Tagging):
     """Assigns tags of any kind. The best epoch has the highest macro F1 over the split's tags."""
 
     name = "pos"
-    # Matthews is 0 if all words get the same tag.
     measures = {"macro F1": "macro_f1", "accuracy": "accuracy", "Matthews": "matthews"}
     primary = "macro_f1"
 
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        from sklearn.metrics import f1_score, matthews_corrcoef
-
         gold, found = self.tags_of_words(examples, rows, predictions)
         flat, guessed = list(chain(*gold)), list(chain(*found))
-        # Without `labels` a tag that is only predicted would count as one more tag, with an F1 of
-        # 0.
-        macro = f1_score(flat, guessed, labels=sorted(set(flat)), average="macro", zero_division=0)
         return {
-            "macro_f1": float(macro),
+            "macro_f1": macro_f1(flat, guessed),
             "accuracy": _accuracy(gold, found),
-            "matthews": float(matthews_corrcoef(flat, guessed)),
+            "matthews": matthews(flat, guessed),
         }
 
 
@@ -321,16 +321,19 @@ class Entities(Tagging):
         _check_iob(splits)
         super().adopt(spec, splits)
 
+    def uncomputable(self, gold: Set[Any]) -> str:
+        return "entity F1 and macro F1" if gold == {OUTSIDE} else ""
+
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Compute F1 over all entities, its mean over the kinds of entities, and the accuracy."""
+        """Compute F1 over all entities, its mean over the gold types, and the accuracy."""
         from seqeval.metrics import f1_score
 
         gold, found = self.tags_of_words(examples, rows, predictions)
         return {
             "entity_f1": float(f1_score(gold, found, zero_division=0)),
-            "macro_f1": float(f1_score(gold, found, average="macro", zero_division=0)),
+            "macro_f1": macro_entity_f1(gold, found),
             "accuracy": _accuracy(gold, found),
         }
 

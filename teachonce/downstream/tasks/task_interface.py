@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +38,8 @@ class Task(ABC):
     """Keys of a score's figures by heading. Larger is better, 1 is best."""
     primary: str
     """The key of the figure that chooses the epoch."""
+    what = "answer"
+    """What a prediction is, for messages."""
     max_length: ClassVar[int] = 128
 
     def note(self, line: str) -> None:
@@ -121,6 +123,21 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Compute each of `measures` from the Trainer's predictions for the rows."""
 
+    def gold(self, examples: Sequence[Any]) -> Sequence[Any]:
+        """Return the gold answers of all texts, words or pairs; () if they are not compared."""
+        return ()
+
+    def predicted(
+        self, examples: Sequence[Any], rows: Sequence[dict[str, Any]], predictions: Any
+    ) -> Sequence[Any]:
+        """Return the predicted answers of all texts, words or pairs, as `gold` does."""
+        return ()
+
+    def uncomputable(self, gold: Set[Any]) -> str:
+        """Return the measures that have no value for a file with these gold answers, "" for
+        none."""
+        return ""
+
     def collator(self, tokenizer: Any) -> Any:
         """Return the collator that makes batches of rows."""
         return DataCollatorWithPadding(tokenizer)
@@ -150,6 +167,12 @@ class LabelTask(Task):
     @abstractmethod
     def where(self, example: Any, number: int) -> str:
         """Return the file and line of a gold label, for errors."""
+
+    def gold(self, examples: Sequence[Any]) -> list[str]:
+        return [label for example in examples for label in self.labels_of(example)]
+
+    def uncomputable(self, gold: Set[Any]) -> str:
+        return "Matthews" if len(gold) == 1 else ""
 
     def gold_labels(self) -> Sequence[str]:
         """Return the labels that an example may have: a tagger also predicts `later_label`."""

@@ -149,6 +149,9 @@ def test_scores_by_hand() -> None:
         ("B-PER I-PER O B-PER", "B-PER O O B-PER", (1 / 2, 1 / 2, 3 / 4)),
         # PER: precision 3/4, recall 1, F1 6/7; LOC: 0; all: precision and recall 3/4
         ("B-PER B-PER B-PER B-LOC", "B-PER B-PER B-PER B-PER", (3 / 4, (6 / 7 + 0) / 2, 3 / 4)),
+        # LOC is only predicted, and is no type of the macro F1; PER: precision 1, recall 1/2
+        ("B-PER O O B-PER", "B-PER O O B-LOC", (1 / 2, 2 / 3, 3 / 4)),
+        ("O O O O", "B-PER O O O", (0, 0, 3 / 4)),
     ],
 )
 def test_entities_count_whole(tags: str, found: str, scores: tuple[float, ...]) -> None:

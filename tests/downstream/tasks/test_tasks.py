@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -214,6 +215,13 @@ def test_classes_are_scored_by_hand() -> None:
     assert task.measures["F1"] == "f1"
     score = task.score(examples, [], np.array([[1, 0], [1, 0], [0, 1], [0, 1]]))
     assert score["f1"] == pytest.approx(2 / 3)  # of b, the last
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # scikit-learn warns of a single label
+        alone = task.score(examples[:3], [], np.array([[1, 0], [1, 0], [0, 1]]))
+        right = task.score(examples[:3], [], np.array([[1, 0]] * 3))
+    # a: precision 1, recall 2/3; b is in no gold label, and does not count
+    assert alone["macro_f1"] == pytest.approx(4 / 5) == alone["weighted_f1"]
+    assert right["macro_f1"] == right["accuracy"] == 1 and right["matthews"] == 0
 
 
 def test_correlations_see_no_scale_and_survive_a_constant() -> None:
