@@ -20,6 +20,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.tagging import read_tagged
@@ -42,6 +43,7 @@ from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import Word, Words, ok
 from tests.making.dumps import dumped
+from tests.making.sentence_folders import changed
 from tests.teacher_dump.windows.test_label_numbers import TAGS as IOB
 
 Teacher = Callable[..., Path]
@@ -245,9 +247,7 @@ def test_a_reranker_is_scored_by_its_activation(tiny_teacher: Teacher, tmp_path:
     check = export_check(load_student(folder), test)
     assert check.own == pytest.approx(1, abs=1e-6)
     assert np.ptp(scores) > 0.1
-    config = json.loads((folder / "config.json").read_text())
-    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Linear"}
-    (folder / "config.json").write_text(json.dumps(config))
+    changed(folder, SETTINGS, activation_fn="torch.nn.modules.linear.Linear")
     line = refused(
         *("--task", "pair", "--as-is", "--model", folder, "--test", test, "--out", tmp_path / "no")
     )
