@@ -181,9 +181,9 @@ def test_the_short_reader_refuses_and_prints(copy: Callable[..., Path]) -> None:
     record = open_store(path)[0]
     assert f"text/utf8 {record.text}\n" in run.stdout
     assert f"view0/logits/ids ({len(record.token_ids)}, 5)\n" in run.stdout
-    wrong = [sys.executable, str(EXAMPLE), str(path.with_name("store.h5"))]
-    refused = subprocess.run(wrong, capture_output=True, text=True)
-    assert refused.stderr == f"{wrong[-1]}: not a Zarr store; give a folder STORE.zarr\n"
+    words = [sys.executable, str(EXAMPLE), str(path.with_name("store.h5"))]
+    refused = subprocess.run(words, capture_output=True, text=True)
+    assert refused.stderr == f"{words[-1]}: not a Zarr store; give a folder STORE.zarr\n"
     root = json.loads((path / "zarr.json").read_text())
     for name, value, message in (
         ("created", "2020-01-01T00:00:00Z", "does not match its checksum"),
