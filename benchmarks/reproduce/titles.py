@@ -1,8 +1,8 @@
 """The one or two claims behind the title of each paper, in trainings that can decide them.
 
 Compared with the miniatures: few arms, longer trainings, larger test sets, and teachers that are
-good at the tasks. With five seeds the papers of Kolesnikova and of Mukherjee took two hours of one
-core each, next to other jobs. The others were not run, and may take longer.
+good at the tasks. With five seeds each of Kolesnikova, Mukherjee and TinyMBERT took two hours of
+one core, next to other jobs. The thesis was not run.
 """
 
 from __future__ import annotations

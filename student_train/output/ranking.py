@@ -69,13 +69,8 @@ LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)
 """Endings of the names of scores of which the smallest is the best."""
 NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", *SPREADS)
 """Figures of a task that are not scores, or that vocabularies of different sizes cannot share."""
-CONSTANT = {
-    "entity F1": "every word the tag O",
-    "Matthews": "everything the same label",
-    "Pearson": "every pair the same score",
-    "Spearman": "every pair the same score",
-}
-"""Scores that are 0 for a model which gives the same answer to everything, and this answer."""
+CONSTANT = ("entity F1", "Matthews", "Pearson", "Spearman")
+"""Scores that are 0 for a model which gives the same answer to everything."""
 # Settings that change the definition of the validation loss, or the text on which it is computed.
 # Losses of text vectors compare the texts of a batch; a loss per token depends on the vocabulary.
 OF_LOSS = frozenset({
@@ -93,14 +88,6 @@ def judged(figures: Row, varied: Collection[str]) -> float:
     """
     values = (measure.of(figures) for measure in comparable(varied))
     return next(filter(math.isfinite, values), math.inf)
-
-
-def constant_answer(scores: Mapping[str, float]) -> str:
-    """Return a phrase if the scores, by name, show that a model gives the same answer to
-    everything, else "". A model that is always right, because all gold labels are equal, gets no
-    phrase."""
-    zero = [name for name in CONSTANT if scores.get(name) == 0 and scores.get("accuracy") != 1]
-    return f"{zero[0]} is 0, as of a model that gives {CONSTANT[zero[0]]}" if zero else ""
 
 
 def answers_alike(figures: Row) -> bool:
