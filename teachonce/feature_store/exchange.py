@@ -90,7 +90,6 @@ FILE = LocalPath(exists=True, dir_okay=False)
 @click.option(
     "--prompt",
     metavar="TEXT",
-    default="",
     help="Put this text, which the teacher read before each text, before each text that has a"
     " vector.  [default: none]",
 )

@@ -62,7 +62,7 @@ class CachedVectors(TableCapture):
                 f"{options.source}: {problem}; its columns of texts are"
                 f" {', '.join(texts) or 'none'}"
             )
-        self._column, self._prompt = chosen[0], options.prompt
+        self._column, self._prompt = chosen[0], options.prompt or ""
         self.contents = CaptureContents(vector=first_width(self._table, VECTOR))
         self.settings = {"text_column": self._column}
 

@@ -56,7 +56,7 @@ class ImportOptions:
     layers: tuple[int, ...] = ()
     text_column: str | None = None
     max_length: int | None = None
-    prompt: str = ""
+    prompt: str | None = None
     part_tokens: int = PART_TOKENS
     model: str | None = None
 

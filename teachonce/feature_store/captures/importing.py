@@ -227,7 +227,7 @@ def _features(
     vocabulary = contents.vocabulary or teacher.vocabulary
     vector, logits, max_length = None, None, longest
     if contents.vector:
-        vector = EmbeddingSpec(contents.vector, AS_CAPTURED, options.prompt, normalised)
+        vector = EmbeddingSpec(contents.vector, AS_CAPTURED, options.prompt or "", normalised)
         limit = min(filter(None, (DEFAULT_MAX_LENGTH, teacher.limit)))
         max_length = options.max_length or limit
     if contents.topk:

@@ -176,7 +176,7 @@ def test_other_forms_of_the_hashes_go_on(stopped: Any) -> None:
         attributes["identity"]["tokenizer_hash"] = "12" * 32
 
     begun_by(options.out, older)
-    with pytest.raises(UserError, match="identity.tokenizer_hash is '121212"):
+    with pytest.raises(UserError, match="the model's tokenizer is '121212"):
         dump(options)
     begun_by(options.out, lambda found: found["software"].update(tokenizers="0.20.0"))
     assert dump(options).resumed_parts
