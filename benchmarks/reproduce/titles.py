@@ -2,7 +2,8 @@
 
 Compared with the miniatures: few arms, longer trainings, larger test sets, and teachers that are
 good at the tasks. With five seeds each of Kolesnikova, Mukherjee and TinyMBERT took two hours of
-one core, next to other jobs. The thesis was not run.
+one core, next to other jobs; with three seeds Zhao took two hours as well, stage I included. The
+thesis was not run.
 """
 
 from __future__ import annotations
