@@ -83,12 +83,10 @@ def local_staging_of(path: str | Path) -> LocalStaging:
         raise UserError(f"{path}: is not a folder or an ordinary file; give another name")
     if target.suffix == ".zarr":
         return ZarrStaging(target)
-    # A rename would replace a link, and leave the file to which it leads as it was.
-    if target.suffix == ".h5" and target.is_symlink():
-        target = Path(os.path.realpath(target))
     if target.suffix == ".h5":
-        return Hdf5Staging(target)
-    raise UserError(f"{target}: the name of a store must end in .zarr (Zarr v3) or .h5 (HDF5)")
+        # A rename would replace a link, and leave the file to which it leads as it was.
+        return Hdf5Staging(Path(os.path.realpath(target)) if target.is_symlink() else target)
+    raise UserError(f"{path}: the name of a store must end in .zarr (Zarr v3) or .h5 (HDF5)")
 
 
 def queue_of(path: str | Path) -> Path:

@@ -21,6 +21,7 @@ from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, command, without_remedy
 from teachonce.store.extras.word_counts import WordCounts
+from teachonce.store.format.identity import object_in
 from teachonce.store.tools.info import unread_line
 from teachonce.support.background import BackgroundCalls, prefetched
 from teachonce.support.console import counted, takes_option
@@ -41,7 +42,7 @@ from teachonce.teacher_dump.job.parts import (
 )
 from teachonce.teacher_dump.job.plan import DumpPlan, StageOne, planned
 from teachonce.teacher_dump.job.progress import Progress
-from teachonce.teacher_dump.job.versions import check_numbers, table_of
+from teachonce.teacher_dump.job.versions import check_numbers
 from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size
@@ -291,7 +292,7 @@ def check_existing(options: DumpOptions, shared: bool = False) -> dict[str, Any]
     if stored is None:
         StoreWriter.check_writable(options.out, shared)
         return None
-    then = table_of(stored["identity"], "arguments")
+    then = object_in(stored["identity"], "arguments")
     now = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
     if options.batch_tokens is None:  # then it is the store's
         del now["batch_tokens"]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store import Features, FeatureStore, StoreWriter, open_store
+from teachonce.store.format.identity import object_in
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.copy import take_part
 from teachonce.store.tools.documents import document_numbers, stored_digests
@@ -31,7 +32,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.installed import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.versions import changes_no_value, table_of
+from teachonce.teacher_dump.job.versions import changes_no_value
 from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window, tokens_of
 
@@ -137,7 +138,7 @@ class Growth:
         path = self.store.path
         say(f"{path}: has {documents - new:,} of the {counted(documents, 'document')}")
         say(f"new: {counted(new, 'document')}, which the teacher reads")
-        if "forgotten" in table_of(self.store.identity, "corpus"):
+        if "forgotten" in object_in(self.store.identity, "corpus"):
             # The store lists numbers of forgotten documents and no hashes: a hash of a short text
             # could be inverted by guessing. So a forgotten document cannot be recognised here.
             say("documents were forgotten there: if the corpus still has them, they count as new")

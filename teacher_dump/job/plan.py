@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -30,6 +30,7 @@ from teachonce.checkpoints.sentence_settings import EMBEDDER, library_class
 from teachonce.store import Features, StoreWriter
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.features import SEVERAL_LABELS, TASKS
+from teachonce.store.format.identity import object_in
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.differences import first_few
@@ -51,7 +52,7 @@ from teachonce.teacher_dump.job.option_values import (
     DEFAULT_MAX_LENGTH,
 )
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored, table_of
+from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.windows.chats import ChatRenderer
 from teachonce.teacher_dump.windows.label_numbers import Labels
@@ -254,7 +255,7 @@ def planned(
         features = as_started(features_of(resolved, teacher), started)
         if growth:
             vocab = MixedVocab.stored(growth.store)
-            arguments = table_of(growth.store.identity, "mixed_vocab")
+            arguments = object_in(growth.store.identity, "mixed_vocab")
             stage_one = StageOne(vocab, arguments) if vocab else None
         yield DumpPlan(resolved, corpus, teacher, features, growth, stage_one)
 
@@ -291,12 +292,13 @@ def _notes_on_vectors(options: DumpOptions, model: ResolvedModel) -> list[str]:
     folder = Path(model.root or model.path_or_id)
     if options.head != "auto" or options.text_only or not is_sentence_folder(folder):
         return []
-    if library_class(model) != EMBEDDER:  # --head embedding refuses it
-        return []
-    return [
-        f"{'note':9} {options.model} is a sentence embedding model, and its vectors are not stored;"
-        " --head embedding stores them"
-    ]
+    with suppress(UserError):  # an unreadable file, which this dump does not need
+        if library_class(model) == EMBEDDER:  # --head embedding refuses others
+            return [
+                f"{'note':9} {options.model} is a sentence embedding model, and its vectors are not"
+                " stored; --head embedding stores them"
+            ]
+    return []
 
 
 def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
@@ -365,7 +367,7 @@ def _stored_argument(
     started: Mapping[str, Any] | None, name: str, kind: type[Value]
 ) -> Value | None:
     """Return an argument of a started store; None if it is missing, or of another type."""
-    found = table_of(started["identity"], "arguments").get(name) if started else None
+    found = object_in(started["identity"], "arguments").get(name) if started else None
     return found if isinstance(found, kind) else None
 
 

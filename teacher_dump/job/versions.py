@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.checkpoints.fields import CONFIG, FIELDS
 from teachonce.store import FeatureStore, StoreWriter, open_store
+from teachonce.store.format.identity import object_in
 from teachonce.support.console import counted
 from teachonce.support.differences import ABSENT, differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
@@ -79,13 +80,6 @@ def changes_no_value(key: str, one_sided: bool, versions: Collection[str]) -> bo
     )
 
 
-def table_of(identity: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a table of a store's identity; {} if the identity has none of this name."""
-    # The keys of an identity are free (FORMAT.md, 4): another writer may store anything here.
-    found = identity.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
 def identity_as_stored(
     identity: dict[str, Any], files: Mapping[str, bytes], out: Path | str
 ) -> dict[str, Any]:
@@ -98,7 +92,7 @@ def identity_as_stored(
     # config.json, and because libraries add fields to config.json and tokenizer.json.
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     stored = (attributes or {}).get("identity", {})
-    theirs, found = table_of(stored, "teacher"), deepcopy(identity)
+    theirs, found = object_in(stored, "teacher"), deepcopy(identity)
     if not (attributes and theirs):
         return identity
     versions = other_versions(attributes["software"])

@@ -23,6 +23,7 @@ from teachonce.checkpoints.declared import config_of
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.store import StoreWriter, open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
+from teachonce.store.format.identity import object_in
 from teachonce.support.arrays import Array
 from teachonce.support.differences import check_same, differences
 from teachonce.support.errors import UserError
@@ -38,7 +39,6 @@ from teachonce.teacher_dump.job.dump import (
 from teachonce.teacher_dump.job.features import window_length
 from teachonce.teacher_dump.job.parts import gathered
 from teachonce.teacher_dump.job.plan import StageOne
-from teachonce.teacher_dump.job.versions import table_of
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, check_width
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.training.wordpiece import (
@@ -115,7 +115,7 @@ def _from_store(options: MixedVocabOptions) -> StageOne | None:
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     if attributes is None:
         return None
-    then, now = table_of(attributes["identity"], "mixed_vocab"), options.arguments()
+    then, now = object_in(attributes["identity"], "mixed_vocab"), options.arguments()
     check = check_same_dump if attributes["state"] == "sealed" else check_same
     check(out, differences({key: then.get(key) for key in now}, now))
     with closing(open_store(out, allow_partial=True)) as store:

@@ -54,7 +54,9 @@ class Labels:
         ids = {str(number): number for number in range(-1, len(task.labels))}
         if any(name.lstrip("-").isdigit() for name in task.labels):
             ids = {NO_LABEL: -1}
-        self._numbers = ids | {name: number for number, name in enumerate(task.labels)}
+        # Labels of a corpus are read without blanks around them.
+        self._own = [name.strip() for name in task.labels]
+        self._numbers = ids | {name: number for number, name in enumerate(self._own)}
         # The corpus has tags of words; `later_label` is for pieces that do not begin a word.
         self._names = [name for name in task.labels if name != task.later_label]
         # Whether a label is a number -> the first such label and its place.
@@ -86,7 +88,7 @@ class Labels:
         Raises UserError for a label that the teacher does not have, and for a number in a corpus
         that also has names.
         """
-        if isinstance(name, ClassName) and name not in self.task.labels:
+        if isinstance(name, ClassName) and name not in self._own:
             raise self._unknown(name, where)
         found = self._numbers.get(name)
         if found is None and WHOLE.fullmatch(name):
@@ -94,7 +96,7 @@ class Labels:
             found = self._numbers.get(name)
         if found is None or found == self.task.later_number:
             raise self._unknown(name, where)
-        by_number = name not in self.task.labels
+        by_number = name not in self._own
         # -1 means no label among names and among numbers alike.
         if found >= 0 and by_number not in self._first_seen:
             self._first_seen[by_number] = name, where

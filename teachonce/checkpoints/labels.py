@@ -63,7 +63,7 @@ def activated(logits: Array, name: str) -> Array:
         raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")
     try:
         found: Array = activation()(torch.as_tensor(logits)).numpy()
-    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         # Of classes that are not activations, such as Linear or LSTM.
         raise UserError(
             f"activation {name!r:.40}: cannot be applied to a score ({first_line(error)}); correct"

@@ -67,8 +67,8 @@ def first_few(differ: Sequence[str]) -> str:
 NOUNS = {
     "teacher": "the model",
     "tokenizer_hash": "the model's tokenizer",
-    "width": "the model's hidden size",
-    "vocabulary": "the model's vocabulary",
+    "features.width": "the model's hidden size",
+    "features.vocabulary": "the model's vocabulary",
     "config": "config.json",
     "corpus": "the corpus",
     "embedding": "the text vectors",
@@ -90,11 +90,12 @@ def _readable(key: str) -> str:
     `identity.corpus.sources.0.bytes`."""
     group = next((each for each in GROUPS if key.startswith(each)), "")
     name, *rest = key.removeprefix(group).split(".")
-    if rest[:1] == ["sources"] and len(rest) > 1:
+    if rest[:1] == ["sources"] and len(rest) > 1 and rest[1].isdecimal():
         rest = [f"source {int(rest[1]) + 1}", *rest[2:]]
-    words = NOUNS.get(name) or name.replace("_", " ")
-    if name not in NOUNS and takes_option(name) is not False:
-        words = f"--{name.replace('_', '-')}"
+    words = NOUNS.get(f"{group}{name}") or NOUNS.get(name)
+    if words is None:
+        option = takes_option(name) is not False
+        words = f"--{name.replace('_', '-')}" if option else name.replace("_", " ")
     return words + (f" ({', '.join(rest)})" if rest else "")
 
 

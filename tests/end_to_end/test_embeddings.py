@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_p
     said = f"{embedder} is a sentence embedding model, and its vectors are not stored; --head"
     says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")
+    broken = shutil.copytree(embedder, tmp_path / "broken")
+    (broken / "config_sentence_transformers.json").write_text("{")
+    assert "note" not in ok(teacher_dump, "--model", broken, *words[2:], "--plan")
 
 
 def test_another_model_is_reported(

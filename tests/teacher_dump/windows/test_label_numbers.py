@@ -212,6 +212,12 @@ def test_numbers_are_not_taken_for_names() -> None:
     assert [signs.number(word, "x") for word in ("-1", "0", "1")] == [0, 1, 2]
 
 
+def test_blanks_around_the_teachers_names_do_not_count() -> None:
+    """A teacher that was trained on `text, label` has such names; corpora are read without."""
+    labels = Labels(TaskSpec("classification", ("neg", "pos ")), "t")
+    assert [labels.number(name, "a") for name in ("pos", "neg")] == [1, 0]
+
+
 def test_numbers_are_explained_and_not_mixed_with_names() -> None:
     said: list[str] = []
     labels = Labels(TaskSpec("classification", MOODS), "t", said.append)
