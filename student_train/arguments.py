@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from teachonce.checkpoints.declared import (
@@ -44,6 +44,7 @@ from teachonce.student_train.settings.terms import (
 )
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
+from teachonce.support.option_types import plain
 from teachonce.support.options import default_of, read_words
 
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
@@ -80,12 +81,13 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
 def with_store_defaults(options: TrainOptions, stores: Sequence[FeatureStore]) -> TrainOptions:
     """Set the options that were not given to the defaults of the command, which depend on the
     stores. Raises UserError like `checked_from`."""
-    values = {name: getattr(options, name) for name in options.given}
-    given = {name: value for name, value in values.items() if value is not None}
-    before = dict(given)
+    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    given = {
+        name: value for name, value in values.items()
+        if name in options.given and value is not None
+    }  # fmt: skip
     _fill_in(given, lambda: stores)
-    found = {name: value for name, value in given.items() if value is not before.get(name)}
-    return replace(options, **found, given=options.given | found.keys()) if found else options
+    return replace(options, **{name: plain(value) for name, value in (values | given).items()})
 
 
 def _fill_in(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]) -> None:
@@ -104,7 +106,7 @@ def _fill_in(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]
         given["student"] = shape
     fill_in_defaults(given, opened)
     # Now the stores have decided it, and `TrainOptions` compares it with the losses.
-    given.setdefault("student", default_of(TrainOptions, "student"))
+    given.setdefault("student", plain(default_of(TrainOptions, "student")))
 
 
 def _over_recipe(given: dict[str, Any], name: str, excluded: frozenset[str]) -> dict[str, Any]:

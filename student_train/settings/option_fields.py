@@ -13,6 +13,10 @@ from teachonce.student_train.settings import alignments, terms
 from teachonce.student_train.settings import option_values as values
 from teachonce.support.console import DEVICES, check_device
 from teachonce.support.option_types import (
+    DefaultCount,
+    DefaultNumber,
+    DefaultText,
+    DefaultWeights,
     FirstPathWord,
     MaybeCommaList,
     MaybePath,
@@ -74,7 +78,7 @@ class OptionFields:
     # of sentence embeddings"). A decoder is trained much faster with few pieces of its own than
     # with the teacher's 49,152 (RESULTS, "A decoder student's step").
     vocab: PathWord = option(
-        "5k",
+        DefaultText("5k"),
         "Use this vocabulary: 5k, 10k, 20k, 30k or N (N pieces, trained on the store's text: a"
         " WordPiece, for a decoder a byte-level BPE), a tokenizer folder, teacher (all of the"
         " teacher's pieces), pruned:N (the teacher's N most frequent pieces; WordPiece, Unigram or"
@@ -93,7 +97,7 @@ class OptionFields:
         scope={COMMAND, ONCE, MACHINE},
     )
     student: PathWord = option(
-        "tiny",
+        DefaultText("tiny"),
         "Train a student of this shape. HxLxA[xF]: a ModernBERT with hidden size H, L layers, A"
         " heads and feed-forward size F (default 2 H); tiny is 264x3x12. bert:HxLxA[xF]: a BERT"
         " (F: default 4 H; bert:tiny is 264x3x12x792). teacher:L: the teacher's hidden size and"
@@ -123,7 +127,7 @@ class OptionFields:
         default_text=alignments.pool_help(),
     )
     loss: Weights = option(
-        factory=lambda: dict(terms.DEFAULT_LOSS),
+        factory=lambda: DefaultWeights(terms.DEFAULT_LOSS),
         help="Train on the weighted sum of these losses, NAME=WEIGHT, repeated or a comma-separated"
         f" list: {registry.help_text()}.",
         default_text=f"{loss_words(terms.DEFAULT_LOSS)};"
@@ -141,7 +145,7 @@ class OptionFields:
         scope={STAGE},
     )
     temperature: float = option(
-        2.0,
+        DefaultNumber(2.0),
         "Divide the logits of kl, kl-shared, kl-next, reverse-kl and jsd by this temperature.",
         within=POSITIVE,
         default_text="2; 1 for a decoder",
@@ -190,7 +194,7 @@ class OptionFields:
     # of text vectors are better from means (RESULTS, "Where a student starts"). A decoder that is
     # cut out of its teacher has 2.255 bits per byte, from word embeddings alone 2.372.
     init: str = option(
-        "auto",
+        DefaultText("auto"),
         "Start from these weights. vocab: each piece has the mean of the teacher's embeddings of"
         " the tokens that the teacher splits it into; for decoders. svd: the teacher's word"
         " embeddings, reduced by SVD; svd:STORE: from another store's teacher. teacher: the"
@@ -265,7 +269,7 @@ class OptionFields:
         scope={STAGE, LENGTH},
     )
     batch_tokens: int = option(
-        1024,
+        DefaultCount(1024),
         "Train on batches of at most N teacher tokens, padding included.",
         within=at_least(1),
         scope={STAGE, BATCH},
@@ -378,9 +382,6 @@ class OptionFields:
     stages: Tables = cast(Any, ())
     # What a recipe requires (`Recipe.needs`), its name, and its `record` in training.json.
     needs: Mapping[str, Any] = field(default_factory=dict)
-    given: frozenset[str] = field(default=frozenset(), kw_only=True, compare=False, repr=False)
-    """The names of the options that were given. `dataclasses.replace` keeps them, and adds those
-    whose new value is not the default."""
     held_out: float = option(
         0.02,
         "Hold out this share of the sequences for validation, the same for every student.",

@@ -48,6 +48,7 @@ from teachonce.student_train.settings.terms import (
 )
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.extras import check_library
+from teachonce.support.option_types import NotGiven
 from teachonce.support.options import (
     check_value,
     check_values,
@@ -78,10 +79,16 @@ class TrainOptions(OptionFields):
     other.
     """
 
+    @property
+    def given(self) -> frozenset[str]:
+        """Return the names of the options that are not at a default which stores may replace."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return frozenset(name for name, each in values.items() if not isinstance(each, NotGiven))
+
     if not TYPE_CHECKING:  # a type checker reads the arguments of the dataclass
 
         @wraps(OptionFields.__init__)
-        def __init__(self, *values: Any, given: Set[str] | None = None, **named: Any) -> None:
+        def __init__(self, *values: Any, **named: Any) -> None:
             names = [each.name for each in fields(self)]
             if unknown := sorted(named.keys() - set(names)):
                 near = suggest(unknown[0], names)
@@ -89,13 +96,7 @@ class TrainOptions(OptionFields):
                     f"TrainOptions: no option {unknown[0]!r}; {near}its fields are the options of"
                     " student-train"
                 )
-            own = {**dict(zip(names, values, strict=False)), **named}
-            if given is None:
-                given = own.keys()
-            else:  # `replace` names every field, given or not
-                others = own.keys() - given
-                given |= {n for n in others if own[n] != default_of(OptionFields, n)}
-            super().__init__(*values, given=frozenset(given), **named)
+            super().__init__(*values, **named)
 
     def __post_init__(self) -> None:
         self._parse_stores_and_stages()
@@ -321,7 +322,7 @@ class TrainOptions(OptionFields):
     def describing(self) -> dict[str, Any]:
         """Return every setting that determines the student's weights, as JSON. Options of the
         machine and the folder are left out."""
-        omitted = scoped(TrainOptions, MACHINE) | {"given", "needs"}
+        omitted = scoped(TrainOptions, MACHINE) | {"needs"}
         if not any(each.judged_by() for each in (self, *map(self.in_stage, self.stages))):
             omitted |= {"eval_every"}  # validations decide nothing
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in omitted}

@@ -40,6 +40,33 @@ class Given(Generic[Read_co, Given_contra]):
         def __set__(self, instance: Any, value: Given_contra) -> None: ...
 
 
+class NotGiven:
+    """Marks the default of an option if other options or stores may replace it: a value that was
+    given is never marked, even if it is equal."""
+
+
+class DefaultText(str, NotGiven):
+    """Holds such a default, a text."""
+
+
+class DefaultNumber(float, NotGiven):
+    """Holds such a default, a number."""
+
+
+class DefaultCount(int, NotGiven):
+    """Holds such a default, a whole number."""
+
+
+class DefaultWeights(dict[str, float], NotGiven):
+    """Holds such a default, weights by name."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value without its mark."""
+    plain_kinds: tuple[Any, ...] = (str, float, int, dict) if isinstance(value, NotGiven) else ()
+    return next((kind(value) for kind in plain_kinds if isinstance(value, kind)), value)
+
+
 AnyPath = str | PathLike[str]
 PathWord = Given[str, AnyPath]
 MaybePathWord = Given[str | None, AnyPath | None]

@@ -43,7 +43,7 @@ from teachonce.support.click_types import (
     Text,
 )
 from teachonce.support.errors import UserError, suggest
-from teachonce.support.option_types import Given
+from teachonce.support.option_types import Given, NotGiven
 from teachonce.support.plugins import added_object
 
 KEY = "option"  # of a field's metadata
@@ -225,6 +225,8 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     a string. Raises UserError for a string that the option cannot parse; other values are returned
     unchanged.
     """
+    if isinstance(value, NotGiven):
+        return value
     about, kind = options_of(settings)[name], _type_of(settings, name).kind
     if kind is tuple and isinstance(value, os.PathLike):
         value = [value]  # not a comma-separated list: a path may have a comma

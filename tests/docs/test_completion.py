@@ -60,6 +60,7 @@ FREE |= {
     "layers",
     "sequences",
     "texts",
+    "prompt",
 }  # file names of a store, table or user
 
 

@@ -79,7 +79,7 @@ def test_another_model_is_reported(
     )  # fmt: skip
     other = modules(pooling("max"), base=tiny_teacher("bert"), folder=tmp_path / "other")
     line = refused(feature_store, "verify", out, "--model", other)
-    says(line, "its vectors are", "pooling='max'", "pooling='mean'", "give the model")
+    says(line, "pooling is 'mean' in the store and 'max' here; give the model")
     behind = (pooling("mean"), normalize())
     unlike = modules(*behind, base=tiny_teacher("electra"), folder=tmp_path / "unlike")
     assert "Error" in refused(feature_store, "verify", out, "--model", unlike)

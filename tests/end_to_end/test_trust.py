@@ -89,7 +89,7 @@ def test_damaged_parts_alone_are_dumped_again(
         dump(arguments)
     said = ok(feature_store, "repair", store)
     says(said, f"part 1: array {name}", f"{parts - 2} sound parts left", "teacher-dump")
-    with pytest.raises(UserError, match="arguments.seed"):
+    with pytest.raises(UserError, match="--seed is '0' in the store"):
         dump(DumpOptions(**{**vars(arguments), "seed": 5}))
     done = dump(arguments)
     assert done.resumed_parts == parts - 2 and done.parts == parts > 3
