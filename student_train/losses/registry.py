@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from teachonce.support.errors import UserError, first_line
+from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.support.plugins import load_outside
 
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
@@ -187,28 +187,28 @@ class Loss:
 
     def _checked(self, *sides: Any, **more: Any) -> Tensor:
         """Compute the formula of another package. Raises UserError if it fails, or if its value is
-        not a tensor without dimensions."""
+        not a tensor of one number."""
         import torch
 
         assert callable(self.formula)
         try:
             value = self.formula(*sides, **more)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:  # a foreign formula may raise any
+            if isinstance(error, UserError) or out_of_memory(error):
+                raise
             inside = error.__traceback__ and error.__traceback__.tb_next
             code = f", {inside.tb_frame.f_code.co_filename}:{inside.tb_lineno}" if inside else ""
             raise UserError(
                 f"--loss {self.name}: its formula fails ({first_line(error)}{code}); its arguments"
                 " are the student's side and the teacher's (docs/losses.md, Your own loss)"
             ) from error
-        if not isinstance(value, torch.Tensor) or value.dim():
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
             found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise UserError(
-                f"--loss {self.name}: its formula returns {found}; expected a tensor without"
-                " dimensions, the mean over the batch"
+                f"--loss {self.name}: its formula returns {found}; expected a tensor of one number,"
+                " the mean over the batch"
             )
-        return value
+        return value.reshape(())
 
     def variants(self, names: Iterable[str]) -> Iterator[Loss]:
         """Yield this loss for each of the `names` that mean it, such as `jsd` and `jsd:0.3`."""
@@ -389,7 +389,7 @@ def find(name: str) -> list[Loss]:
 
 def _check_sides(name: str, loss: Loss) -> None:
     """Raise UserError if students and stores do not have the two sides of a loss together."""
-    able: dict[str, dict[str, None]] = {}
+    able: dict[str, dict[str, None]] = {"gold": {"classes": None, "scores": None}}
     for each in LOSSES:
         able.setdefault(each.teacher, {})[each.student] = None
     if loss.teacher not in able:

@@ -70,7 +70,8 @@ LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)
 NO_SCORE = ("sentence_ms", "batch_ms", "disk_bytes", "nats/token", "perplexity", *SPREADS)
 """Figures of a task that are not scores, or that vocabularies of different sizes cannot share."""
 CONSTANT = ("entity F1", "Matthews", "Pearson", "Spearman")
-"""Scores that are 0 for a model which gives the same answer to everything."""
+"""Scores that are 0 for a model which gives the same answer to everything, and rarely for
+others."""
 # Settings that change the definition of the validation loss, or the text on which it is computed.
 # Losses of text vectors compare the texts of a batch; a loss per token depends on the vocabulary.
 OF_LOSS = frozenset({
@@ -91,16 +92,18 @@ def judged(figures: Row, varied: Collection[str]) -> float:
 
 
 def answers_alike(figures: Row) -> bool:
-    """Return whether a student gives the same answer to everything, by its scores in tasks (in
-    percent), or, if it has none, by its validation.
+    """Return whether a student's figures are those of one that gives the same answer to
+    everything: its scores (in percent) in all tasks that show it, or, without any, its validation.
 
     figures: as `flat` returns them. A student that is always right, because all gold labels are
     equal, does not count.
     """
     tasks = {name: end for name in figures for end in CONSTANT if name.endswith(f" {end}")}
     if tasks:
-        zero = (name.removesuffix(end) for name, end in tasks.items() if figures[name] == 0)
-        return any(figures.get(f"{task}accuracy") != 100 for task in zero)
+        return all(
+            figures[name] == 0 and figures.get(f"{name.removesuffix(end)}accuracy") != 100
+            for name, end in tasks.items()
+        )
     # The teacher has labels for all held-out texts, people only for some.
     for share in ("valid_agreement", "valid_accuracy"):
         if f"{share}_matthews" in figures:
@@ -152,8 +155,8 @@ def measure_of(rows: Sequence[Row]) -> Measure | None:
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """Sort students, the best first; the next measures decide between equal ones.
 
-    Students that give the same answer to everything come after the others, and last those without a
-    figure.
+    Students whose answers are alike by `answers_alike` come after the others, and last those
+    without a figure.
     """
     measures = measures_of([*map(flat, rows)], {name for row in rows for name in row})
 
@@ -182,8 +185,8 @@ def describe_best(rows: Sequence[Row]) -> str:
     without = f"; {len(last)} without it come last" if last else ""
     if answers_alike(best):
         return (
-            "best      none: every student gives the same answer to everything; train longer"
-            " (--epochs), or raise --lr"
+            "best      none: the figures are those of students that give the same answer to"
+            " everything; train longer, or raise --lr"
         )
     figure = f"{measure.name} {best[measure.name]:.5g}"
     return f"best      {best['folder']}: {figure} ({measure.why}{without})"

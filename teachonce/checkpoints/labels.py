@@ -63,6 +63,8 @@ def activated(logits: Array, name: str) -> Array:
         raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")
     try:
         found: Array = activation()(torch.as_tensor(logits)).numpy()
+        if found.shape != logits.shape:
+            raise ValueError(f"it makes {found.shape} of {logits.shape}")
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         # Of classes that are not activations, such as Linear or LSTM.
         raise UserError(

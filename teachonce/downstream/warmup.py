@@ -10,8 +10,8 @@ from transformers import Trainer
 class WarmupTrainer(Trainer):
     """Ends the warm-up before the last step.
 
-    In transformers, the first step of a warm-up has a rate of 0: a single step of warm-up, as 10 %
-    of one step are, would train nothing.
+    In transformers, the first step of a warm-up has a rate of 0: a training of one step, whose
+    warm-up is that step, would train nothing.
     """
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

@@ -100,7 +100,7 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
 def _long_texts(student: LoadedStudent, made: Sequence[Exported]) -> str:
     """Return a paragraph on texts that are too long, and on `student-predict`."""
     limit = f"Texts of more than {student.max_length} tokens are truncated."
-    # Its config.json then has no limit.
+    # model2vec's config.json then has no limit.
     if any(each.format == "model2vec" for each in made) and student.max_length == LONGEST:
         limit = (
             f"model2vec reads all of a text, the other programs its first {student.max_length}"

@@ -121,11 +121,11 @@ ARGUMENTS, FAILS = made(lambda s, t, more: s.sum()), made(lambda s, t: s @ t)
 @pytest.mark.parametrize(
     ("name", "printed"),
     {
-        "NO_TEACHER": "teacher='hidden': expected one of nothing, normalised, raw,",
+        "NO_TEACHER": "teacher='hidden': expected one of gold, nothing, normalised, raw,",
         "NO_STUDENT": "student='states': with teacher='normalised' expected one of runs (docs",
         "NO_MAP": "projection='sometimes': expected none, always or widths differ",
-        "NUMBER": "its formula returns float; expected a tensor without dimensions",
-        "ROWS": "]; expected a tensor without dimensions, the mean over the batch",
+        "NUMBER": "its formula returns float; expected a tensor of one number, the mean",
+        "ROWS": "]; expected a tensor of one number, the mean over the batch",
         "ARGUMENTS": "its formula fails (<lambda>() missing 1 required positional argument",
         "FAILS": "wrong_losses.py:14); its arguments are the student's side and the teacher's",
     }.items(),

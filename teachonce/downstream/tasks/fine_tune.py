@@ -199,7 +199,8 @@ def _warned(
     if not len(answers) == 1 < len(gold):
         return {}
     (same,) = answers
-    warning = f"it has learnt nothing: every {task.what} that it predicts is {same!r}; {remedy}"
+    same = f"{same:g}" if isinstance(same, float) else repr(same)
+    warning = f"it has learnt nothing: every {task.what} that it predicts is {same}; {remedy}"
     say(f"{prefix}{warning}")
     return {"warning": warning}
 

@@ -126,8 +126,9 @@ class PairScore(Task):
     def predicted(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> list[float]:
-        logits = np.asarray(predictions, np.float64).reshape(-1)
-        return [float(score) for score in activated(logits, self.activation)]
+        logits = np.asarray(predictions, np.float64).reshape(-1, 1)
+        scores = self.shift + self.scale * activated(logits, self.activation)
+        return [float(score) for score in scores.reshape(-1)]
 
     def score(
         self, examples: Sequence[Pair], rows: Sequence[dict[str, Any]], predictions: Any

@@ -90,14 +90,14 @@ def test_students_with_one_answer_are_not_the_best() -> None:
     found = ranked(rows)
     assert [each["folder"] for each in found] == ["b", "a", "c"]
     assert describe_best(found).startswith("best      b: valid_agreement 0.4")
-    assert describe_best(found[1:]).startswith(
-        "best      none: every student gives the same answer"
-    )
+    assert describe_best(found[1:]).startswith("best      none: the figures are those of students")
     alone = [labelled("d", 1.0, 0.0), labelled("e", 0.9, 0.0)]
     assert describe_best(ranked(alone)).startswith("best      d: ")
     for accuracy, alike in ((100.0, False), (60.0, True)):
         scores = {"mood": {"accuracy": accuracy, "Matthews": 0.0}}
         assert answers_alike(flat(row("f", scores=scores, valid_agreement_matthews=0.5))) == alike
+    both = {"mood": {"accuracy": 60.0, "Matthews": 0.0}, "names": {"entity F1": 40.0}}
+    assert not answers_alike(flat(row("f", scores=both)))
 
 
 def test_the_next_measure_decides_between_equal_students() -> None:
