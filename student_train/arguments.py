@@ -82,10 +82,7 @@ def with_store_defaults(options: TrainOptions, stores: Sequence[FeatureStore]) -
     """Set the options that were not given to the defaults of the command, which depend on the
     stores. Raises UserError like `checked_from`."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
-    given = {
-        name: value for name, value in values.items()
-        if name in options.given and value is not None
-    }  # fmt: skip
+    given = {name: values[name] for name in options.given if values[name] is not None}
     _fill_in(given, lambda: stores)
     return replace(options, **{name: plain(value) for name, value in (values | given).items()})
 
