@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.align import AlignmentError, Tokens, Vocabulary
+from teachonce.align import Tokens
 from teachonce.align.byte_edges import PieceBytes
 from teachonce.checkpoints.first_token import prepended_token
 from teachonce.student_train.data.next_tokens import predicted_bytes
 from teachonce.student_train.data.student_tokens import tokenize
+from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.support.arrays import Array
-from teachonce.support.errors import UserError
 
 AT_ONCE = 1000  # documents
 
@@ -52,12 +52,8 @@ def read_documents(tokenizer: Any, texts: Sequence[str]) -> Documents:
     backend, start = tokenizer.backend_tokenizer, start_token(tokenizer)
     backend.no_truncation()
     backend.no_padding()
-    try:
-        pieces = PieceBytes.of(Vocabulary.from_tokenizer_json(backend.to_str()))
-    except AlignmentError as error:
-        raise UserError(
-            f"model {tokenizer.name_or_path}: the bytes of its tokens cannot be counted: {error}"
-        ) from error
+    where = f"model {tokenizer.name_or_path}: the bytes of its tokens cannot be counted"
+    pieces = PieceBytes.of(read_vocabulary(backend.to_str(), where))
     found, count = list[Array](), 0
     for low in range(0, len(texts), AT_ONCE):
         some = list(texts[low : low + AT_ONCE])
