@@ -17,7 +17,8 @@ from teachonce.checkpoints.declared import (
 )
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
-from teachonce.student_train.losses.registry import Loss, find
+from teachonce.student_train.losses.loss import Loss
+from teachonce.student_train.losses.registry import find
 from teachonce.student_train.model.decoder_sizes import Sizes, shape_of_folder
 from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.student_train.plan.train_plan import Stores

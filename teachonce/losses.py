@@ -6,6 +6,6 @@ mask of pairs. Its docstring has formula, shapes, normaliser and source.
 """
 
 from teachonce.student_train.losses import logits, maps, next_token, states, task, vectors
-from teachonce.student_train.losses.registry import Loss
+from teachonce.student_train.losses.loss import Loss
 
 __all__ = ["Loss", "logits", "maps", "next_token", "states", "task", "vectors"]

@@ -10,7 +10,7 @@ the command line are reported at once; the models are in `teachonce_own_models.p
 
 from typing import Any
 
-from teachonce.student_train.losses.registry import Loss
+from teachonce.losses import Loss
 from teachonce.student_train.settings.shapes import Shape, ShapeKind
 
 

@@ -23,8 +23,9 @@ from teachonce.student_train.data.next_tokens import (
 )
 from teachonce.student_train.data.targets import TargetReader, first_pieces
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, NextTargets
-from teachonce.student_train.losses.registry import Term, features_of
+from teachonce.student_train.losses.registry import features_of
 from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
 from teachonce.support.arrays import Array
 

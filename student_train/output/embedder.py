@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
 from teachonce.store import FeatureStore
-from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.plan.vector_space import similarity_of, vector_settings
 
 

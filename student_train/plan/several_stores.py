@@ -7,7 +7,8 @@ from itertools import zip_longest
 
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.data.vocabularies import read_vocabulary
-from teachonce.student_train.losses.registry import Term, features_of
+from teachonce.student_train.losses.loss import Term
+from teachonce.student_train.losses.registry import features_of
 from teachonce.support.errors import UserError
 
 LOSSES = "give --combine losses, which works with any stores"

@@ -17,7 +17,8 @@ from typing import Any
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks, view_of
-from teachonce.student_train.losses.registry import Loss, Term, reads_masked_tokens
+from teachonce.student_train.losses.loss import Loss, Term
+from teachonce.student_train.losses.registry import reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.losses import registry
+from teachonce.student_train.losses.loss import Loss
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
 from teachonce.student_train.settings.option_values import (
@@ -120,7 +121,7 @@ def _check_bilstm(options: TrainOptions) -> None:
         )
 
 
-def _check_data(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
+def _check_data(options: TrainOptions, losses: Sequence[Loss]) -> None:
     gold = {loss.name for loss in losses if loss.of_gold}
     others = options.loss.keys() - gold
     if options.data == "unlabelled" and gold:
@@ -133,7 +134,7 @@ def _check_data(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
         raise UserError(f"--data balanced: --loss names no loss {lacking}; add one")
 
 
-def _check_losses(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
+def _check_losses(options: TrainOptions, losses: Sequence[Loss]) -> None:
     masked = [f"--loss {loss.name}" for loss in losses if loss.student == "masked"]
     masked += ["--targets masked"] if options.targets == "masked" else []
     if masked and not options.mask_prob:
@@ -155,7 +156,7 @@ def _check_losses(options: TrainOptions, losses: Sequence[registry.Loss]) -> Non
         )
 
 
-def _check_predictions(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
+def _check_predictions(options: TrainOptions, losses: Sequence[Loss]) -> None:
     """Check that a decoder is trained on next tokens, and any other student on masked
     tokens."""
     causal = options.shape.causal
@@ -203,7 +204,7 @@ def check_alignment_is_read(options: TrainOptions) -> None:
         )
 
 
-def _check_decoder(options: TrainOptions, losses: Sequence[registry.Loss]) -> None:
+def _check_decoder(options: TrainOptions, losses: Sequence[Loss]) -> None:
     """Raise UserError for options that a decoder does not support."""
     of_texts = [loss.name for loss in losses if loss.student == "sentence"]
     if of_texts:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
-from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.losses.loss import Loss, Term
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.contradictions import (
     NEXT,
@@ -182,7 +182,7 @@ class TrainOptions(OptionFields):
             )
         return tuple(found)
 
-    def _alignment_of(self, loss: registry.Loss) -> str:
+    def _alignment_of(self, loss: Loss) -> str:
         if loss.of_text_alone or loss.of_text:
             return ""
         return NEXT if loss.of_next else self.loss_alignments.of(loss.name)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from teachonce.student_train.losses.registry import Term, find, loss_names, named
+from teachonce.student_train.losses.loss import Term
+from teachonce.student_train.losses.registry import find, loss_names, named
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.errors import UserError, suggest
 

@@ -15,7 +15,7 @@ from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import Features, FeatureStore
 from teachonce.student_train.data.batch import Inputs, StudentBatch
 from teachonce.student_train.data.blocks import output_kind_of
-from teachonce.student_train.losses.registry import Loss, Term
+from teachonce.student_train.losses.loss import Loss, Term
 from teachonce.student_train.model.any_student import (
     Outputs,
     head_of,

@@ -15,7 +15,7 @@ from teachonce.student_train.data.blocks import view_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses import registry
-from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.task import NO_LABEL
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import BatchPlan

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from teachonce.student_train.data.batch import StudentBatch, pool_members
+from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.next_token import (
     HeadTargets,
     NextTargets,
     next_logprobs,
 )
-from teachonce.student_train.losses.registry import Term
 
 # Fused losses such as Liger's compute the gradient in the forward pass, with weights that must be
 # known before it. In `alm` the weight of a position depends on its whole run, so the other losses

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from teachonce.student_train.data.batch import Distillation, StudentBatch, pool_members
-from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.any_student import (
     Outputs,
     class_logits,

@@ -20,7 +20,7 @@ from teachonce.checkpoints.sentence_folder import VectorHead
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.losses.registry import Term
+from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.any_student import size_of
 from teachonce.student_train.model.freezing import set_frozen
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of

@@ -93,7 +93,7 @@ def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) ->
         (
             "--loss",
             "teachonce_own:huber=1",
-        ): "expected a Loss (teachonce.student_train.losses.registry.Loss), got function",
+        ): "expected a Loss (teachonce.losses.Loss), got function",
         ("--student", "gru:16"): "unknown kind of student gru",
         ("--student", "teachonce_own:HUBER:16"): "expected a ShapeKind, got Loss",
         ("--student", "distilbert:16"): "expected HxLxA, such as 64x2x2",
@@ -103,7 +103,7 @@ def test_what_is_missing_is_reported_in_a_line(importable: Path, store: Path) ->
 
 WRONG = """
 import torch
-from teachonce.student_train.losses.registry import Loss
+from teachonce.losses import Loss
 
 def made(formula, teacher="normalised", student="runs", projection="always"):
     return Loss("own", formula, teacher=teacher, student=student, unit="", projection=projection)

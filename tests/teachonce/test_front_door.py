@@ -12,7 +12,8 @@ import pytest
 
 import teachonce
 from teachonce import align, store
-from teachonce.student_train.losses.registry import LOSSES, Loss
+from teachonce.student_train.losses.loss import Loss
+from teachonce.student_train.losses.registry import LOSSES
 
 NAMES = [name for name in dir(teachonce) if name not in ("__version__", "losses")]
 PROMISED = {

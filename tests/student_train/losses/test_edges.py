@@ -14,9 +14,10 @@ from torch import Tensor
 from teachonce.store import Logits
 from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
+from teachonce.student_train.losses.loss import Loss
 from teachonce.student_train.losses.next_token import NextTargets, next_logprobs
 from teachonce.student_train.losses.next_token import kl as kl_next
-from teachonce.student_train.losses.registry import LOSSES, Loss
+from teachonce.student_train.losses.registry import LOSSES
 from teachonce.support.arrays import Array
 
 SCALES = [0.0, 1e-30, 1.0, 1e4]  # of states and logits

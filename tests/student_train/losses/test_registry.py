@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from teachonce.student_train.losses.loss import FEATURES
 from teachonce.student_train.losses.registry import (
-    FEATURES,
     LOSSES,
     features_of,
     find,

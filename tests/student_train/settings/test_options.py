@@ -319,7 +319,7 @@ def test_a_loss_of_another_package_counts_when_defaults_are_chosen(
     """A loss of another package counts for the defaults even before a training loads it, so that
     two runs of a sweep agree."""
     (tmp_path / "own_losses.py").write_text(
-        "from teachonce.student_train.losses.registry import Loss\n"
+        "from teachonce.losses import Loss\n"
         "RUNS = Loss('runs', print, 'raw', 'runs', 'units')\n"
         "TEXT = Loss('text', print, 'vector', 'vector', 'units')\n"
     )
