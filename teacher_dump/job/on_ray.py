@@ -32,9 +32,9 @@ from teachonce.support.ray_cluster import (
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.dump import check_existing, written_line
 from teachonce.teacher_dump.job.growing import Growth
+from teachonce.teacher_dump.job.inputs import check_inputs, settings_lines
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.plan import check_inputs, settings_lines
 from teachonce.teacher_dump.job.sharing import ProcessSummary, share
 
 LOOK = 0.5  # seconds between looks at the nodes and at workers that have ended

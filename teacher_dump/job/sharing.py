@@ -39,6 +39,7 @@ from teachonce.teacher_dump.job.dump import (
     word_counts,
     written_line,
 )
+from teachonce.teacher_dump.job.inputs import open_corpus
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import (
@@ -49,7 +50,7 @@ from teachonce.teacher_dump.job.parts import (
     other_sequences,
     parts_of,
 )
-from teachonce.teacher_dump.job.plan import DumpPlan, open_corpus, planned
+from teachonce.teacher_dump.job.plan import DumpPlan, planned
 from teachonce.teacher_dump.job.progress import part_line
 from teachonce.teacher_dump.windows.window import (
     Unreadable,
