@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store.format.features import Features
-from teachonce.store.format.identity import object_in
+from teachonce.store.format.identity import corpora, corpus_sources, object_in
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, copy_part
@@ -169,20 +169,38 @@ def _documents(store: FeatureStore) -> int:
     return 1 + max(int(numbers.max()) for numbers in document_numbers(store))
 
 
-def check_contents_differ(sources: Sequence[str | Path]) -> None:
-    """Raise UserError if two of the stores have equal values: one store, or copies of it, under any
-    names and in any container."""
-    seen = dict[str, str | Path]()
+def check_sources(sources: Sequence[str | Path]) -> list[str]:
+    """Return a line for each file or dataset that two of the stores were dumped from.
+
+    Raises UserError if two stores have equal values: one store, or copies of it, under any names
+    and in any container.
+    """
+    contents, dumped = dict[str, str | Path](), dict[str, str | Path]()
+    lines = list[str]()
     for path in sources:
         with open_store(path) as store:
             content = store.manifest.content()
-        if content in seen:
+            identities = [
+                source
+                for corpus in corpora(store.identity.get("corpus"))
+                for source in corpus_sources(corpus)
+            ]
+        if content in contents:
             raise UserError(
-                f"{path}: has the same content as {seen[content]} (SHA-256 {content[:12]}... in"
+                f"{path}: has the same content as {contents[content]} (SHA-256 {content[:12]}... in"
                 " `feature-store info`), so each of its texts would be stored twice, and be in both"
                 " parts of a held-out split; name each store once"
             )
-        seen[content] = path
+        contents[content] = path
+        for source in identities:
+            key = str(source.get("sha256") or sorted(source.items()))
+            if (other := dumped.setdefault(key, path)) != path:
+                lines.append(
+                    f"{'note':9} {other} and {path} were both dumped from {source.get('name')}:"
+                    " texts that both have are stored twice, and may be in both parts of a held-out"
+                    " split"
+                )
+    return lines
 
 
 def merge(

@@ -104,6 +104,7 @@ class Loss:
         part of the student.
     output_kind: the kind of task outputs that the formula requires; None for any.
     of_draws: whether it can be computed from random draws of the teacher, the tier `sample`.
+    of_pairs: whether it compares the texts of a batch with one another, so that it needs two.
     parameter: the number that its name may give, such as 0.3 in `jsd:0.3`.
     value: this number; None for the parameter's default.
     """
@@ -117,6 +118,7 @@ class Loss:
     tempered: bool = False
     output_kind: OutputKind | None = None
     of_draws: bool = True
+    of_pairs: bool = False
     parameter: Parameter | None = None
     value: float | None = None
 

@@ -50,9 +50,18 @@ LOSSES = (
     Loss("sentence-gelu-half", "states.half_gelu", "raw sentence", "sentence", HALVES, "always"),
     Loss("sentence-kld", "states.hidden_kld", "sentence", "sentence", "nats", "always"),
     Loss("embedding", "states.cosine", "vector", "vector", "cosine distances", "widths differ"),
-    Loss("in-batch", "states.contrastive", "vector", "vector", "nats", "widths differ"),
-    Loss("similarity", "vectors.similarity", "vector", "vector", "squared differences of cosines"),
-    Loss("similarity-kl", "vectors.similarity_kl", "vector", "vector", "nats"),
+    Loss(
+        "in-batch", "states.contrastive", "vector", "vector", "nats", "widths differ", of_pairs=True
+    ),
+    Loss(
+        "similarity",
+        "vectors.similarity",
+        "vector",
+        "vector",
+        "squared differences of cosines",
+        of_pairs=True,
+    ),
+    Loss("similarity-kl", "vectors.similarity_kl", "vector", "vector", "nats", of_pairs=True),
     Loss("attention", "maps.attention", "maps", "maps", "squared probabilities"),
     Loss("kl", "logits.kl", "distribution", "pieces", "nats", tempered=True),
     Loss("kl-shared", "logits.kl_shared", "shared", "pieces", "nats", tempered=True),
@@ -96,7 +105,14 @@ LOSSES = (
     Loss("hard", "task.hard_labels", "classes", "classes", A_LABEL, output_kind=SEVERAL),
     Loss("log-odds", "task.log_odds", "classes", "scores", ODDS, output_kind=ONE),
     Loss("log-odds", "task.log_odds_labels", "classes", "scores", ODDS, output_kind=SEVERAL),
-    Loss("margin", "task.margin", "classes", "scores", "squared differences of two logits"),
+    Loss(
+        "margin",
+        "task.margin",
+        "classes",
+        "scores",
+        "squared differences of two logits",
+        of_pairs=True,
+    ),
     Loss("log-odds-half", "task.half_log_odds", "classes", "scores", HALVES, output_kind=ONE),
     Loss(
         "log-odds-half",

@@ -295,12 +295,11 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
 
 def _check_texts(stage: Stage) -> None:
     """Raise UserError for batches of one text and a loss that compares the texts of a batch."""
-    losses = [term.loss for term in stage.terms if term.loss.of_text]
-    between_texts = [loss.name for loss in losses if loss.name != "embedding"]
+    between_texts = [term.name for term in stage.terms if term.loss.of_pairs]
     if stage.options.batch_texts == 1 and between_texts:
         raise UserError(
             f"--batch-texts 1: --loss {between_texts[0]} compares the texts of a batch; give 2 or"
-            " more, or only --loss embedding=1"
+            " more, or choose other losses"
         )
 
 

@@ -251,11 +251,12 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
 
     SOURCES must hold the same features. They are copied to TARGET in the given order.
     """
-    from teachonce.store.tools.merge import check_contents_differ
+    from teachonce.store.tools.merge import check_sources
     from teachonce.store.tools.merge import merge as join
 
     # Only on the command line, where it is a slip; from Python it is allowed.
-    check_contents_differ(sources)
+    for line in check_sources(sources):
+        say(line)
     join(sources, target, recode, progress=part_bars)
     yield written(target)
 

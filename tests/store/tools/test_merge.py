@@ -80,6 +80,23 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
     assert not target.exists()
 
 
+def test_merge_tells_of_a_source_that_two_stores_have(tmp_path: Path) -> None:
+    sources = ["a.txt", "1"], ["b.txt", "2"], ["renamed.txt", "1"]
+    paths = [tmp_path / f"{number}.zarr" for number in range(3)]
+    for parts, (path, (name, digest)) in enumerate(zip(paths, sources, strict=True), 1):
+        source = {"kind": "file", "name": name, "sha256": digest}
+        corpus = {"sources": [source]}
+        make_store(path, features_of(), parts, identity=IDENTITY | {"corpus": corpus})
+    one, two, three = paths
+    assert not run("merge", one, two, tmp_path / "both.zarr").stderr
+    result = run("merge", tmp_path / "both.zarr", three, tmp_path / "all.zarr")
+    assert result.exit_code == 0
+    line = (
+        f"{tmp_path / 'both.zarr'} and {three} were both dumped from renamed.txt: texts that both"
+    )
+    assert line in result.stderr
+
+
 def test_merge_of_tasks(tmp_path: Path) -> None:
     """Gold labels and outputs stay with their texts; different label names are refused."""
     features = dataclasses.replace(features_of(tier="classification"), hidden=())

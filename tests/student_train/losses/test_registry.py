@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from teachonce.student_train.losses.loss import FEATURES
+from teachonce.student_train.losses.loss import FEATURES, Loss
 from teachonce.student_train.losses.registry import (
     LOSSES,
     features_of,
@@ -57,6 +57,12 @@ def test_what_losses_read_of_a_store() -> None:
     assert features_of(losses_for("one label", names)) == ["hidden", "task", "attention"]
     assert features_of(losses_for(None, ["mlm"])) == []
     assert features_of(losses_for(None, ["similarity", "embedding"])) == ["embedding"]
+
+
+@pytest.mark.parametrize("loss", [each for each in LOSSES if each.student in ("vector", "scores")])
+def test_losses_of_pairs_are_those_that_a_single_text_gives_nothing(loss: Loss) -> None:
+    student, teacher = torch.tensor([[0.3, -2.0, 1.0]]), torch.tensor([[1.5, 0.2, -0.7]])
+    assert (loss.measure(student, teacher).item() == 0) == loss.of_pairs
 
 
 def test_help_lists_every_loss() -> None:
