@@ -24,7 +24,7 @@ from teachonce.downstream.settings import (
 )
 from teachonce.support import files
 from teachonce.support.console import CONTEXT, command_errors
-from teachonce.support.environment import check_torchrun
+from teachonce.support.environment import check_one_process, check_torchrun
 from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.usage_errors import version_option
 
@@ -99,13 +99,17 @@ def main(**words: Any) -> None:
     options = read_options(words)
     _check_out(options)
     check_task(options)
-    if options.kind != "table":
-        check_torchrun()  # the Trainer reads its variables
-        _quiet_transformers()
     work = WORK.get(options.kind, _fine_tune)
+    trained = work is _mlm and not options.as_is
+    if options.kind != "table":
+        if trained:
+            check_torchrun()  # the Trainer reads its variables
+        else:
+            check_one_process(f"--task {options.task}" + " --as-is" * options.as_is)
+        _quiet_transformers()
     from teachonce.downstream import score_tables
 
-    trained = options.kind == "mlm"  # makes its own folder, for --resume
+    # A masked-LM training makes its own folder, for --resume.
     with _made_early(options.out) if options.out and not trained else nullcontext():
         found = work(options)
         if found is None:

@@ -49,6 +49,16 @@ def check_torchrun() -> None:
         torchrun_number(name, 0)
 
 
+def check_one_process(work: str) -> None:
+    """Raise UserError if torchrun started several processes: each would do the whole `work`."""
+    check_torchrun()
+    if (count := torchrun_number("WORLD_SIZE", 1)) > 1:
+        raise UserError(
+            f"{work} runs in one process, and WORLD_SIZE is {count}; start it without torchrun, or"
+            " `unset WORLD_SIZE`"
+        )
+
+
 def is_main_process() -> bool:
     """Return whether this process prints and writes: the only process, or rank 0 of `torchrun`."""
     # By torchrun's variable, because commands call this before torch is imported.

@@ -165,3 +165,17 @@ def test_mlm_mistakes(
     required = ("--task", "mlm", *model, "--train", text, "--out", tmp_path / "out")
     assert message in refused(*required, *arguments)
     assert not (tmp_path / "out").exists()
+
+
+def test_tasks_of_one_process_refuse_torchrun(
+    text: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = tiny_teacher("bert"), tmp_path / "out"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = refused("--task", "mlm", "--as-is", "--model", model, "--test", text, "--out", out)
+    says(line, "--task mlm --as-is runs in one process, and WORLD_SIZE is 2; start it without")
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\tlabel\nold\ta\nnew\tb\n", "utf-8")
+    files: Words = ("--train", rows, "--dev", rows, "--out", out)
+    says(refused("--task", "classify", "--model", model, *files), "--task classify runs in one")
+    assert not out.exists()
