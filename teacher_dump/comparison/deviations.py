@@ -165,13 +165,13 @@ class Errors:
     ) -> None:
         ids = torch.from_numpy(stored.ids[rows].astype(np.int64)).to(logs.device)
         live = logs.gather(1, ids).cpu().numpy()
-        others = logs.scatter(1, ids, -torch.inf)
-        left, best = others.logsumexp(-1).cpu().numpy(), others.max(-1).values.cpu().numpy()
-        for key, ours, theirs in (
+        tail = logs.scatter(1, ids, -torch.inf)
+        rest, best = tail.logsumexp(-1).cpu().numpy(), tail.max(-1).values.cpu().numpy()
+        for key, live_logs, stored_logs in (
             ("logprobs", live, stored.logprobs[rows]),
-            ("rest", left, stored.rest[rows]),
+            ("rest", rest, stored.rest[rows]),
         ):
-            self._logprobs(record, f"{here}/{key}", key, ours, theirs)
+            self._logprobs(record, f"{here}/{key}", key, live_logs, stored_logs)
         lowest = live.min(axis=1)
         error = np.maximum(0, np.maximum(best, FLOOR) - np.maximum(lowest, FLOOR))
         # Twice: the error is a difference of two log-probabilities of the teacher that runs again.
@@ -182,10 +182,10 @@ class Errors:
         level = self.features.level
         # Lower values are all read as about the codec's lowest (FORMAT.md, 7): they count as equal.
         floor = max(FLOOR, getattr(level, kind).lowest)
-        ours, theirs = np.maximum(live, floor), np.maximum(stored, floor)
+        live, stored = np.maximum(live, floor), np.maximum(stored, floor)
         # The bound of codec `small` grows with -v: the lower value gives the larger bound.
-        promised = bound(level, kind, np.minimum(ours, theirs))
-        self._add(name, "nats", np.abs(ours - theirs), promised, self._slack(theirs), record)
+        promised = bound(level, kind, np.minimum(live, stored))
+        self._add(name, "nats", np.abs(live - stored), promised, self._slack(stored), record)
 
     def _observed(
         self, record: Record, here: str, stored: Logits, rows: slice, logs: torch.Tensor

@@ -123,14 +123,14 @@ def check(
     arguments = _arguments(store)
     precision = arguments["precision"]
     resolved = replace(resolve_teacher(model, arguments["gguf"]), trusted=trusted)
-    chosen = device if device == "cpu" else resolved_device(device)
-    check_device(chosen, torch.cuda.device_count())
+    teacher_device = device if device == "cpu" else resolved_device(device)
+    check_device(teacher_device, torch.cuda.device_count())
     teacher = load_teacher(
         resolved,
         head=_head(store.features),
         hidden=states_option(store.features.hidden),
         attention=states_option(store.features.attention),
-        device=chosen,
+        device=teacher_device,
         precision=precision,
         vectors=VectorOptions(arguments["pooling"], _prompt(store, resolved, arguments["prompt"])),
     )
@@ -154,8 +154,8 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
     precision = arguments["precision"]
     _check_sizes(store, teacher)
     _check_vectors(store, teacher)
-    chosen = np.random.default_rng(seed).choice(len(store), min(sample, len(store)), replace=False)
-    live = _Sample(store, teacher, [store[int(i)] for i in np.sort(chosen)], arguments)
+    drawn = np.random.default_rng(seed).choice(len(store), min(sample, len(store)), replace=False)
+    live = _Sample(store, teacher, [store[int(i)] for i in np.sort(drawn)], arguments)
     errors = Errors(store.features, TOLERANCE[precision], MERGED if live.merged else 1)
     problems = [*live.other_tokens()]
     for view in tqdm(range(store.features.views), desc="live", unit="view", disable=None):
@@ -182,17 +182,17 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
 
 def _arguments(store: FeatureStore) -> dict[str, Any]:
     # An identity has free keys (FORMAT.md, 4): its values are checked before they are used.
-    stored = store.identity.get("arguments")
-    given: dict[str, Any] = stored if isinstance(stored, dict) else {}
-    found: dict[str, Any] = {}
+    raw = store.identity.get("arguments")
+    stored: dict[str, Any] = raw if isinstance(raw, dict) else {}
+    arguments: dict[str, Any] = {}
     for name, (default, expected, right) in ARGUMENTS.items():
-        found[name] = given.get(name, default)
-        if not right(found[name]):
+        arguments[name] = stored.get(name, default)
+        if not right(arguments[name]):
             raise UserError(
-                f"{store.path}: identity.arguments.{name} is {found[name]!r:.40}, expected"
+                f"{store.path}: identity.arguments.{name} is {arguments[name]!r:.40}, expected"
                 f" {expected}; verify the store without --model, or dump again"
             )
-    return found
+    return arguments
 
 
 def _head(features: Features) -> str:
@@ -214,29 +214,29 @@ def _prompt(store: FeatureStore, model: ResolvedModel, stored: str | None) -> st
     if not vectors.prompt:
         return ""
     prompts = read_settings(model, None).prompts
-    found = next((name for name, text in prompts.items() if text == vectors.prompt), None)
-    if found is None:
+    prompt = next((name for name, text in prompts.items() if text == vectors.prompt), None)
+    if prompt is None:
         raise UserError(
             f"--model {model.name}: has no prompt {vectors.prompt!r:.60}, with which the texts of"
             f" {store.path} begin; give the model whose vectors were imported"
         )
-    return found
+    return prompt
 
 
 def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
-    ours = teacher.text_vectors.spec if teacher.text_vectors else None
-    theirs = store.features.embedding
-    if theirs is None or ours is None:  # `_head` loads vectors exactly if the store has some
+    spec = teacher.text_vectors.spec if teacher.text_vectors else None
+    stored = store.features.embedding
+    if stored is None or spec is None:  # `_head` loads vectors exactly if the store has some
         return
-    if theirs.parallel:
+    if stored.parallel:
         raise UserError(
             f"{store.path}: does not hold the texts of its vectors, only the student's texts"
             " (--student-column); verify it without --model"
         )
-    if theirs.pooling == AS_CAPTURED:  # a capture does not hold how its vectors were made
-        ours = replace(theirs, width=ours.width)
-    found = differences(theirs.to_json(), ours.to_json())
-    if unlike := [f"{key} is {old} in the store and {new} here" for key, old, new in found]:
+    if stored.pooling == AS_CAPTURED:  # a capture does not hold how its vectors were made
+        spec = replace(stored, width=spec.width)
+    mismatches = differences(stored.to_json(), spec.to_json())
+    if unlike := [f"{key} is {old} in the store and {new} here" for key, old, new in mismatches]:
         raise UserError(
             f"--model {teacher.name}: makes other vectors: {first_few(unlike)}; give the model that"
             f" {store.path} was made with"
@@ -245,30 +245,30 @@ def _check_vectors(store: FeatureStore, teacher: Teacher) -> None:
 
 def states_option(names: Iterable[str]) -> str:
     """Return the value of --hidden or --attention that stores features with these names."""
-    words = [
+    values = [
         f"groups:{name.removeprefix('groups').split('.')[0]}"
         if name.startswith("groups")
         else {"mean0": "mean:0"}.get(name, name.replace("layer", "layer:"))
         for name in names
     ]
     # The N features of `groups:N` give the same word.
-    return ",".join(dict.fromkeys(words)) or "none"
+    return ",".join(dict.fromkeys(values)) or "none"
 
 
 def _check_sizes(store: FeatureStore, teacher: Teacher) -> None:
-    ours, features = (teacher.width, teacher.vocabulary), store.features
-    if ours != (features.width, features.vocabulary):
+    sizes, features = (teacher.width, teacher.vocabulary), store.features
+    if sizes != (features.width, features.vocabulary):
         raise UserError(
-            f"--model {teacher.name}: has hidden size {ours[0]} and {ours[1]} pieces, the store's"
+            f"--model {teacher.name}: has hidden size {sizes[0]} and {sizes[1]} pieces, the store's"
             f" teacher {features.width} and {features.vocabulary}; give the model that"
             f" {store.path} was made with"
         )
     # --text-column of the dump decided whether texts are pairs; the teacher does not.
     task = teacher.task and replace(teacher.task, separator=features.separator)
     if task != store.task:
-        theirs, mine = (_task_labels(each) for each in (store.task, teacher.task))
+        stored, labels = (_task_labels(t) for t in (store.task, teacher.task))
         raise UserError(
-            f"--model {teacher.name}: its labels are {mine:.200}, the store's are {theirs:.200};"
+            f"--model {teacher.name}: its labels are {labels:.200}, the store's are {stored:.200};"
             f" give the model that {store.path} was made with"
         )
 
@@ -322,9 +322,9 @@ class _Sample:
 
     def other_tokens(self) -> Iterator[str]:
         """Yield one line if the model's tokenizer gives other tokens than the stored ones."""
-        for record, found in zip(self.records, self.encodings, strict=True):
-            spans = offsets_of(found, record.text, self.separator)
-            same = np.array_equal(found.ids, record.token_ids)
+        for record, encoding in zip(self.records, self.encodings, strict=True):
+            spans = offsets_of(encoding, record.text, self.separator)
+            same = np.array_equal(encoding.ids, record.token_ids)
             if not same or not np.array_equal(spans, record.offsets):
                 yield (
                     "tokens: the model's tokenizer gives other tokens for the text of sequence"
@@ -337,9 +337,9 @@ class _Sample:
 
     def other_masks(self, view: int) -> Iterator[str]:
         """Yield one line if the seed gives other masked words in a view than the stored ones."""
-        share, words = self.arguments["mask_prob"], WordCounts.stored(self.store)
+        share, counts = self.arguments["mask_prob"], WordCounts.stored(self.store)
         for record in self.records if view and self.numbered else ():
-            drawn = mask_spans(record.text, *self._key(record, view), share, words)
+            drawn = mask_spans(record.text, *self._key(record, view), share, counts)
             if not np.array_equal(record.views[view].spans, drawn):
                 yield f"view{view}/mask: in sequence {record.index} the seed masks other words"
                 return
@@ -347,10 +347,10 @@ class _Sample:
     def notes(self) -> list[str]:
         """Return notes on differences that do not by themselves make a store wrong."""
         notes, teacher = [], self.store.identity.get("teacher")
-        theirs = teacher.get("weights_hash") if isinstance(teacher, dict) else None
-        if theirs and theirs != (ours := self.teacher.weights_hash()):
+        stored = teacher.get("weights_hash") if isinstance(teacher, dict) else None
+        if stored and stored != (live := self.teacher.weights_hash()):
             notes.append(
-                f"the hash of the weights is {ours[:12]}, and was {str(theirs)[:12]} in the dump"
+                f"the hash of the weights is {live[:12]}, and was {str(stored)[:12]} in the dump"
             )
         if versions := other_versions(self.store.meta["software"]):
             notes.append(f"the store was made with other versions: {version_words(versions)}")
@@ -371,12 +371,12 @@ class _Sample:
         """Run the teacher over one view, and pass its output to `errors`."""
         task = self.store.features.task
         inputs = [self._input(i, view) for i in range(len(self.records))]
-        chosen = np.array([i for i, ids in enumerate(inputs) if ids is not None], np.int64)
-        self.left_out += len(inputs) - len(chosen)
+        indices = np.array([i for i, ids in enumerate(inputs) if ids is not None], np.int64)
+        self.left_out += len(inputs) - len(indices)
         flat = [w.ids if ids is None else ids for ids, w in zip(inputs, self.windows, strict=True)]
-        lengths = [len(flat[i]) for i in chosen]
+        lengths = [len(flat[i]) for i in indices]
         size = self.arguments["batch_tokens"]
-        batches = [chosen[batch] for batch in length_batches(lengths, size)] if lengths else []
+        batches = [indices[batch] for batch in length_batches(lengths, size)] if lengths else []
 
         def read(values: torch.Tensor, batch: Array) -> tuple[Array, ...]:
             assert self.teacher.decoder is not None
@@ -408,13 +408,13 @@ class _Sample:
 
     def _compare(self, view: int, output: BatchOutput, errors: Errors) -> None:
         first = 0
-        for place, (i, length) in enumerate(zip(output.sequences, output.lengths, strict=True)):
+        for index, (i, length) in enumerate(zip(output.sequences, output.lengths, strict=True)):
             record = self.records[i]
             if output.vectors is not None and not view:
-                errors.embedding(record, output.vectors[place])
+                errors.embedding(record, output.vectors[index])
             for name, states in output.hidden.items():
                 rows = states[first : first + length]
                 errors.hidden(record, view, name, rows, self.store.calibration[name])
             for name, maps in output.attention.items():
-                errors.attention(record, view, name, maps[place])
+                errors.attention(record, view, name, maps[index])
             first += length

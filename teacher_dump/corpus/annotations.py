@@ -68,7 +68,7 @@ def annotation_of(
     if not isinstance(value, list):
         name = label_name(value, column, where)
         return None if name is None else Annotation((name,))
-    if any(isinstance(each, dict) and "result" in each for each in value):
+    if any(isinstance(entry, dict) and "result" in entry for entry in value):
         return _agreed(value, column, where, text)
     # Label Studio writes an empty list for a text that nobody has annotated.
     if value == [] and column is not None and column.endswith("annotations"):
@@ -80,18 +80,18 @@ def _agreed(
     value: Sequence[Any], column: str | None, where: object, text: str | None
 ) -> Annotation | None:
     """Read Label Studio's annotations of a text, one for each annotator."""
-    found = [
-        _annotation(each.get("result") or [], column, where, text)
-        for each in value
+    votes = [
+        _annotation(entry.get("result") or [], column, where, text)
+        for entry in value
         # `was_cancelled`: the annotator skipped this text.
-        if isinstance(each, dict) and not each.get("was_cancelled")
+        if isinstance(entry, dict) and not entry.get("was_cancelled")
     ]
-    if any(each != found[0] for each in found):
+    if any(annotation != votes[0] for annotation in votes):
         raise CorpusError(
-            f"{where}: {len(found)} annotators disagree in column {column!r}; choose one annotation"
+            f"{where}: {len(votes)} annotators disagree in column {column!r}; choose one annotation"
             " of each text before the export"
         )
-    return found[0] if found else None
+    return votes[0] if votes else None
 
 
 def _annotation(items: Any, column: str | None, where: object, text: str | None) -> Annotation:
@@ -101,7 +101,7 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
             " project again"
         )
     labels, spans, questions = list[str](), list[Span](), set[str]()
-    others = dict[str, object]()  # question -> type of its answers, if these are not labels
+    other_types = dict[str, object]()  # question -> type of its answers, if these are not labels
     for item in items:
         if isinstance(item, dict) and item.get("type") == "relation":
             continue  # a relation between two spans, which are items themselves
@@ -109,12 +109,12 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
             question, kind = str(item.get("from_name")), item.get("type")
             questions.add(question)
             if kind not in ("choices", "labels"):
-                others[question] = kind
+                other_types[question] = kind
                 continue
             item = item["value"]
-        found = _span(item, where, text)
-        if found:
-            spans.append(found)
+        span = _span(item, where, text)
+        if span:
+            spans.append(span)
             continue
         if isinstance(item, dict) and isinstance(item.get("choices"), str | list):
             choices = item["choices"]
@@ -128,7 +128,7 @@ def _annotation(items: Any, column: str | None, where: object, text: str | None)
             " export the project as JSON-MIN, and give the column of one question as"
             " --label-column"
         )
-    for question, kind in others.items():
+    for question, kind in other_types.items():
         raise CorpusError(
             f"{where}: question {question!r:.40} of column {column!r} has answers of type"
             f" {kind!r:.40}, expected choices or labels of a text; leave it out of the export"
@@ -158,7 +158,7 @@ def _span(item: Any, where: object, text: str | None) -> Span | None:
     names = names if isinstance(names, list) else [names]
     if len(names) != 1 or not isinstance(names[0], str) or not names[0].strip():
         raise CorpusError(f"{where}: expected one name for a span, got {names!r:.60}; choose one")
-    if not all(isinstance(each, int) for each in (begin, end)) or not 0 <= begin < end:
+    if not all(isinstance(offset, int) for offset in (begin, end)) or not 0 <= begin < end:
         raise CorpusError(
             f"{where}: expected a span with 0 <= begin < end, got {begin!r:.20} to {end!r:.20};"
             " correct the row or remove it"
@@ -190,9 +190,9 @@ def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[
             f"{where}: the span {spans[-1]} ends after the text, which has {len(text)} characters;"
             " export the spans of this text"
         )
-    place = 0
+    position = 0
     for begin, end, kind in [*spans, (len(text), len(text), "")]:
-        for word in WORD.finditer(text, place, begin):
+        for word in WORD.finditer(text, position, begin):
             yield *word.span(), OUTSIDE
         if kind and text[begin:end].isspace():
             raise CorpusError(
@@ -201,4 +201,4 @@ def words_in(text: str, spans: Sequence[Span], where: object) -> Iterator[tuple[
             )
         for number, word in enumerate(WORD.finditer(text, begin, end)):
             yield *word.span(), (OTHER if number else FIRST) + kind
-        place = end
+        position = end

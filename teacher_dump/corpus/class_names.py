@@ -35,15 +35,15 @@ def features_in(metadata: Mapping[bytes, bytes] | None, where: object) -> dict[s
     if raw is None:
         return {}
     try:
-        found = json.loads(raw)["info"]["features"]
+        features = json.loads(raw)["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        features = None
+    if not isinstance(features, dict):
         raise CorpusError(
             f"{where}: its schema describes features in another form than `datasets` (metadata"
             " 'huggingface'); write the file again"
         )
-    return found
+    return features
 
 
 def with_class_names(cell: Any, feature: Feature, where: object) -> Any:
@@ -65,18 +65,18 @@ def _with_names(cell: Any, feature: Feature, where: object) -> Any:
     if cell is None or not feature:
         return cell
     if isinstance(feature, list):
-        return [_with_names(each, feature[0], where) for each in cell]
+        return [_with_names(element, feature[0], where) for element in cell]
     kind, inner = feature.get("_type"), feature.get("feature")
     if kind == "ClassLabel":
         return _name(cell, feature.get("names"), where)
     if isinstance(cell, list) and isinstance(kind, str):
-        return [_with_names(each, inner, where) for each in cell]
+        return [_with_names(element, inner, where) for element in cell]
     if isinstance(cell, dict):
         if isinstance(kind, str):  # a sequence of named features is stored as named sequences
-            inner = {key: [each] for key, each in (inner or {}).items()}
+            inner = {key: [subfeature] for key, subfeature in (inner or {}).items()}
         else:
             inner = feature
-        return {key: _with_names(each, inner.get(key), where) for key, each in cell.items()}
+        return {key: _with_names(value, inner.get(key), where) for key, value in cell.items()}
     return cell
 
 

@@ -109,8 +109,8 @@ class Corpus:
         if messages is not None:
             columns = Columns(messages, chats=True)
         skipped = list[Path]()
-        found = [source for name in sources for source in _resolve(name, columns, skipped)]
-        if not found:
+        resolved = [source for name in sources for source in _resolve(name, columns, skipped)]
+        if not resolved:
             raise CorpusError(
                 f"no corpus given; expected files ({SUFFIXES}), a folder, hf:NAME or {PYTHON_DOCS}"
             )
@@ -119,9 +119,9 @@ class Corpus:
             for name, column in columns.options().items()
             if column is not None
         }
-        plain = [source.name for source in found if not source.tabular]
+        plain = [source.name for source in resolved if not source.tabular]
         # One source with columns suffices: texts without labels may come from a .txt.
-        if given and len(plain) == len(found):
+        if given and len(plain) == len(resolved):
             option = next(iter(given.values()))
             has = "has" if len(plain) == 1 else "have"
             raise CorpusError(
@@ -138,8 +138,8 @@ class Corpus:
                 f"{option}: {plain[0]} has no columns, so no pairs of texts; write it as a table,"
                 f" or leave {option.split()[0]} out"
             )
-        corpus = cls(found, columns, skipped)
-        firsts = [source.first() for source in found]
+        corpus = cls(resolved, columns, skipped)
+        firsts = [source.first() for source in resolved]
         if all(first is None or first.is_blank for first in firsts):
             next(iter(corpus))  # raises if there is no text at all
         return corpus
@@ -175,7 +175,7 @@ class Corpus:
     def size(self, in_documents: bool) -> int | None:
         """Return the number of documents, or else of characters; None before `check`, and for a
         dataset of the hub."""
-        counts = [each.texts if in_documents else each.characters for each in self.sources]
+        counts = [source.texts if in_documents else source.characters for source in self.sources]
         return None if None in counts else sum(count or 0 for count in counts)
 
     def check_unchanged(self) -> None:
@@ -200,13 +200,13 @@ class Corpus:
         are checked.
         """
         # A label in two sources has its place in the first one.
-        each = (source.found_labels(kind) for source in reversed(self.sources))
-        return {name: place for found in each for name, place in found.items()}
+        by_source = (source.found_labels(kind) for source in reversed(self.sources))
+        return {name: place for labels in by_source for name, place in labels.items()}
 
     def tag_pairs(self) -> dict[Step, str]:
         """Return the pairs of consecutive tags that `check` found, each with its first place."""
-        each = (source.tag_pairs() for source in reversed(self.sources))
-        return {step: place for found in each for step, place in found.items()}
+        by_source = (source.tag_pairs() for source in reversed(self.sources))
+        return {step: place for steps in by_source for step, place in steps.items()}
 
     def identity(self) -> dict[str, Any]:
         """Describe the corpus as JSON: two corpora with the same identity yield the same documents.
@@ -278,14 +278,14 @@ def _check_suffix(name: str, path: Path) -> None:
 def _several(
     name: str, paths: list[Path], columns: Columns, skipped: list[Path]
 ) -> list[CorpusSource]:
-    known = [suffix for suffix in READERS if suffix != JSON or JSON in name]
+    readable = [suffix for suffix in READERS if suffix != JSON or JSON in name]
     files = [path for path in paths if path.is_file()]
-    usable = [p for p in files if suffix_of(p) in known and p.stat().st_size]
+    usable = [p for p in files if suffix_of(p) in readable and p.stat().st_size]
     skipped += sorted(set(files) - set(usable))
     if not usable:
         unread = any(suffix_of(path) == JSON for path in files) and not glob.has_magic(name)
-        more = f"; to read {JSON} files give {name}/*{JSON}" if unread else ""
-        raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}{more}")
+        hint = f"; to read {JSON} files give {name}/*{JSON}" if unread else ""
+        raise CorpusError(f"{name}: no file with text in it, expected some of {SUFFIXES}{hint}")
     for path in usable:
         _check_suffix(str(path), path)
     return [FileSource(path, columns) for path in usable]

@@ -15,11 +15,11 @@ def no_column(
     name: str, columns: Iterable[str], where: object, remedy: str, role: str = ""
 ) -> CorpusError:
     """Return the error for a row or table that lacks a column; `role` describes the column."""
-    known = list(columns)
-    listed = ", ".join(map(repr, known)) or "none"
-    if any(" " in each for each in known):  # a name rarely has spaces, a text nearly always
+    names = list(columns)
+    listed = ", ".join(map(repr, names)) or "none"
+    if any(" " in column for column in names):  # a name rarely has spaces, a text nearly always
         remedy += "; or, if these are a text and its label, add a header in front of them"
     return CorpusError(
-        f"{where}: no column {name!r}{role}; {suggest(name, known)}its columns are {listed};"
+        f"{where}: no column {name!r}{role}; {suggest(name, names)}its columns are {listed};"
         f" {remedy}"
     )

@@ -77,39 +77,39 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
     label = columns.label
     # Names of labels are text as well, and would leave the choice of the text column ambiguous.
     textual = [name for name in table.textual if name != label]
-    chosen = columns.chosen(table.columns, textual, table.where)
+    text_columns = columns.chosen(table.columns, textual, table.where)
     if table.header and columns.text is None:
-        _check_header(table, chosen[0])
-    for column in chosen:
+        _check_header(table, text_columns[0])
+    for column in text_columns:
         if (kind := table.others.get(column)) is not None:
             raise CorpusError(
                 f"{name}: expected text in column {column!r}, got {kind}; give another"
                 " --text-column"
             )
     check_label(table.columns, label, table.where)
-    wanted = [*chosen, label] if label else chosen
-    for number, row in table.rows(wanted):
+    read_columns = [*text_columns, label] if label else text_columns
+    for number, row in table.rows(read_columns):
         where = f"{name}, {table.unit} {number}"
         if row is None:
             yield LabelledText("", number)
             continue
         # Each row of JSON names its own cells, so any row may lack a column.
-        if absent := [column for column in chosen if not has_cell(row, column)]:
+        if absent := [column for column in text_columns if not has_cell(row, column)]:
             choose_column(names_in(row), [], absent[0], where)
         if label and not has_cell(row, label):
             check_label(names_in(row), label, where)
         if columns.chats:
-            yield chat_row(cell_of(row, chosen[0]), chosen[0], number, where)
+            yield chat_row(cell_of(row, text_columns[0]), text_columns[0], number, where)
         else:
-            yield labelled_row(row, chosen, label, number, where)
+            yield labelled_row(row, text_columns, label, number, where)
 
 
-def _check_header(table: Table, chosen: str) -> None:
+def _check_header(table: Table, column: str) -> None:
     """Raise CorpusError if the name of the chosen column looks like a text: the header is
     missing."""
-    if len(chosen.split()) > NAME_WORDS or len(chosen) > NAME_CHARACTERS or chosen.endswith(ENDS):
+    if len(column.split()) > NAME_WORDS or len(column) > NAME_CHARACTERS or column.endswith(ENDS):
         raise CorpusError(
-            f"{table.where}: {chosen!r:.60} is read as the name of the text column, but looks like"
+            f"{table.where}: {column!r:.60} is read as the name of the text column, but looks like"
             " a text; write a header above it, such as text, or give the name as --text-column"
         )
 
@@ -324,6 +324,6 @@ def _unreadable(path: Path, error: OSError) -> CorpusError:
     return CorpusError(f"{path}: cannot be read ({error.strerror}); check the file")
 
 
-def _collect(found: dict[Any, int], name: Any, line: int) -> None:
-    if len(found) < MAX_NAMES:
-        found.setdefault(name, line)
+def _collect(first_lines: dict[Any, int], name: Any, line: int) -> None:
+    if len(first_lines) < MAX_NAMES:
+        first_lines.setdefault(name, line)

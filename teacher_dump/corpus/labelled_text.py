@@ -36,8 +36,8 @@ class Message(NamedTuple):
 
     def fields(self, others: Sequence[str] = ()) -> dict[str, Any]:
         """Return role and content, and the `others` that the message has."""
-        found = {name: self.more[name] for name in others if name in self.more}
-        return {"role": self.role, "content": self.content, **found}
+        extra = {name: self.more[name] for name in others if name in self.more}
+        return {"role": self.role, "content": self.content, **extra}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
 
     Raises CorpusError for any other cell.
     """
-    if not (isinstance(cell, list) and cell and all(isinstance(each, Mapping) for each in cell)):
+    if not (isinstance(cell, list) and cell and all(isinstance(m, Mapping) for m in cell)):
         raise CorpusError(
             f'{where}: expected a list of messages like {{"role": "user", "content": "..."}}'
             f" in column {column!r}, got {cell!r:.60}; is it the right --messages?"
@@ -173,12 +173,12 @@ def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
                     f"{where}: message {number} in column {column!r}: expected a text as {key!r},"
                     f" {got}; give a text, or remove this chat"
                 )
-        more = {key: value for key, value in message.items() if value is not None}
-        messages.append(Message(more.pop("role"), more.pop("content"), more))
+        fields = {key: value for key, value in message.items() if value is not None}
+        messages.append(Message(fields.pop("role"), fields.pop("content"), fields))
     # The joined contents serve until the chat is rendered: to leave out blank chats, and to count
     # characters for --plan.
     return LabelledText(
-        "\n".join(each.content for each in messages), line, messages=tuple(messages)
+        "\n".join(message.content for message in messages), line, messages=tuple(messages)
     )
 
 
@@ -194,19 +194,19 @@ def choose_column(
     Raises CorpusError if there is no such column, or if several have this name.
     """
     if wanted in columns:
-        chosen = wanted
+        column = wanted
     elif wanted is not None:
         raise no_column(wanted, columns, where, f"give one of them as {option}")
     elif DEFAULT_COLUMN in columns:
-        chosen = DEFAULT_COLUMN
+        column = DEFAULT_COLUMN
     elif len(textual) == 1:
-        chosen = textual[0]
+        column = textual[0]
     else:
         remedy = f"name the one that holds the text with {option}"
         remedy += ", or chats with --messages" if takes_option("messages") is not False else ""
         raise no_column(DEFAULT_COLUMN, columns, where, remedy)
-    _check_single(chosen, columns, where)
-    return chosen
+    _check_single(column, columns, where)
+    return column
 
 
 def _check_single(name: str, columns: Sequence[str], where: object) -> None:
@@ -234,14 +234,14 @@ def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
 
     Raises CorpusError for a cell of unknown form, and if a text has several labels.
     """
-    found = annotation_of(value, column, where, text)
-    if found is None:
+    annotation = annotation_of(value, column, where, text)
+    if annotation is None:
         return None
-    if len(found.labels) > 1 or (found.labels and found.spans):
-        raise several_labels((*found.labels, *found.spans), where)
-    if found.labels:
-        return Gold(found.labels[0])
-    return Gold(tags=tuple(words_in(text, found.spans, where)))
+    if len(annotation.labels) > 1 or (annotation.labels and annotation.spans):
+        raise several_labels((*annotation.labels, *annotation.spans), where)
+    if annotation.labels:
+        return Gold(annotation.labels[0])
+    return Gold(tags=tuple(words_in(text, annotation.spans, where)))
 
 
 def several_labels(found: Sequence[object], where: object) -> CorpusError:
@@ -273,12 +273,12 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
             f"{where}: expected a tag for each of {len(words)} words in column {columns[1]!r}, got"
             f" {got}; correct the row or remove it"
         )
-    found, begin = [], 0
+    word_tags, begin = [], 0
     for word, tag in zip(words, tags, strict=True):
         if name := label_name(tag, columns[1], where):
-            found.append((begin, begin + len(word), name))
+            word_tags.append((begin, begin + len(word), name))
         begin += len(word) + 1
-    return Gold(tags=tuple(found))
+    return Gold(tags=tuple(word_tags))
 
 
 def labelled_row(
@@ -292,13 +292,13 @@ def labelled_row(
     if label:
         check_accepted(row, where)
     cells, gold = [cell_of(row, name) for name in texts], None
-    found = cell_of(row, label) if label else None
+    label_cell = cell_of(row, label) if label else None
     if len(cells) == 1 and isinstance(cells[0], list):
-        gold = tagged_words(cells[0], found, [texts[0], label or ""], where)
+        gold = tagged_words(cells[0], label_cell, [texts[0], label or ""], where)
         text = " ".join(cells[0])
     else:
         text = joined_text(cells, texts, where)
-        gold = gold_of(found, label, where, text) if label else None
+        gold = gold_of(label_cell, label, where, text) if label else None
     lines = (line,) * len(gold.tags) if gold else ()
     return LabelledText(text, line, gold, lines)
 
@@ -358,8 +358,8 @@ def check_order(before: str | None, tag: str, where: str) -> None:
     kind = tag.removeprefix(OTHER)
     if kind == tag or before in (None, FIRST + kind, tag):
         return
-    place = f"after {before!r}" if before else "at the beginning of a sentence"
+    context = f"after {before!r}" if before else "at the beginning of a sentence"
     raise UserError(
-        f"{where}: tag {tag!r} is {place}, without a {kind} before it; write {FIRST}{kind} at the"
+        f"{where}: tag {tag!r} is {context}, without a {kind} before it; write {FIRST}{kind} at the"
         " first word of every entity (IOB2)"
     )

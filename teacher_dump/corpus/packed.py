@@ -53,8 +53,8 @@ class _Xz:
                 raw = self._packed.read(BLOCK) if self._decoder.needs_input else b""
                 if not raw and self._decoder.needs_input:
                     raise EOFError("it ends before its end marker")
-            if found := self._decoder.decompress(raw, size):
-                return found
+            if data := self._decoder.decompress(raw, size):
+                return data
 
 
 def _zstd(packed: BinaryIO) -> Any:
@@ -103,7 +103,7 @@ class _Unpacked(io.RawIOBase):
         # Filled, as `peek` in `text_files` looks at the head of a file with one call.
         while filled < len(buffer):
             try:
-                found = self._stream.read(len(buffer) - filled)
+                data = self._stream.read(len(buffer) - filled)
             # A damaged file raises OSError (gzip, bz2, Arrow's zstd), zlib.error or LZMAError; a
             # truncated one mostly EOFError.
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
@@ -111,10 +111,10 @@ class _Unpacked(io.RawIOBase):
                     f"{self._path}: cannot be decompressed by {self._kind} ({first_line(error)});"
                     " it is damaged, truncated or has the wrong suffix: download it again"
                 ) from None
-            if not found:
+            if not data:
                 break
-            buffer[filled : filled + len(found)] = found
-            filled += len(found)
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
         self._size += filled
         # Of the bytes read so far: a decompression bomb is refused long before its end.
         if self._size > UNPACKED_FREELY and self._size > RATIO * self._packed.tell():

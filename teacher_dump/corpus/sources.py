@@ -142,13 +142,13 @@ class HubSource(CorpusSource):
             )
 
     def identity(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
-        found |= {"split": self._split, "revision": self._revision}
+        identity: dict[str, Any] = {"kind": "hf", "name": self._dataset, "config": self._config}
+        identity |= {"split": self._split, "revision": self._revision}
         self._identified = self._checked or self._hashed()
         if self._identified is not None:
             # Only the name, as for files: the folder may be moved.
-            found |= {"name": Path(self._dataset).resolve().name, "sha256": self._identified}
-        return found
+            identity |= {"name": Path(self._dataset).resolve().name, "sha256": self._identified}
+        return identity
 
     def _hashed(self) -> str | None:
         """Return the SHA-256 of names and hashes of a local folder's files; None for the hub."""

@@ -94,26 +94,26 @@ def has_cell(row: Mapping[str, Any], name: str) -> bool:
 
 def names_in(row: Mapping[str, Any]) -> list[str]:
     """List the columns of a row, each followed by the columns nested in it, with a dot."""
-    found = []
+    names = []
     for name, cell in row.items():
-        found.append(name)
+        names.append(name)
         if isinstance(cell, dict):
-            found += [f"{name}.{inner}" for inner in names_in(cell)]
-    return found
+            names += [f"{name}.{inner}" for inner in names_in(cell)]
+    return names
 
 
 def _of_rows(rows: Rows, name: str, unit: str) -> Table:
     """Create a table, called `name` in errors, from rows that name their columns."""
     first = list[tuple[int, Row | None]]()  # blank lines, then the first row
-    for each in rows:
-        first.append(each)
-        if each[1] is not None:
+    for numbered in rows:
+        first.append(numbered)
+        if numbered[1] is not None:
             break
     number, row = first[-1] if first else (1, None)
     names = names_in(row or {})
     textual = [name for name in names if isinstance(cell_of(row or {}, name), str)]
-    place = f"{name}, {unit} {number}"
-    return Table(names, textual, place, lambda columns: chain(first, rows), unit)
+    where = f"{name}, {unit} {number}"
+    return Table(names, textual, where, lambda columns: chain(first, rows), unit)
 
 
 def _delimited(path: Path, seen: Seen) -> Table:
@@ -132,10 +132,10 @@ def _delimited(path: Path, seen: Seen) -> Table:
         cells = _csv_rows(path, seen)
     line, header = next(((number, row) for number, row in cells if not _is_blank(row)), (1, []))
     where = f"{path}, line {line}"
-    found = [name for sign, name in SEPARATORS.items() if len(header) == 1 and sign in header[0]]
-    if found:
+    signs = [name for sign, name in SEPARATORS.items() if len(header) == 1 and sign in header[0]]
+    if signs:
         raise CorpusError(
-            f"{where}: the header {header[0]!r:.60} is one column with {found[0]} in its name, but"
+            f"{where}: the header {header[0]!r:.60} is one column with {signs[0]} in its name, but"
             f" {'tabs divide a .tsv' if tsv else 'commas divide a .csv'}; write the file with"
             " these, or rename the column"
         )
@@ -226,29 +226,29 @@ def _array(path: Path, seen: Seen) -> Rows:
     # One less than the largest: `readline` is called with one byte more.
     text = "\n".join(read_lines(path, seen, longest=sys.maxsize - 1))
     decoder, line, counted_to = json.JSONDecoder(), 1, 0
-    place = _skip_blanks(text, 0)
-    listed = text.startswith("[", place)
-    start = place = _skip_blanks(text, place + listed)
-    while place < len(text) and not (listed and text.startswith("]", place)):
+    position = _skip_blanks(text, 0)
+    listed = text.startswith("[", position)
+    start = position = _skip_blanks(text, position + listed)
+    while position < len(text) and not (listed and text.startswith("]", position)):
         # Counted from the last object on: from the beginning it would take quadratic time.
-        line, counted_to = line + text.count("\n", counted_to, place), place
+        line, counted_to = line + text.count("\n", counted_to, position), position
         where = f"{path}, line {line}"
         try:
-            row, place = decoder.raw_decode(text, place)
+            row, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             raise CorpusError(
                 f"{where}: not JSON ({error}); expected an array of objects, or one after another"
             ) from None
         _check_object(row, where)
-        if not listed and counted_to == start and _skip_blanks(text, place) == len(text):
+        if not listed and counted_to == start and _skip_blanks(text, position) == len(text):
             _check_no_columns(row, where)
         yield line, row
-        place = _skip_blanks(text, place)
-        if listed and text.startswith(",", place):
-            place = _skip_blanks(text, place + 1)
-        elif listed and not text.startswith("]", place):
+        position = _skip_blanks(text, position)
+        if listed and text.startswith(",", position):
+            position = _skip_blanks(text, position + 1)
+        elif listed and not text.startswith("]", position):
             break
-    if (listed and place == len(text)) or _skip_blanks(text, place + listed) < len(text):
+    if (listed and position == len(text)) or _skip_blanks(text, position + listed) < len(text):
         raise CorpusError(
             f"{path}: the array of objects has no end, or is followed by other text, because the"
             " file was truncated, or several files were concatenated; download it again"
@@ -259,7 +259,7 @@ def _check_no_columns(row: Row, where: str) -> None:
     """Raise CorpusError if a file's only object looks like a table stored by columns."""
     lists = [cell for cell in row.values() if isinstance(cell, list)]
     length = len(lists[0]) if lists and len(lists) == len(row) else 0
-    nested = any(isinstance(each, list | dict) for cell in lists for each in cell)
+    nested = any(isinstance(value, list | dict) for cell in lists for value in cell)
     if length > 1 and {len(cell) for cell in lists} == {length} and not nested:
         raise CorpusError(
             f"{where}: one object with lists of {length} cells, expected an object for each row;"
@@ -267,11 +267,11 @@ def _check_no_columns(row: Row, where: str) -> None:
         )
 
 
-def _skip_blanks(text: str, place: int) -> int:
+def _skip_blanks(text: str, position: int) -> int:
     # The four whitespace characters of JSON (RFC 8259). `str.isspace` accepts more.
-    while place < len(text) and text[place] in " \t\r\n":
-        place += 1
-    return place
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
 
 
 def _parquet(path: Path, seen: Seen) -> Table:
@@ -279,7 +279,7 @@ def _parquet(path: Path, seen: Seen) -> Table:
 
     with _readable(path), pq.ParquetFile(path) as file:
         schema = file.schema_arrow
-    kinds = [pair for each in schema for pair in _kinds(each.name, each.type)]
+    kinds = [pair for column in schema for pair in _kinds(column.name, column.type)]
     textual = [name for name, kind in kinds if _is_text(kind)]
     others = {name: str(kind) for name, kind in kinds if not (_is_text(kind) or is_list(kind))}
     features = features_in(schema.metadata, path)
@@ -346,8 +346,8 @@ def _named_rows(rows: Iterable[Row], features: Mapping[str, Any], where: str) ->
 def dataset_table(rows: Any, where: str) -> Table:
     """Create a table from a dataset of `datasets`, loaded or streamed."""
     described = rows.features.to_dict() if rows.features else {}
-    found = _named_rows(rows, described, where)
-    return _of_rows(found, where, "row")
+    numbered = _named_rows(rows, described, where)
+    return _of_rows(numbered, where, "row")
 
 
 def saved_dataset(path: Path, split: str | None = None) -> Any:
@@ -359,24 +359,24 @@ def saved_dataset(path: Path, split: str | None = None) -> Any:
     from datasets import load_from_disk
 
     try:
-        found = load_from_disk(str(path))
+        dataset = load_from_disk(str(path))
     except Exception as error:  # `datasets` raises errors of any type for a damaged folder
         raise CorpusError(
             f"{path}: not a readable data set ({first_line(error)}); save it again"
         ) from None
-    if not isinstance(found, dict):
-        if split not in (None, DEFAULT_SPLIT, found.split):
+    if not isinstance(dataset, dict):
+        if split not in (None, DEFAULT_SPLIT, dataset.split):
             raise CorpusError(f"{path}: is one data set without splits; leave :{split} out")
-        return found
-    if split is None and len(found) == 1:
-        (split,) = found
-    if split not in found:
-        listed = ", ".join(map(repr, found)) or "none"
+        return dataset
+    if split is None and len(dataset) == 1:
+        (split,) = dataset
+    if split not in dataset:
+        listed = ", ".join(map(repr, dataset)) or "none"
         raise CorpusError(
             f"{path}: is a data set of several splits, {listed}; name one of them:"
-            f" {path / next(iter(found), 'train')}"
+            f" {path / next(iter(dataset), 'train')}"
         )
-    return found[split]
+    return dataset[split]
 
 
 TABLES: dict[str, Callable[[Path, Seen], Table]] = {

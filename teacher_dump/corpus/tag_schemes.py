@@ -41,9 +41,9 @@ def scheme_of(tags: Iterable[str], steps: Iterable[Step] = ()) -> str | None:
             return name
     if not prefixes & {FIRST, OTHER} or not prefixes <= {OUTSIDE, FIRST, OTHER}:
         return None
-    known = [(before, tag) for before, tag in steps if before is not None]
-    started = [pair for pair in known if pair[1].startswith(OTHER) and not _same(*pair)]
-    apart = [pair for pair in known if pair[1].startswith(FIRST) and not _same(*pair)]
+    pairs = [(before, tag) for before, tag in steps if before is not None]
+    started = [pair for pair in pairs if pair[1].startswith(OTHER) and not _same(*pair)]
+    apart = [pair for pair in pairs if pair[1].startswith(FIRST) and not _same(*pair)]
     return "IOB1" if started and not apart else "IOB2"
 
 
@@ -60,18 +60,18 @@ def _same(before: str, tag: str) -> bool:
 
 def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     """Find the entities of a sentence in any scheme: (begin, end, kind) in words, end exclusive."""
-    found: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str]] = []
     going_on = ""  # kind of the entity that the next word may continue
-    for place, tag in enumerate(tags):
+    for index, tag in enumerate(tags):
         mark, kind = tag[:2], tag[2:]
         if tag == OUTSIDE:
             going_on = ""
             continue
         if mark in BEGINNINGS or going_on != kind:
-            found.append((place, place, kind))
-        found[-1] = (found[-1][0], place + 1, kind)
+            spans.append((index, index, kind))
+        spans[-1] = (spans[-1][0], index + 1, kind)
         going_on = "" if mark in ENDS else kind
-    return found
+    return spans
 
 
 def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> list[str]:
@@ -87,8 +87,8 @@ def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> 
 
 def written_in(tag: str, scheme: str) -> str:
     """Convert a tag of the scheme ENTITIES to IOB2, or to a scheme of LAST_AND_SINGLE."""
-    found = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
-    marks = dict(zip(LAST_AND_SINGLE[ENTITIES], found, strict=True))
+    target_marks = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
+    marks = dict(zip(LAST_AND_SINGLE[ENTITIES], target_marks, strict=True))
     return marks.get(tag[:2], tag[:2]) + tag[2:]
 
 

@@ -66,20 +66,20 @@ class TaggedLayout:
     def note(self) -> str | None:
         """Describe which columns are read and which lines are skipped; None if the file has nothing
         but words and tags."""
-        found = []
+        notes = []
         if self.conllu:
-            found.append("read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens")
+            notes.append("read as CoNLL-U: words (FORM) with UPOS tags, without multiword tokens")
         elif self.width > 2:
-            found.append(
+            notes.append(
                 f"of {self.width} columns the first holds the words, and column {self.tag + 1} the"
                 " tags"
             )
         if self.comments:
-            found.append(
+            notes.append(
                 f"lines that start with # and have no tag are comments, and skipped"
                 f" ({self.comments:,} of the first {PEEK_LINES:,} lines)"
             )
-        return "; ".join(found) or None
+        return "; ".join(notes) or None
 
 
 def tagged_layout(path: Path, parts_of_speech: bool = False) -> TaggedLayout:
@@ -119,7 +119,7 @@ def _width(rows: list[list[str]]) -> int:
     """Count the columns of the first row, without columns at the end that are empty in all rows."""
     # A row of another width is an error of the file, reported at its line; it widens no column.
     alike = [row for row in rows if len(row) == len(rows[0])]
-    filled = (place for row in alike for place, cell in enumerate(row, 1) if cell.strip())
+    filled = (number for row in alike for number, cell in enumerate(row, 1) if cell.strip())
     return max(2, max(filled, default=2))
 
 

@@ -49,11 +49,11 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
             if not is_packed(path):
                 seen(raw)
             if number == 1 and (
-                found := [name for mark, name in MARKS.items() if raw.startswith(mark)]
+                encodings := [name for mark, name in MARKS.items() if raw.startswith(mark)]
             ):
                 raise CorpusError(
-                    f"{path}: looks like {found[0]}, expected UTF-8; convert it:"
-                    f" {_iconv(found[0], path)}"
+                    f"{path}: looks like {encodings[0]}, expected UTF-8; convert it:"
+                    f" {_iconv(encodings[0], path)}"
                 )
             if (nul := raw.find(b"\0")) >= 0:
                 raise CorpusError(
@@ -66,9 +66,9 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
                 # A line cut at `longest` may end inside a character: below it is refused as too
                 # long.
                 if len(raw) <= longest or error.reason != "unexpected end of data":
-                    others = position - characters
+                    extra = position - characters
                     sample = raw + file.read(BLOCK)
-                    raise _not_utf8(path, number, position, raw, error, others, sample) from None
+                    raise _not_utf8(path, number, position, raw, error, extra, sample) from None
             if len(raw) > longest:
                 raise CorpusError(
                     f"{path}, line {number}: longer than {longest:,} bytes; "
@@ -119,11 +119,11 @@ def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterat
 
 def inner_return(path: Path, number: int) -> CorpusError:
     """Return the error for a line with a carriage return, with a command that converts the file."""
-    made = f"{stem_of(path)}.lines{suffix_of(path)}"
+    output = f"{stem_of(path)}.lines{suffix_of(path)}"
     return CorpusError(
         f"{path}, line {number}: a carriage return inside the line, where others end with a line"
         f" feed; write one kind of line end: {unpacked(path)} | sed 's/\\r$//; s/\\r/\\n/g' >"
-        f" {quote(made)}"
+        f" {quote(output)}"
     )
 
 
@@ -139,12 +139,12 @@ def _not_utf8(
     position: int,
     raw: bytes,
     error: UnicodeDecodeError,
-    others: int,
+    extra: int,
     sample: bytes,
 ) -> CorpusError:
     """Return the error for a line that is not UTF-8, with a command that converts the file.
 
-    others: the number of bytes that the characters of earlier lines have beyond one each.
+    extra: the number of bytes that the characters of earlier lines have beyond one each.
     sample: the line and the next BLOCK bytes.
     """
     # The decoder counts from the first byte after a byte order mark.
@@ -158,7 +158,7 @@ def _not_utf8(
     # Text of another encoding has few bytes that are valid as UTF-8, and broken ones on each line.
     text = sample.decode("utf-8", "ignore")
     valid = len(text.encode())
-    if others + valid - len(text) > len(sample) - valid:
+    if extra + valid - len(text) > len(sample) - valid:
         return CorpusError(
             f"{where}: a broken character in UTF-8 text, such as one that was cut off; remove it:"
             f" {_iconv('UTF-8', path, '-c ')}"
@@ -182,5 +182,5 @@ def _guess_encoding(raw: bytes) -> tuple[str, str]:
 
 def _iconv(encoding: str, path: Path, option: str = "") -> str:
     """Return the command that writes a file of another encoding, or a broken one, as UTF-8."""
-    made = quote(f"{stem_of(path)}.utf8{suffix_of(path)}")
-    return f"{unpacked(path)} | iconv {option}-f {encoding} -t UTF-8 > {made}"
+    output = quote(f"{stem_of(path)}.utf8{suffix_of(path)}")
+    return f"{unpacked(path)} | iconv {option}-f {encoding} -t UTF-8 > {output}"

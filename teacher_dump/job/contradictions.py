@@ -146,9 +146,9 @@ def _parallel_contradictions(options: DumpOptions, column: str) -> Iterator[str]
 def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
     """Yield a message for each option that does not apply to a head."""
     article = "an" if head == "embedding" else "a"
-    found = f"the teacher's head is: {head}"
+    reason = f"the teacher's head is: {head}"
     if head == "none" and options.logits == "none":
-        found = "no head is loaded with --logits none"
+        reason = "no head is loaded with --logits none"
     if head in TASKS and options.logits not in (None, "none"):
         yield (
             f"--logits {options.logits}: applies to the logits of a vocabulary; all logits of a"
@@ -178,12 +178,12 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
         )
     if head != "causal" and options.messages is not None:
         yield (
-            f"--messages {options.messages}: applies to a causal head, and {found}; give a decoder"
+            f"--messages {options.messages}: applies to a causal head, and {reason}; give a decoder"
             " and its logits, or leave --messages out"
         )
     # Both words change nothing for other heads (`Teacher.start_with`).
     if head != "causal" and options.bos not in (AUTO, "none"):
-        yield f"--bos {options.bos}: applies to a causal head, and {found}; leave --bos out"
+        yield f"--bos {options.bos}: applies to a causal head, and {reason}; leave --bos out"
     if head == "causal" and options.views > 1:
         # A causal teacher never saw [MASK]; its logits for masked words would mean nothing.
         yield f"--views {options.views}: a causal head reads no masked words; use --views 1"

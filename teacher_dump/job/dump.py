@@ -270,8 +270,8 @@ def _write(
                 with stop.deferred():
                     write_part(plan, writer, part, words, done, advance, behind)
                 # If the calibration read this part, its time belongs to the part's speed.
-                before = first_pass.seconds if first_pass else 0.0
-                progress.end(number, windows, time.perf_counter() - start + before)
+                first_seconds = first_pass.seconds if first_pass else 0.0
+                progress.end(number, windows, time.perf_counter() - start + first_seconds)
                 stop.check()
             first_pass = None
             count(done, windows)
@@ -307,13 +307,13 @@ def check_finished(
 
     Raises UserError if the teacher, the text or an option differs, or if a part is missing.
     """
-    found = StoreWriter.changed_arguments(stored, identity, features.to_json())
-    check_same_dump(out, found)
+    changes = StoreWriter.changed_arguments(stored, identity, features.to_json())
+    check_same_dump(out, changes)
     try:
         with closing(open_store(out)) as store:
             # An array of each part is read, so that a missing part is found here.
             parts = len(store.manifest.parts)
-            numbers = [store.part(place).all("sequence/document") for place in range(parts)]
+            numbers = [store.part(number).all("sequence/document") for number in range(parts)]
             # Documents are numbered from 0, and parts hold them in order.
             documents = 1 + int(numbers[-1][-1])
             return documents, len(store), int(store.meta["tokens"]), parts
@@ -328,11 +328,11 @@ def check_finished(
 def check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
     """Raise UserError if the finished store at `out` was made with other arguments; `found` is the
     result of `differences`."""
-    each = list(found)
-    differ = described(each)
+    changes = list(found)
+    differ = described(changes)
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
-        grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in each)
+        grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in changes)
         able = takes_option("grow_from") is not False  # imports do not
         way = f" (to dump only what is new: --grow-from {quote(str(out))} --out ANOTHER)"
         raise UserError(

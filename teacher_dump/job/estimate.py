@@ -80,8 +80,8 @@ class Estimate:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report."""
         about = "" if self.exact else "about "
-        words = f"{counted(self.tokens, 'teacher token')} of {counted(self.documents, 'document')}"
-        yield f"corpus    {about}{words}"
+        corpus = f"{counted(self.tokens, 'teacher token')} of {counted(self.documents, 'document')}"
+        yield f"corpus    {about}{corpus}"
         yield f"parts     at most {self.parts:,}"
         for name, size in sorted(self.bytes_by_feature.items(), key=lambda item: -item[1]):
             yield f"bytes     {name:24} {readable(size):>8}, {size / self.tokens:,.2f} a token"
@@ -144,8 +144,8 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
     parts = cut_parts(sampled, Counter(), stop, sample, None)
     windows = first_of(parts, plan, say)
     # The teacher reads the first part only; the tokens of the others are just counted.
-    found = tokens_of(windows) + sum(map(tokens_of, parts))
-    tokens = round(found * sample.characters / sample.sampled_characters)
+    sample_tokens = tokens_of(windows) + sum(map(tokens_of, parts))
+    tokens = round(sample_tokens * sample.characters / sample.sampled_characters)
     if options.limit is not None:
         tokens = min(tokens, options.limit)
     with tempfile.TemporaryDirectory(prefix="teacher-dump-plan-") as folder:
@@ -181,7 +181,7 @@ def _bytes_by_feature(
     """Estimate the bytes of all parts from the part that holds the sample."""
     size, parts = tokens_of(windows), ceil(tokens / part_tokens)
     sizes = stored_sizes(out, 0)
-    found = {"metadata": float(sizes.pop(METADATA) * parts)}
+    totals = {"metadata": float(sizes.pop(METADATA) * parts)}
     none = (0,) * sampled.features.views
     # Only shapes of rows are needed, so counts of characters, draws and distinct ids can be 0.
     counts = Counts(len(windows), size, 0, 0, none, none)
@@ -192,13 +192,13 @@ def _bytes_by_feature(
             # Different ids of a part grow as the root of its tokens (Heaps' law), as words do.
             factor = parts * max(1.0, min(tokens, part_tokens) / size) ** 0.5
         else:
-            whole, rest, measured = (
+            full, rest, measured = (
                 stored_rows(out, specs[name], number) for number in (part_tokens, last, size)
             )
-            factor = ((parts - 1) * whole + rest) / measured
+            factor = ((parts - 1) * full + rest) / measured
         feature = _feature(name)
-        found[feature] = found.get(feature, 0.0) + stored * factor
-    return found
+        totals[feature] = totals.get(feature, 0.0) + stored * factor
+    return totals
 
 
 class _Sample(Corpus):
@@ -219,11 +219,11 @@ class _Sample(Corpus):
         for document in tqdm(documents, desc="sample", unit="doc", disable=None, leave=False):
             self.characters += len(document.text)
             self.documents = document.number + 1
-            place = document.number
-            if place >= DOCUMENTS:
-                place = chance.randrange(place + 1)
-            if place < DOCUMENTS:
-                self._documents[place : place + 1] = [_shortened(document)]
+            slot = document.number
+            if slot >= DOCUMENTS:
+                slot = chance.randrange(slot + 1)
+            if slot < DOCUMENTS:
+                self._documents[slot : slot + 1] = [_shortened(document)]
         self.sampled_characters = sum(len(document.text) for document in self._documents)
         self.exact = self.sampled_characters == self.characters
         # In the order of the corpus, the sampled part would hold the first documents only.
@@ -323,21 +323,21 @@ def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
 def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
     """Estimate the bytes outside the parts. `outside` has the bytes of the sample's arrays by path;
     the bytes of weights are scaled up to all weights."""
-    found = float(sum(outside.values()))
+    total = float(sum(outside.values()))
     if plan.options.weights:
         written = {name: array.nbytes for name, array in _sampled_weights(plan.teacher)}
-        whole = sum(array.nbytes for _, array in plan.teacher.weights())
+        full = sum(array.nbytes for _, array in plan.teacher.weights())
         stored = sum(outside[f"teacher/weights/{name}"] for name in written)
-        found += stored * (whole / sum(written.values()) - 1)
-    return found
+        total += stored * (full / sum(written.values()) - 1)
+    return total
 
 
 def _feature(name: str) -> str:
     """Return the feature of an array of a part, without the view: `hidden/mean`, `logits`."""
-    first, *more = name.split("/")
+    first, *rest = name.split("/")
     if first.startswith("view"):
-        return "/".join(more[: 2 if more[0] in ("hidden", "attention") else 1])
-    return "text and tokens" if first in ("text", "token") else "/".join([first, *more[:-1]])
+        return "/".join(rest[: 2 if rest[0] in ("hidden", "attention") else 1])
+    return "text and tokens" if first in ("text", "token") else "/".join([first, *rest[:-1]])
 
 
 def _duration(seconds: float) -> str:

@@ -97,8 +97,8 @@ def window_length(requested: int | None, teacher: Teacher) -> int:
             f" {teacher.sparse_from}, or set attention_type to original_full in its config.json"
         )
     check_length(requested, limit)
-    own = teacher.text_vectors.max_length if teacher.text_vectors else None
-    limits = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, own) if n]
+    vector_limit = teacher.text_vectors.max_length if teacher.text_vectors else None
+    limits = [int(n) for n in (DEFAULT_MAX_LENGTH, limit, vector_limit) if n]
     return min(limits) if requested is None else requested
 
 
@@ -146,9 +146,9 @@ def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
     which is what a store holds."""
     if options.label_column is None or output_kind == "one label":
         return
-    given = "numbers, not labels" if output_kind == "numbers" else "several labels at once"
+    output = "numbers, not labels" if output_kind == "numbers" else "several labels at once"
     raise UserError(
-        f"--label-column {options.label_column}: the teacher {options.model} gives a text {given},"
+        f"--label-column {options.label_column}: the teacher {options.model} gives a text {output},"
         " and a store holds one gold label per text; leave --label-column out"
     )
 

@@ -86,7 +86,7 @@ class Growth:
         then, now = facts(self.store), {**identity, "config": json.loads(config)}
         merged = is_merged(self.store.identity.get("corpus"))
         versions = other_versions(self.store.meta["software"])
-        found = [
+        changes = [
             (key, old, new)
             for key, old, new in fact_differences(then, now)
             if key.split(".")[0] != "corpus"
@@ -98,11 +98,11 @@ class Growth:
         ]
         # Older stores have the problem type in config.json alone, which `store.task` reads.
         stored = replace(self.store.features, task=self.store.task)
-        found += differences(stored.to_json(), features.to_json(), "features")
-        if found:
+        changes += differences(stored.to_json(), features.to_json(), "features")
+        if changes:
             raise UserError(
                 f"--grow-from {self.store.path}: was made by another teacher or with other options:"
-                f" {first_few(described(found))}; use the store's teacher and options, or dump"
+                f" {first_few(described(changes))}; use the store's teacher and options, or dump"
                 " the whole corpus without --grow-from"
             )
 
@@ -114,17 +114,17 @@ class Growth:
         """
         corpus = _DocumentHashes.of_windows(windows)
         stored = _DocumentHashes(stored_digests(self.store))
-        found, new = _match_hashes(stored.digests, corpus.digests)
-        missing = stored.numbers[~found]
+        matched, new = _match_hashes(stored.digests, corpus.digests)
+        missing = stored.numbers[~matched]
         self._report(missing, int(new.sum()), len(corpus.numbers), say)
         dropped = np.unique(missing) if self.gone != "keep" else missing[:0]
         sequences, counts = {}, Counter[str]()
-        for place, numbers in enumerate(document_numbers(self.store)):
-            chosen = ~np.isin(numbers, dropped)
-            if chosen.any():
+        for part, numbers in enumerate(document_numbers(self.store)):
+            copied = ~np.isin(numbers, dropped)
+            if copied.any():
                 # None lets `take_part` link the files of a whole part; its values are not read.
-                sequences[place] = None if chosen.all() else chosen
-                counts.update(self._counts(place, chosen))
+                sequences[part] = None if copied.all() else copied
+                counts.update(self._counts(part, copied))
         counts["parts"] = len(sequences)
         # Numbers of dropped documents are not used again.
         counts["documents"] = int(stored.numbers.max()) + 1
@@ -154,16 +154,16 @@ class Growth:
         done = "left out" if self.gone == "forget" else "copied"
         say(f"gone: {whose} not in the corpus: {done}")
 
-    def _counts(self, place: int, chosen: Array) -> Counter[str]:
-        """Count the chosen sequences of a part, with the keys that `parts.count` uses."""
-        reader, task = self.store.part(place), self.store.features.task
+    def _counts(self, part: int, copied: Array) -> Counter[str]:
+        """Count the copied sequences of a part, with the keys that `parts.count` uses."""
+        reader, task = self.store.part(part), self.store.features.task
         lengths = np.diff(reader.token_start)
-        found = Counter(sequences=int(chosen.sum()), tokens=int(lengths[chosen].sum()))
+        counts = Counter(sequences=int(copied.sum()), tokens=int(lengths[copied].sum()))
         if task:
             labels = reader.all(task.gold)
-            rows = np.repeat(chosen, lengths) if task.kind == "tagging" else chosen
-            found["gold"] = int((labels[rows] >= 0).sum())
-        return found
+            rows = np.repeat(copied, lengths) if task.kind == "tagging" else copied
+            counts["gold"] = int((labels[rows] >= 0).sum())
+        return counts
 
 
 @dataclass(frozen=True)
@@ -195,18 +195,18 @@ class CopyPlan:
 
     def copy(self, writer: StoreWriter, check: Callable[[], object]) -> None:
         """Publish the copied parts, numbered from 0; `check` is called before each part."""
-        for number, (place, chosen) in enumerate(self.sequences.items()):
+        for number, (part, copied) in enumerate(self.sequences.items()):
             check()
-            take_part(writer, number, self.store, place, chosen)
+            take_part(writer, number, self.store, part, copied)
 
 
 class _DocumentHashes:
     """Holds hashes, numbers and token counts of documents, in their order."""
 
-    def __init__(self, found: Iterable[tuple[int, bytes]]) -> None:
+    def __init__(self, numbered: Iterable[tuple[int, bytes]]) -> None:
         # Flat buffers: number, digest and token count of a document take 32 bytes.
         numbers, digests = array("q"), bytearray()
-        for number, digest in found:
+        for number, digest in numbered:
             numbers.append(number)
             digests += digest
         self.numbers = np.frombuffer(numbers, np.int64)
@@ -219,26 +219,26 @@ class _DocumentHashes:
 
         # By document: the windows of a whole corpus do not fit into memory.
         def digests() -> Iterator[tuple[int, bytes]]:
-            for _, some in groupby(windows, attrgetter("document")):
-                document = list(some)
+            for _, group in groupby(windows, attrgetter("document")):
+                document = list(group)
                 tokens.append(tokens_of(document))
                 yield from window_digests(document)
 
-        found = _DocumentHashes(digests())
-        found.tokens = np.frombuffer(tokens, np.int64)
-        return found
+        hashes = _DocumentHashes(digests())
+        hashes.tokens = np.frombuffer(tokens, np.int64)
+        return hashes
 
 
 def _corpora(corpus: Any) -> list[Any]:
     """List the corpora of a store that was made by --grow-from: its earlier ones, the oldest first,
     then its last."""
-    before = corpus.get("grown_from") if isinstance(corpus, dict) else None
-    if not isinstance(before, dict):
+    parent = corpus.get("grown_from") if isinstance(corpus, dict) else None
+    if not isinstance(parent, dict):
         return [corpus]
-    earlier = before.get("corpora")
-    own = {key: value for key, value in before.items() if key != "corpora"}
+    earlier = parent.get("corpora")
+    grown_from = {key: value for key, value in parent.items() if key != "corpora"}
     # Flat: otherwise each growth would nest the identity one level deeper.
-    return [*(earlier if isinstance(earlier, list) else []), {**corpus, "grown_from": own}]
+    return [*(earlier if isinstance(earlier, list) else []), {**corpus, "grown_from": grown_from}]
 
 
 def _match_hashes(stored: Array, corpus: Array) -> tuple[Array, Array]:
@@ -259,6 +259,6 @@ def _occurrences(hashes: Array) -> Array:
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     first = np.searchsorted(ordered, ordered)
-    found = np.empty(len(hashes), np.int64)
-    found[order] = np.arange(len(hashes)) - first
-    return found
+    counts = np.empty(len(hashes), np.int64)
+    counts[order] = np.arange(len(hashes)) - first
+    return counts

@@ -45,8 +45,8 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     Raises UserError if the config.json lacks a requested layer or head, or has a smaller vocabulary
     or shorter inputs; CorpusError like `Corpus.open`. Loads neither torch nor the weights.
     """
-    found = resolve_teacher(options.model, options.gguf)
-    model = replace(found, trusted=options.trust_remote_code)
+    resolved = resolve_teacher(options.model, options.gguf)
+    model = replace(resolved, trusted=options.trust_remote_code)
     config = config_of(model)
     layers = layers_of(config)
     if layers is not None:
@@ -128,7 +128,7 @@ def load_for_dump(
 
     if options.precision != "auto":
         return load(options.precision), options
-    teacher, precision = load_fastest(load, (each.text for each in islice(corpus, TEXTS)), say)
+    teacher, precision = load_fastest(load, (doc.text for doc in islice(corpus, TEXTS)), say)
     return teacher, replace(options, precision=precision)
 
 

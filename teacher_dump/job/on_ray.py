@@ -128,7 +128,7 @@ class _Driver:
                 done = self._ended()
             end = time.monotonic() + SEALED
             # Workers that only found the store finished may report before the one that sealed it.
-            while self._running and not any(each.store for each in done):
+            while self._running and not any(summary.store for summary in done):
                 done += self._ended()
                 if time.monotonic() > end:
                     break
@@ -137,7 +137,7 @@ class _Driver:
                 f"--ray {self._job.options.ray}: the cluster no longer responds ({short(error)});"
                 " run the same command to continue"
             ) from None
-        return next((each for each in done if each.store), done[0])
+        return next((summary for summary in done if summary.store), done[0])
 
     def _start(self) -> None:
         """Start a worker for each free place of the cluster, and one more that waits for a node to
@@ -165,8 +165,8 @@ class _Driver:
         self._stop.check()
         ready, self._running = self._ray.wait(self._running, timeout=LOOK)
         self._stop.check()
-        found = (self._result(each) for each in ready)
-        return [each for each in found if each is not None]
+        summaries = (self._result(ref) for ref in ready)
+        return [summary for summary in summaries if summary is not None]
 
     def _result(self, ended: Any) -> ProcessSummary | None:
         """Return the report of a worker that ended; None if it died.
@@ -174,7 +174,7 @@ class _Driver:
         Raises UserError if it refused its input, or failed by a bug.
         """
         try:
-            found: ProcessSummary | str = self._ray.get(ended)
+            report: ProcessSummary | str = self._ray.get(ended)
         # Before RayError, its base class: an exception in a worker is not a death to recover from.
         except self._ray.exceptions.RayTaskError as error:
             raise UserError(
@@ -184,9 +184,9 @@ class _Driver:
         except self._ray.exceptions.RayError as error:
             self._died(error)
             return None
-        if isinstance(found, str):
-            raise UserError(f"a worker on {found}")
-        return found
+        if isinstance(report, str):
+            raise UserError(f"a worker on {report}")
+        return report
 
     def _died(self, error: Exception) -> None:
         """Count a death. Raises UserError if too many workers died since the last new part."""

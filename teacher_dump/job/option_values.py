@@ -33,7 +33,7 @@ class Shard(NamedTuple):
 
 
 def shard_of(spec: str | None) -> Shard | None:
-    """Return the place of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
+    """Return the shard of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
 
     Returns None if it is the only process. Raises UserError if `--shard` is not i/n, or if a
     variable is not a number.
@@ -41,9 +41,9 @@ def shard_of(spec: str | None) -> Shard | None:
     if spec is None:
         size = torchrun_number("WORLD_SIZE", 1)
         return Shard(torchrun_number("RANK", 0), size) if size > 1 else None
-    place, processes = (whole_number(word) for word in spec.partition("/")[::2])
-    if place is not None and processes is not None and place < processes:
-        return Shard(place, processes)
+    index, processes = (whole_number(word) for word in spec.partition("/")[::2])
+    if index is not None and processes is not None and index < processes:
+        return Shard(index, processes)
     raise UserError(
         f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, such as 0/4"
     )

@@ -288,11 +288,11 @@ class DumpOptions:
     def _fill_in(self) -> None:
         """Replace `auto` of --hidden and --attention, and the features of an alias."""
         default = "none" if self.head in TEXT_HEADS else "mean"
-        found = {name: default for name in ("hidden", "attention") if getattr(self, name) == AUTO}
+        values = {name: default for name in ("hidden", "attention") if getattr(self, name) == AUTO}
         free = self.head == self.hidden == self.attention == AUTO and self.logits is None
         if free and not self.text_only and (alias := features_of_alias(self.model)):
-            found = {"head": alias[0], "hidden": alias[1], "attention": "none"}
-        for name, value in found.items():
+            values = {"head": alias[0], "hidden": alias[1], "attention": "none"}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def resolved(self) -> Self:

@@ -113,16 +113,16 @@ def _reader(
         if spec.tier == "head":
             return values.float().cpu().numpy(), log_partitions(decoder, values)
         if spec.tier == "topk":
-            found: tuple[Array, ...] = top_logits(decoder, values, spec.size)
+            arrays: tuple[Array, ...] = top_logits(decoder, values, spec.size)
         else:
             draws = [_uniform(keys[i], (len(windows[i].ids), spec.size)) for i in batch]
-            found = sampled_logits(decoder, values, np.concatenate(draws))
+            arrays = sampled_logits(decoder, values, np.concatenate(draws))
         if not spec.observed:
-            return found
+            return arrays
         # The last row of a window has no next token; the writer stores -inf there.
         following = np.concatenate([np.roll(windows[i].ids, -1) for i in batch])
-        observed = observed_logprobs(decoder, values, following, found[-1])
-        return *found[:-1], observed, found[-1]
+        observed = observed_logprobs(decoder, values, following, arrays[-1])
+        return *arrays[:-1], observed, arrays[-1]
 
     return read
 
@@ -180,19 +180,19 @@ def calibration(
         return stored
     step = max(1, tokens_of(windows) // CALIBRATION_TOKENS)
     inputs = [w.ids for w in windows]
-    chosen = np.arange(0, len(windows), step)
-    found = length_batches([len(inputs[i]) for i in chosen], plan.options.tokens_per_batch)
-    batches = [chosen[batch] for batch in found]
+    sampled = np.arange(0, len(windows), step)
+    groups = length_batches([len(inputs[i]) for i in sampled], plan.options.tokens_per_batch)
+    batches = [sampled[batch] for batch in groups]
     states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
-    tokens = tokens_of([windows[i] for i in chosen])
+    tokens = tokens_of([windows[i] for i in sampled])
     maps = sum(len(batch) * max(len(inputs[i]) for i in batch) ** 2 for batch in batches)
     fits = maps * len(plan.features.attention) <= KEPT_WEIGHTS
     # The outputs are stored if possible: a second pass over a small first part took three of ten
     # minutes (135M teacher, CPU). They are not stored if only some windows were run: rounding
     # depends on the batch, and the dump has other batches.
     same = step == 1 and all(w.read is None for w in windows)
-    whole = first_pass if fits and same else None
-    again = "" if whole else "; the dump reads them again"
+    cache = first_pass if fits and same else None
+    again = "" if cache else "; the dump reads them again"
     say(
         f"calibrate {counted(tokens, 'teacher token')} of the first part are read to measure the"
         f" mean and standard deviation of the states{again}"
@@ -200,20 +200,20 @@ def calibration(
     # If the outputs are not stored, the dump reads and counts this part again: the tally is
     # discarded.
     tally, read = Counter[str](), None
-    if whole:
+    if cache:
         # Numbered from 0: a grown store, whose new sequences follow copied ones, is not calibrated.
         keys = [(plan.options.seed, 0, i) for i in range(len(windows))]
-        tally, read = whole.tally, _reader(teacher.decoder, plan.features, keys, windows)
+        tally, read = cache.tally, _reader(teacher.decoder, plan.features, keys, windows)
     start = time.perf_counter()
     with Progress(None, tokens, False, say, "calibrate") as progress:
         for output in forward(teacher, windows, inputs, batches, 0, tally, read):
             for name, values in output.hidden.items():
                 states[name].append(values)
-            if whole:
-                whole.outputs.append(output)
+            if cache:
+                cache.outputs.append(output)
             progress.advance(int(output.lengths.sum()))
-    if whole:
-        whole.seconds = time.perf_counter() - start
+    if cache:
+        cache.seconds = time.perf_counter() - start
     return {name: mean_and_deviation(parts) for name, parts in states.items()}
 
 

@@ -72,10 +72,10 @@ def parts_of(
 ) -> tuple[CopyPlan | None, Iterator[list[Window]]]:
     """Cut the corpus into parts. With --grow-from, cut only its new documents, and also return what
     to copy from that store."""
-    whole = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
+    parts = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
     if plan.growth is None:
-        return None, whole
-    copy_plan = plan.growth.compare(itertools.chain.from_iterable(whole), say)
+        return None, parts
+    copy_plan = plan.growth.compare(itertools.chain.from_iterable(parts), say)
     # --limit may have cut the last document; its tokens are counted as far as they were read.
     limit = max(1, copy_plan.tokens)
     # With counters of its own: the comparison has counted every document in `counters` already.

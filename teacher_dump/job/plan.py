@@ -242,20 +242,20 @@ def planned(
 def _resolved(options: DumpOptions, started: Mapping[str, Any] | None) -> DumpOptions:
     """Replace every `auto`, as in a started store: precision and size of batches are in the
     identity, and another machine that continues the store may choose others."""
-    found: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     if options.precision == "auto":
-        found["precision"] = _stored_argument(started, "precision", str)
+        stored["precision"] = _stored_argument(started, "precision", str)
     if options.batch_tokens is None:
-        found["batch_tokens"] = _stored_argument(started, "batch_tokens", int)
-    return replace(options.resolved(), **{name: value for name, value in found.items() if value})
+        stored["batch_tokens"] = _stored_argument(started, "batch_tokens", int)
+    return replace(options.resolved(), **{name: value for name, value in stored.items() if value})
 
 
 def _started(options: DumpOptions) -> Mapping[str, Any] | None:
     """Return the root attributes of the store at --out or, if there is none, of --grow-from; None
     without either."""
     for path in (options.out, options.grow_from):
-        if path and (found := StoreWriter.peek(path) or StoreWriter.peek(path, "sealed")):
-            return found
+        if path and (attributes := StoreWriter.peek(path) or StoreWriter.peek(path, "sealed")):
+            return attributes
     return None
 
 
@@ -263,5 +263,5 @@ def _stored_argument(
     started: Mapping[str, Any] | None, name: str, kind: type[Value]
 ) -> Value | None:
     """Return an argument of a started store; None if it is missing, or of another type."""
-    found = object_in(started["identity"], "arguments").get(name) if started else None
-    return found if isinstance(found, kind) else None
+    value = object_in(started["identity"], "arguments").get(name) if started else None
+    return value if isinstance(value, kind) else None

@@ -61,8 +61,8 @@ class Progress:
         """Estimate the tokens of the whole dump; None if the size of the corpus is unknown."""
         if not self._whole or not self._seen:
             return self._limit
-        found = round(self._tokens * max(1.0, self._whole / self._seen))
-        return found if self._limit is None else min(found, self._limit)
+        estimate = round(self._tokens * max(1.0, self._whole / self._seen))
+        return estimate if self._limit is None else min(estimate, self._limit)
 
     def skip(self, part: Sequence[Window]) -> None:
         """Count a part that was published before."""
@@ -98,9 +98,9 @@ class Progress:
         total, spent = self.total(), time.perf_counter() - self._started
         if total is None or not self._here:
             return ""
-        left = max(0, total - self._done) * spent / self._here
+        seconds = max(0, total - self._done) * spent / self._here
         share = min(1.0, self._done / max(1, total))
-        return f", about {share:.0%} of all, {tqdm.format_interval(left)} left"
+        return f", about {share:.0%} of all, {tqdm.format_interval(seconds)} left"
 
 
 def part_line(number: int, sequences: int, tokens: int, seconds: float, so_far: int) -> str:

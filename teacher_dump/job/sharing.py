@@ -383,13 +383,13 @@ class _QueueFiller:
     def _offer(self, number: int, windows: list[Window], data: bytes) -> None:
         """Put a part into the queue; if an earlier run queued or published it, compare it."""
         # A part leaves the queue when it is published, or if its bytes are damaged.
-        before = self._queue.read(number) if number in self._queued else None
+        stored = self._queue.read(number) if number in self._queued else None
         published = self._writer.published
-        if number in self._queued and before is None:
+        if number in self._queued and stored is None:
             published = staging_of(self._writer.path).published()
         if number in published:
             check_published(self._writer, number, windows)
-        elif before is None or not is_whole(before):
+        elif stored is None or not is_whole(stored):
             self._queue.put(number, data, self._lease.token)
-        elif before != data:
+        elif stored != data:
             raise other_sequences(self._writer, number, "in the queue", "its text or tokens differ")

@@ -44,10 +44,10 @@ def config_hash(config: bytes) -> str:
 
 def _hashed_fields(value: Any) -> Any:
     if isinstance(value, list):
-        return [_hashed_fields(each) for each in value]
+        return [_hashed_fields(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {name: _hashed_fields(each) for name, each in value.items() if name not in UNHASHED}
+    return {name: _hashed_fields(field) for name, field in value.items() if name not in UNHASHED}
 
 
 def config_differences(
@@ -92,30 +92,30 @@ def identity_as_stored(
     # config.json, and because libraries add fields to config.json and tokenizer.json.
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
     stored = (attributes or {}).get("identity", {})
-    theirs, found = object_in(stored, "teacher"), deepcopy(identity)
-    if not (attributes and theirs):
+    old, updated = object_in(stored, "teacher"), deepcopy(identity)
+    if not (attributes and old):
         return identity
     versions = other_versions(attributes["software"])
-    ours, config = found["teacher"], files["config.json"]
-    if theirs.get("config_hash") == hashlib.sha256(config).hexdigest():  # an older release's hash
-        ours["config_hash"] = theirs["config_hash"]
-    elif theirs.get("config_hash") != ours["config_hash"]:
+    new, config = updated["teacher"], files["config.json"]
+    if old.get("config_hash") == hashlib.sha256(config).hexdigest():  # an older release's hash
+        new["config_hash"] = old["config_hash"]
+    elif old.get("config_hash") != new["config_hash"]:
         differ = [*config_differences(_stored_config(out), json.loads(config), bool(versions))]
         if not differ:
-            ours["config_hash"] = theirs.get("config_hash")
+            new["config_hash"] = old.get("config_hash")
         # With other weights it is another teacher, which the comparison of identities reports.
-        elif theirs.get("weights_hash") == ours["weights_hash"]:
-            more = f" ({version_words(versions)})" if versions else ""
-            each = first_few([f"{key} is {a} in the store and {b} now" for key, a, b in differ])
+        elif old.get("weights_hash") == new["weights_hash"]:
+            note = f" ({version_words(versions)})" if versions else ""
+            diff = first_few([f"{key} is {a} in the store and {b} now" for key, a, b in differ])
             raise UserError(
-                f"{out}: holds a dump of a teacher with another config.json: {each}{more}; restore"
+                f"{out}: holds a dump of a teacher with another config.json: {diff}{note}; restore"
                 f" that config.json to continue, or {ANOTHER}"
             )
     there = attributes["state"] == "sealed" or StoreWriter.published_counts(out)[0]
     if versions.keys() & {"tokenizers", "transformers"} and there:
         # Safe: `check_published` compares the tokens of each written part with the tokenizer's.
-        found["tokenizer_hash"] = stored.get("tokenizer_hash")
-    return found
+        updated["tokenizer_hash"] = stored.get("tokenizer_hash")
+    return updated
 
 
 def _stored_config(out: Path | str) -> dict[str, Any]:
@@ -157,6 +157,6 @@ def _check_store(store: FeatureStore, teacher: Teacher, say: Callable[[str], obj
             f" ({version_words(versions)}): {first_few(problems)}; install the earlier versions to"
             f" continue (pip install {install}), or {ANOTHER}"
         )
-    some = counted(min(SAMPLE, len(store)), "sequence")
+    sample = counted(min(SAMPLE, len(store)), "sequence")
     named = version_words(versions)
-    say(f"versions  {named}; {some} of {store.path} compared: the numbers are the same")
+    say(f"versions  {named}; {sample} of {store.path} compared: the numbers are the same")

@@ -85,9 +85,9 @@ def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> 
         # By its source, not its value: an option typed with its default also wins over the recipe.
         if context.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
             given[name] = value
-    own = {name: given.pop(name) for name in options_of(MixedVocabOptions)}
+    training_options = {name: given.pop(name) for name in options_of(MixedVocabOptions)}
     dump = StageOneDump(**read_words(StageOneDump, given))
-    options = MixedVocabOptions(dump, **own)
+    options = MixedVocabOptions(dump, **training_options)
     from teachonce.teacher_dump.mixed_vocab import (
         stage_one,  # torch and transformers load only for work
     )

@@ -61,51 +61,51 @@ class MixedTeacher(nn.Module):
         super().__init__()
         assert teacher.decoder is not None  # loaded with --head mlm
         self.network: Any = teacher.model
-        words: Any = self.network.get_input_embeddings()
-        theirs = words.weight.shape[1]
-        check_width(width, theirs, teacher.name)
-        if teacher.decoder.weight.shape[1] != theirs:
+        embeddings: Any = self.network.get_input_embeddings()
+        hidden = embeddings.weight.shape[1]
+        check_width(width, hidden, teacher.name)
+        if teacher.decoder.weight.shape[1] != hidden:
             raise UserError(
                 f"{teacher.name}: the input of its masked-LM head has size"
-                f" {teacher.decoder.weight.shape[1]}, but its embeddings have size {theirs}, so one"
+                f" {teacher.decoder.weight.shape[1]}, but its embeddings have size {hidden}, so one"
                 " projection cannot serve both; choose a teacher with tied embeddings, such as BERT"
             )
         # `Decoder.of` copies no float32 weight, so tied ones still share their memory.
-        tied = teacher.decoder.weight.data_ptr() == words.weight.data_ptr()
-        self.weight = words.weight if tied else nn.Parameter(teacher.decoder.weight.clone())
+        tied = teacher.decoder.weight.data_ptr() == embeddings.weight.data_ptr()
+        self.weight = embeddings.weight if tied else nn.Parameter(teacher.decoder.weight.clone())
         self.bias = nn.Parameter(teacher.decoder.bias.clone())
-        self.student, self.up = nn.Embedding(pieces, width), nn.Linear(width, theirs)
+        self.student, self.up = nn.Embedding(pieces, width), nn.Linear(width, hidden)
         self.student_bias = nn.Parameter(torch.zeros(pieces))
-        ids = torch.full((len(words.weight),), -1)
+        ids = torch.full((len(embeddings.weight),), -1)
         if same is not None:
             ids[: len(same)] = torch.from_numpy(same.astype("int64"))
         # Not in checkpoints: it follows from the two tokenizers.
         self.register_buffer("same", ids, persistent=False)
         self._one_output = tied and same is not None
-        self._start(words.weight.detach(), seed)
+        self._start(embeddings.weight.detach(), seed)
         if same is not None:
-            self._start_tied(words.weight.detach(), seed)
+            self._start_tied(embeddings.weight.detach(), seed)
 
     @torch.no_grad()
-    def _start(self, words: torch.Tensor, seed: int) -> None:
+    def _start(self, embeddings: torch.Tensor, seed: int) -> None:
         """Initialise embeddings at random; the projected embeddings get the mean and standard
-        deviation of `words`."""
+        deviation of `embeddings`."""
         chance = torch.Generator().manual_seed(seed)
         width = self.student.weight.shape[1]
-        mean = words.mean(0)
-        self.student.weight.normal_(0, float((words - mean).std()), generator=chance)
+        mean = embeddings.mean(0)
+        self.student.weight.normal_(0, float((embeddings - mean).std()), generator=chance)
         # A sum of `width` products then has the standard deviation of the embeddings.
         self.up.weight.normal_(0, width**-0.5, generator=chance)
         self.up.bias.copy_(mean)
 
     @torch.no_grad()
-    def _start_tied(self, words: torch.Tensor, seed: int) -> None:
+    def _start_tied(self, embeddings: torch.Tensor, seed: int) -> None:
         """Initialise tied pieces from the principal components of the teacher's embeddings. The
         other pieces are drawn at random with the same standard deviations."""
         # Zhao et al. do not describe this start: principal components approximate the teacher's
         # embeddings best.
         rows, ids = self._tied()
-        shared = words[rows]
+        shared = embeddings[rows]
         mean = shared.mean(0)
         # `eigh` sorts eigenvalues ascending; its [D,D] matrix is smaller than the rows of an SVD.
         _, directions = torch.linalg.eigh((shared - mean).T @ (shared - mean))
@@ -122,17 +122,17 @@ class MixedTeacher(nn.Module):
         rows = (self.same >= 0).nonzero().flatten()
         return rows, self.same[rows]
 
-    def _words(self, batch: MixedBatch) -> torch.Tensor:
+    def _embedded(self, batch: MixedBatch) -> torch.Tensor:
         """Return input embeddings [B,L,D] of pieces of both vocabularies."""
         # 0 in place of the student's ids, which the teacher's table may lack; replaced below.
         ids = batch.ids.masked_fill(batch.own, 0)
-        words: torch.Tensor = self.network.get_input_embeddings()(ids)
+        embeddings: torch.Tensor = self.network.get_input_embeddings()(ids)
         same = self.same[ids]
         projected = batch.own | (same >= 0)
-        own = torch.where(batch.own, batch.ids, same)[projected]
+        student_ids = torch.where(batch.own, batch.ids, same)[projected]
         # Under autocast the projection gives bfloat16, but both tensors must have one dtype.
-        return words.masked_scatter(
-            projected[..., None], self.up(self.student(own)).to(words.dtype)
+        return embeddings.masked_scatter(
+            projected[..., None], self.up(self.student(student_ids)).to(embeddings.dtype)
         )
 
     def _outputs(self) -> torch.Tensor:
@@ -144,8 +144,8 @@ class MixedTeacher(nn.Module):
 
     def forward(self, batch: MixedBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed cross-entropies, in nats, of masked teacher's and student's pieces."""
-        words = self._words(batch)
-        states = self.network(inputs_embeds=words, attention_mask=batch.present.long()).logits
+        embeddings = self._embedded(batch)
+        states = self.network(inputs_embeds=embeddings, attention_mask=batch.present.long()).logits
         states = states.flatten(0, 1)[batch.rows]
         own = batch.labels_own
         logits = functional.linear(states[~own], self._outputs(), self.bias)
@@ -217,10 +217,10 @@ class _EmbeddingTraining(Training):
         batches = self.mixer.batches(ranks.first_from(self.step * count), ranks.size)
         while self.step < self.steps:
             rate = self.options.lr * self.schedule.factor(self.step)
-            own = [number for number in range(count) if ranks.owns(self.step * count + number)]
+            numbers = [number for number in range(count) if ranks.owns(self.step * count + number)]
             # A generator: the batches of a step are not on the device all at once.
-            some = ((number, next(batches).to(self.device)) for number in own)
-            yield self.update(rate, some, self._losses, count)
+            numbered = ((number, next(batches).to(self.device)) for number in numbers)
+            yield self.update(rate, numbered, self._losses, count)
 
     def _losses(self, batch: MixedBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean loss of a batch, and the sums and counts from which lines are

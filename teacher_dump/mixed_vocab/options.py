@@ -101,9 +101,9 @@ class StageOneDump(DumpOptions):
                 )
 
     def resolved(self) -> Self:
-        found = super().resolved()
+        options = super().resolved()
         # On a CPU only decoders run in bf16 (`precision.load_fastest`), and this teacher is none.
-        return replace(found, precision="fp32") if found.precision == "auto" else found
+        return replace(options, precision="fp32") if options.precision == "auto" else options
 
 
 # Zhao et al. 2021, section 4: 500K steps of 2,048 sequences of 128 tokens, here 32 batches of 8,192
@@ -200,14 +200,14 @@ class MixedVocabOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Return the options that change the embeddings, as values of JSON."""
-        own = {key: value for key, value in asdict(self).items() if key != "dump"}
+        values = {key: value for key, value in asdict(self).items() if key != "dump"}
         # A training that continues from a checkpoint has the same losses as one without a stop.
-        del own["checkpoint_every"]
+        del values["checkpoint_every"]
         for key in LATER:
-            if own[key] == default_of(MixedVocabOptions, key):
-                del own[key]
+            if values[key] == default_of(MixedVocabOptions, key):
+                del values[key]
         shared = {key: getattr(self.dump, key) for key in ("batch_tokens", "seed", "precision")}
-        return {**own, **shared}
+        return {**values, **shared}
 
     def checkpoint(self) -> Path:
         """Return the path of the checkpoint, next to the store."""

@@ -133,18 +133,18 @@ def mixed(
     """
     # The special tokens before the text count as one word, and the special tokens after it as
     # another: the embeddings of the student's special tokens must be trained.
-    offsets = [spans_of([each]).astype(np.int64) for each in (teacher, student)]
+    offsets = [spans_of([encoding]).astype(np.int64) for encoding in (teacher, student)]
     words = word_numbers(text, *offsets)
-    both = [
+    sides = [
         _pieces(encoding, spans, words, own)
         for encoding, spans, own in zip((teacher, student), offsets, (False, True), strict=True)
     ]
     last = int(words[-1]) if len(words) else -1
     by_student = chance.random(last + 3) < share  # of words -1 to last + 1
-    chosen = [
-        side.at(by_student[side.word + 1] == own) for side, own in zip(both, (0, 1), strict=True)
+    selected = [
+        side.at(by_student[side.word + 1] == own) for side, own in zip(sides, (0, 1), strict=True)
     ]
-    both_sides = MixedPieces(*(np.concatenate(pair) for pair in zip(*chosen, strict=True)))
+    both_sides = MixedPieces(*(np.concatenate(pair) for pair in zip(*selected, strict=True)))
     return both_sides.at(np.argsort(both_sides.word, kind="stable"))
 
 
@@ -157,8 +157,8 @@ def _pieces(encoding: Any, offsets: Array, words: Array, own: bool) -> MixedPiec
         text = np.flatnonzero(~special)
         # Without text, the first half of the special tokens counts as before it: [CLS] of two.
         middle = text[0] if len(text) else (len(special) + 1) // 2
-        before = np.arange(len(special)) < middle
-        word = np.where(special, np.where(before, -1, words[-1] + 1 if len(words) else 0), word)
+        leading = np.arange(len(special)) < middle
+        word = np.where(special, np.where(leading, -1, words[-1] + 1 if len(words) else 0), word)
     ids = np.array(encoding.ids, np.int64)
     return MixedPieces(ids, np.full(len(ids), own), offsets, special, word)
 
@@ -174,8 +174,8 @@ def shortened(pieces: MixedPieces, longest: int) -> MixedPieces:
     text = np.flatnonzero(~pieces.special)
     fitting = text[: max(0, len(text) - excess)]
     cut = pieces.word[text[len(fitting)]] if len(fitting) < len(text) else -1
-    whole = fitting[pieces.word[fitting] != cut]
-    fitting = whole if len(whole) else fitting
+    complete = fitting[pieces.word[fitting] != cut]
+    fitting = complete if len(complete) else fitting
     return pieces.at(np.sort(np.concatenate([fitting, np.flatnonzero(pieces.special)])))
 
 
@@ -197,10 +197,10 @@ def masked(
     places = np.sort(order[allowed][:count])
     ids, action = pieces.ids.copy(), chance.random(len(places))
     for side, is_own in zip(sides, (False, True), strict=True):
-        here = places[pieces.own[places] == is_own]
-        what = action[pieces.own[places] == is_own]
-        ids[here[what < 0.8]] = side.mask
-        drawn = here[(what >= 0.8) & (what < 0.9)]
+        positions = places[pieces.own[places] == is_own]
+        actions = action[pieces.own[places] == is_own]
+        ids[positions[actions < 0.8]] = side.mask
+        drawn = positions[(actions >= 0.8) & (actions < 0.9)]
         ids[drawn] = chance.choice(side.ordinary, len(drawn))
     return MaskedSequence(ids, pieces.own, places, pieces.ids[places])
 
@@ -230,27 +230,27 @@ class Mixer:
     def _all(self) -> Iterator[list[MaskedSequence]]:
         epoch = 0
         while True:
-            number, made, texts = 0, 0, iter(self.texts())
+            number, count, texts = 0, 0, iter(self.texts())
             while pool := list(islice(texts, POOL)):
                 for batch in self._shuffled(pool, epoch, number):
-                    made += len(batch)
+                    count += len(batch)
                     yield batch
                 number += len(pool)
-            if made == 0:
+            if count == 0:
                 raise UserError("no text in the whole corpus; nothing to train on")
             epoch += 1
 
     def _shuffled(self, pool: list[str], epoch: int, number: int) -> Iterator[list[MaskedSequence]]:
         encodings = zip(*(side.encode(pool) for side in self.sides), strict=True)
-        made = []
-        for place, (text, (teacher, student)) in enumerate(zip(pool, encodings, strict=True)):
-            chance = np.random.default_rng([self.seed, epoch, number + place])
+        sequences = []
+        for offset, (text, (teacher, student)) in enumerate(zip(pool, encodings, strict=True)):
+            chance = np.random.default_rng([self.seed, epoch, number + offset])
             pieces = mixed(text, teacher, student, self.share, chance)
             if not pieces.special.all():
                 pieces = shortened(pieces, self.longest)
-                made.append(masked(pieces, self.sides, self.probability, chance))
-        batches = length_batches([len(sequence.ids) for sequence in made], self.batch_tokens)
+                sequences.append(masked(pieces, self.sides, self.probability, chance))
+        batches = length_batches([len(sequence.ids) for sequence in sequences], self.batch_tokens)
         # The 1 makes it another stream than text `number` has.
         chance = np.random.default_rng([self.seed, epoch, number, 1])
         for which in chance.permutation(len(batches)):
-            yield [made[i] for i in batches[which]]
+            yield [sequences[i] for i in batches[which]]

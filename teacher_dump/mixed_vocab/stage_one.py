@@ -212,7 +212,7 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
 
     Raises UserError if equal pieces of the two vocabularies do not mean equal text.
     """
-    models = [json.loads(each.backend_tokenizer.to_str())["model"] for each in (teacher, student)]
+    models = [json.loads(t.backend_tokenizer.to_str())["model"] for t in (teacher, student)]
     here, there = (
         (model["type"], model.get("continuing_subword_prefix") or "") for model in models
     )
@@ -222,11 +222,11 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
             " mark pieces differently; leave --tie out, or give a --vocab folder of the teacher's"
             " kind"
         )
-    own = student.get_vocab()
+    student_vocab = student.get_vocab()
     # By the largest id: the ids of a vocabulary may have gaps.
     same = np.full(1 + max(teacher.get_vocab().values()), -1)
     for piece, number in teacher.get_vocab().items():
-        same[number] = own.get(piece, -1)
+        same[number] = student_vocab.get(piece, -1)
     return same
 
 

@@ -52,19 +52,19 @@ class BatchOutput:
 
     def unusable(self) -> dict[str, Array]:
         """Find the sequences that hold NaN or infinity: bool [B] for each feature."""
-        found = dict[str, Array]()
+        masks = dict[str, Array]()
         for name, states in self.hidden.items():
-            found[f"hidden {name}"] = self._any(~np.isfinite(states).all(axis=1))
+            masks[f"hidden {name}"] = self._any(~np.isfinite(states).all(axis=1))
         for name, maps in self.attention.items():
-            found[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
+            masks[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
         if self.logits:
             # A logit of NaN or +inf makes the log-partition NaN or +inf.
             last = self.logits[-1].reshape(len(self.logits[-1]), -1)
             bad = np.asarray(~np.isfinite(last).all(axis=1))
-            found["logits"] = bad if self.of_sequences else self._any(bad)
+            masks["logits"] = bad if self.of_sequences else self._any(bad)
         if self.vectors is not None:
-            found["embedding"] = np.asarray(~np.isfinite(self.vectors).all(axis=1))
-        return found
+            masks["embedding"] = np.asarray(~np.isfinite(self.vectors).all(axis=1))
+        return masks
 
     def _any(self, tokens: Any) -> Array:
         return np.logical_or.reduceat(tokens, begins(self.lengths))
@@ -147,22 +147,22 @@ def _run(
                 stack.enter_context(teacher.widened())
             # Without a padding token any id serves: the attention mask excludes it.
             ids, present = padded([inputs[i] for i in batch], teacher.tokenizer.pad_token_id or 0)
-            types = [found for i in batch if (found := windows[i].types) is not None]
-            got = teacher.run(ids, present, padded(types, 0)[0] if types else None)
+            types = [type_ids for i in batch if (type_ids := windows[i].types) is not None]
+            output = teacher.run(ids, present, padded(types, 0)[0] if types else None)
             lengths = present.sum(axis=1)
-            here = torch.from_numpy(present).to(teacher.device)
+            mask = torch.from_numpy(present).to(teacher.device)
             read: tuple[Array, ...] = ()
-            values, of_sequences = got.head_input, False
+            values, of_sequences = output.head_input, False
             if logits and values is not None:
                 of_sequences = values.dim() == 2
                 # Without padding, for which the head would compute logits in vain.
-                read = logits(values if of_sequences else values[here], batch)
-            hidden = {name: states[here].cpu().numpy() for name, states in got.hidden.items()}
+                read = logits(values if of_sequences else values[mask], batch)
+            hidden = {name: states[mask].cpu().numpy() for name, states in output.hidden.items()}
             attention = {
                 name: [one[:n, :n] for one, n in zip(maps.cpu().numpy(), lengths, strict=True)]
-                for name, maps in got.attention.items()
+                for name, maps in output.attention.items()
             }
-            vectors = None if got.vectors is None else got.vectors.cpu().numpy()
+            vectors = None if output.vectors is None else output.vectors.cpu().numpy()
             return BatchOutput(batch, lengths, hidden, attention, read, of_sequences, vectors)
     # NumPy raises MemoryError; torch raises RuntimeError, also as its subclass OutOfMemoryError.
     except (MemoryError, RuntimeError) as error:

@@ -18,7 +18,7 @@ PROGRAMS = 256  # at least, to fill a GPU: if rows are few, programs share the v
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
-    states, weight, bias, best_out, ids_out, highest_out, left_out, n, vocabulary, width, share,
+    states, weight, bias, best_out, ids_out, highest_out, mass_out, n, vocabulary, width, share,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -29,7 +29,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     best = tl.full((ROWS, K), float("-inf"), tl.float32)
     ids = tl.zeros((ROWS, K), tl.int32)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    left = tl.zeros((ROWS,), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
     for begin in range(part * share, end, COLUMNS):
         pieces = begin + columns
         logits = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -56,27 +56,27 @@ def _kernel(  # type: ignore[no-untyped-def]
         logits = tl.where(odd, float("-inf"), logits)
         # While a logit exceeds the lowest of the top K, the two swap places: the old one is added
         # to the others' mass with the rest of the tile. After the first tiles swaps are rare.
-        top, place = tl.max(logits, 1, return_indices=True)
+        top, index = tl.max(logits, 1, return_indices=True)
         lowest, slot = tl.min(best, 1, return_indices=True)
         while tl.max((top > lowest).to(tl.int32), 0) > 0:
             enters = (top > lowest)[:, None]
             here = enters & (slots == slot[:, None])
             best = tl.where(here, top[:, None], best)
-            ids = tl.where(here, (begin + place)[:, None], ids)
-            there = enters & (columns[None, :] == place[:, None])
+            ids = tl.where(here, (begin + index)[:, None], ids)
+            there = enters & (columns[None, :] == index[:, None])
             logits = tl.where(there, lowest[:, None], logits)
-            top, place = tl.max(logits, 1, return_indices=True)
+            top, index = tl.max(logits, 1, return_indices=True)
             lowest, slot = tl.min(best, 1, return_indices=True)
         # Online softmax (Milakov and Gimelshein 2018): the sum is rescaled to the new highest.
         rising = tl.maximum(highest, tl.max(best, 1))
-        left = left * tl.exp(highest - rising) + tl.sum(tl.exp(logits - rising[:, None]), 1)
-        left = tl.where(poison > 0, float("nan"), left)
+        mass = mass * tl.exp(highest - rising) + tl.sum(tl.exp(logits - rising[:, None]), 1)
+        mass = tl.where(poison > 0, float("nan"), mass)
         highest = rising
     out = rows.to(tl.int64) * tl.num_programs(1) + part
     tl.store(best_out + out[:, None] * K + slots, best, mask=rows[:, None] < n)
     tl.store(ids_out + out[:, None] * K + slots, ids, mask=rows[:, None] < n)
     tl.store(highest_out + out, highest, mask=rows < n)
-    tl.store(left_out + out, left, mask=rows < n)
+    tl.store(mass_out + out, mass, mask=rows < n)
 
 
 def best_logits(
@@ -98,17 +98,17 @@ def best_logits(
     parts = triton.cdiv(tiles, tiles_each)
     best = states.new_empty((n, parts, slots), dtype=torch.float32)
     ids = states.new_empty((n, parts, slots), dtype=torch.int32)
-    highest, left = (states.new_empty((n, parts), dtype=torch.float32) for _ in range(2))
+    highest, mass = (states.new_empty((n, parts), dtype=torch.float32) for _ in range(2))
     with torch.cuda.device_of(states):
         _kernel[(blocks, parts)](
-            states.contiguous(), weight.contiguous(), bias, best, ids, highest, left,
+            states.contiguous(), weight.contiguous(), bias, best, ids, highest, mass,
             n, vocabulary, width, tiles_each * COLUMNS,
             K=slots, ROWS=ROWS, COLUMNS=COLUMNS, INNER=32 if weight.itemsize == 4 else 64,
             # The interpreter of the tests takes bfloat16 for integers.
             WIDE=not isinstance(_kernel, triton.JITFunction), num_warps=8,
         )  # fmt: skip
-    ordered, place = best.flatten(1).sort(dim=1, descending=True)
+    ordered, order = best.flatten(1).sort(dim=1, descending=True)
     top = ordered[:, :1]
     # Slots beyond the best k of all programs belong to the others.
-    others = (left * (highest - top).exp()).sum(1) + (ordered[:, k:] - top).exp().sum(1)
-    return ids.flatten(1).gather(1, place[:, :k]), ordered[:, :k], others
+    rest = (mass * (highest - top).exp()).sum(1) + (ordered[:, k:] - top).exp().sum(1)
+    return ids.flatten(1).gather(1, order[:, :k]), ordered[:, :k], rest

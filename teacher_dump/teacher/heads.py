@@ -63,8 +63,8 @@ class Decoder:
         # Bounds the gathered weights [rows, D]: one logit a row is all that is computed.
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[1])
         parts = zip(values.split(rows), ids.split(rows), strict=True)
-        each = [(v.float() * self.weight[i]).sum(-1) + self.bias[i] for v, i in parts]
-        return self._capped(torch.cat(each))
+        chunks = [(v.float() * self.weight[i]).sum(-1) + self.bias[i] for v, i in parts]
+        return self._capped(torch.cat(chunks))
 
     def rounds(self, values: torch.Tensor) -> bool:
         """Return whether bfloat16 represents weights and `values` exactly."""
@@ -92,14 +92,14 @@ def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
     Afterwards the model's `logits` are the decoder's input. Raises UserError if the model has no
     linear decoder with this number of outputs.
     """
-    found = [
+    linears = [
         (name, m)
         for name, m in model.named_modules()
         if isinstance(m, nn.Linear) and m.out_features == vocabulary
     ]
-    if found:
+    if linears:
         # The last one: a layer inside may have the same number of outputs by chance.
-        name, linear = found[-1]
+        name, linear = linears[-1]
         _set_module(model, name, nn.Identity())
         return Decoder.of(linear.weight, linear.bias)
     # DeBERTa's head has no decoder: it multiplies by the input embeddings.
@@ -141,12 +141,12 @@ def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, A
     plain = decoder.rounds(values) and decoder.cap is None
     fused = values.is_cuda and plain and has_fused_kernel(k, values.device)
     best_of = fused_logits if fused else chunked_logits
-    for ids, best, left in best_of(decoder, values, k):
+    for ids, best, mass in best_of(decoder, values, k):
         highest = best[:, :1]
-        # Relative to the highest logit, as `left` is, so that no exponential overflows.
-        total = (best - highest).double().exp_().sum(-1) + left
+        # Relative to the highest logit, as `mass` is, so that no exponential overflows.
+        total = (best - highest).double().exp_().sum(-1) + mass
         log_total = total.log().float()
-        rest = left.log() - log_total
+        rest = mass.log() - log_total
         chunks.append(
             (ids.int(), best - highest - log_total[:, None], rest, highest[:, 0] + log_total)
         )
@@ -204,16 +204,16 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
         torch.randn(n, width, generator=random, device=device).bfloat16() for n in (rows, 300)
     )
     decoder = Decoder.of(weight, torch.randn(300, generator=random, device=device))
-    (ids, best, left), wanted = (
-        [torch.cat(some) for some in zip(*way(decoder, values, k), strict=True)]
+    (ids, best, mass), expected = (
+        [torch.cat(column) for column in zip(*way(decoder, values, k), strict=True)]
         for way in (fused_logits, chunked_logits)
     )
-    logits = torch.cat([some for _, some in decoder.logits(values)])
+    logits = torch.cat([chunk for _, chunk in decoder.logits(values)])
     # Rounding decides which of two nearly equal logits comes first: ids are not compared.
     both = (best, logits.gather(1, ids.long()))
-    once = (ids.sort(dim=1).values.diff(dim=1) > 0).all()
-    right = all(torch.allclose(one, wanted[1], rtol=1e-4, atol=2e-3) for one in both)
-    return bool(once) and right and torch.allclose(left, wanted[2], rtol=0.02, atol=1e-12)
+    distinct = (ids.sort(dim=1).values.diff(dim=1) > 0).all()
+    right = all(torch.allclose(one, expected[1], rtol=1e-4, atol=2e-3) for one in both)
+    return bool(distinct) and right and torch.allclose(mass, expected[2], rtol=0.02, atol=1e-12)
 
 
 def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tuple[Array, Array]:
@@ -246,9 +246,9 @@ def observed_logprobs(
     following: int [N], ids of these tokens. log_partition: float32 [N], of the logits of the rows.
     """
     ids = torch.from_numpy(following.astype(np.int64)).to(values.device)
-    found = decoder.logits_of(values, ids).cpu().numpy() - log_partition
+    logprobs = decoder.logits_of(values, ids).cpu().numpy() - log_partition
     # Both numbers are rounded, so that their difference may be above 0.
-    return np.asarray(np.minimum(found, 0))
+    return np.asarray(np.minimum(logprobs, 0))
 
 
 def all_logits(decoder: Decoder, values: torch.Tensor) -> Array:

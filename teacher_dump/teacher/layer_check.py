@@ -48,7 +48,7 @@ def check_layers(
             " --hidden none --attention none, or choose a BERT-like encoder"
         )
     width = int(base.config.hidden_size)
-    if any(each.shape != (2, length, width) for each in states.sums.values()):
+    if any(state.shape != (2, length, width) for state in states.sums.values()):
         raise UserError(
             f"{kind} has layers whose outputs do not have hidden_size {width}; choose a BERT-like"
             " encoder, or use --hidden none --attention none"
@@ -57,8 +57,8 @@ def check_layers(
         raise UserError(f"{kind} returns no attention maps from its layers: use --attention none")
     # The last state is the output itself.
     _compare(kind, "states", [*states.sums.values()][:-1], output.get("hidden_states"))
-    theirs = output.get("attentions") if maps else None
-    averaged = [each.mean(dim=1, dtype=torch.float32) for each in theirs or ()]
+    expected = output.get("attentions") if maps else None
+    averaged = [layer.mean(dim=1, dtype=torch.float32) for layer in expected or ()]
     _compare(kind, "attention maps", [*attention.sums.values()], averaged)
 
 
@@ -78,12 +78,12 @@ def padding_changes_numbers(teacher: Any) -> bool:
     with _refusing(f"{teacher.name}: {type(teacher.base).__name__}", length):
         padded, single = teacher.run(ids, present), teacher.run(alone, present[1:, :short])
     most = ALIKE_NARROW if teacher.narrow else ALIKE
-    there, wanted = padded.tensors(), single.tensors()
-    for name, right in wanted.items():
-        ours = there[name][1]
+    outputs, expected = padded.tensors(), single.tensors()
+    for name, right in expected.items():
+        output = outputs[name][1]
         for axis, size in enumerate(right.shape[1:]):
-            ours = ours.narrow(axis, 0, size)
-        off = (ours.float() - right[0].float()).norm(dim=-1)
+            output = output.narrow(axis, 0, size)
+        off = (output.float() - right[0].float()).norm(dim=-1)
         if (off > most * right[0].float().norm(dim=-1)).any():  # false for NaN: see `forward`
             return True
     return False
@@ -98,7 +98,7 @@ def reads_ahead(teacher: Any) -> bool:
     other, present = ids.copy(), np.ones(ids.shape, bool)
     other[0, -1] = (other[0, -1] + 1) % teacher.vocabulary
     with _refusing(f"{teacher.name}: {type(teacher.base).__name__}", length):
-        one, two = (teacher.run(each, present).head_input[0, :-1].float() for each in (ids, other))
+        one, two = (teacher.run(x, present).head_input[0, :-1].float() for x in (ids, other))
     most = ALIKE_NARROW if teacher.narrow else ALIKE
     return bool(((one - two).norm(dim=-1) > most * one.norm(dim=-1)).any())
 
@@ -116,8 +116,8 @@ def head_outputs(name: str, network: Any, limit: int) -> torch.Tensor:
     cache = {"use_cache": False} if getattr(network.config, "use_cache", False) else {}
     with _refusing(f"{name}: {type(network).__name__}", length):
         output = network(input_ids=ids, attention_mask=torch.ones_like(ids), **cache)
-    found: torch.Tensor = output.logits
-    return found.flatten(0, -2).float()
+    logits: torch.Tensor = output.logits
+    return logits.flatten(0, -2).float()
 
 
 @contextmanager
@@ -137,12 +137,12 @@ def _refusing(kind: str, length: int) -> Iterator[None]:
         ) from error
 
 
-def _compare(kind: str, what: str, own: Sequence[Any], theirs: Sequence[Any] | None) -> None:
-    for number, (ours, wanted) in enumerate(zip(own, theirs or (), strict=False)):
-        same = ours.shape == wanted.shape
-        if not same or (ours - wanted).abs().max() > CLOSE * wanted.abs().max():
-            flag = "--hidden" if what == "states" else "--attention"
+def _compare(kind: str, name: str, outputs: Sequence[Any], expected: Sequence[Any] | None) -> None:
+    for number, (output, reference) in enumerate(zip(outputs, expected or (), strict=False)):
+        same = output.shape == reference.shape
+        if not same or (output - reference).abs().max() > CLOSE * reference.abs().max():
+            flag = "--hidden" if name == "states" else "--attention"
             raise UserError(
-                f"{kind}: the {what} of layer {number} differ from the output of transformers;"
+                f"{kind}: the {name} of layer {number} differ from the output of transformers;"
                 f" use {flag} none, or choose a BERT-like encoder"
             )

@@ -18,22 +18,22 @@ def feature_words(spec: str, where: str = "") -> list[tuple[str, int]]:
     Raises UserError, which begins with `where`, for an unknown word and for `none` with others.
     """
     words = [part.strip() for part in spec.split(",")]
-    found = []
+    features = []
     for word in words if words != ["none"] else ():
         kind, _, text = word.partition(":")
         number, last = whole_number(text), whole_number(text.removesuffix(BEFORE_NORM))
         if word == "none":
             raise UserError(f"{where}{spec}: none cannot be combined with others; leave it out")
         if word in ("mean", "mean:0"):
-            found.append((kind, 1 if number is None else 0))
+            features.append((kind, 1 if number is None else 0))
         elif number is not None and (kind == "layer" or (kind == "groups" and number > 0)):
-            found.append((kind, number))
+            features.append((kind, number))
         elif kind == "layer" and last is not None:
-            found.append((kind + BEFORE_NORM, last))
+            features.append((kind + BEFORE_NORM, last))
         else:
             expected = f"expected {', '.join(WORDS)} or none"
             raise UserError(f"{where}{spec}: unknown feature {word!r:.60}: {expected}")
-    return found
+    return features
 
 
 def layer_groups(spec: str, layers: int, where: str = "") -> dict[str, list[int]]:

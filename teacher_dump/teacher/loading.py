@@ -89,18 +89,18 @@ def load_teacher(
     _check_sizes(config, resolved.name)
     check_pieces(tokenizer, config.vocab_size, resolved.name)
     check_tokenizer(tokenizer)
-    network, found = load_with_head(resolved, config, head, options)
-    pairs = read_classifier(resolved) if found == "classification" else SentenceSettings()
+    network, kind = load_with_head(resolved, config, head, options)
+    pairs = read_classifier(resolved) if kind == "classification" else SentenceSettings()
     fit_tokenizer(tokenizer, pairs, shorten=True)
-    task = task_of(network.config, found, resolved.name)
+    task = task_of(network.config, kind, resolved.name)
     network = network.eval().to(device)
     outputs = len(task.labels) if task else int(network.config.vocab_size)
     decoder = None
-    if found in FACTORIES:
+    if kind in FACTORIES:
         limit = input_limit(config, tokenizer)
-        decoder = _split(resolved.name, network, outputs, found == "causal", limit)
+        decoder = _split(resolved.name, network, outputs, kind == "causal", limit)
     how = None
-    if found == EMBEDDING:
+    if kind == EMBEDDING:
         how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
         how.head.to(device)
     notes = unread(resolved, network.config)
@@ -111,13 +111,13 @@ def load_teacher(
         resolved,
         network,
         tokenizer,
-        Head(found, decoder, task, how),
+        Head(kind, decoder, task, how),
         hidden,
         attention,
         notes=notes,
     )
     teacher.check_layers()
-    if found == "causal" and reads_ahead(teacher):
+    if kind == "causal" and reads_ahead(teacher):
         raise UserError(
             f"{resolved.name}: {type(network).__name__} attends to later tokens, so its head does"
             " not predict the next one; choose a decoder, or use --head none"
@@ -137,9 +137,9 @@ def _split(name: str, network: PreTrainedModel, outputs: int, causal: bool, limi
         network.config = copy.deepcopy(network.config)
         network.config.final_logit_softcapping = None
     decoder = replace(split_decoder(network, outputs), cap=cap)
-    found = torch.cat([each for _, each in decoder.logits(head_outputs(name, network, limit))])
+    logits = torch.cat([chunk for _, chunk in decoder.logits(head_outputs(name, network, limit))])
     narrow = next(network.parameters()).itemsize < 4
-    off = (found - expected).norm(dim=-1) if found.shape == expected.shape else None
+    off = (logits - expected).norm(dim=-1) if logits.shape == expected.shape else None
     if off is None or (off > (ALIKE_NARROW if narrow else ALIKE) * expected.norm(dim=-1)).any():
         raise UserError(
             f"{name}: {type(network).__name__} scales or caps its logits in a way that a store"

@@ -68,14 +68,12 @@ def _outputs(teacher: Teacher, texts: Sequence[str]) -> dict[str, torch.Tensor]:
     if not (rows := [row for row in rows if row]):
         return {}
     ids, present = padded(rows, teacher.tokenizer.pad_token_id or 0)
-    found = teacher.run(ids, present).tensors()
-    there = torch.from_numpy(present).to(teacher.device)
+    outputs = teacher.run(ids, present).tensors()
+    mask = torch.from_numpy(present).to(teacher.device)
     with torch.inference_mode():
         if teacher.decoder is not None:
-            inputs = found["head"]
-            inputs = inputs[there] if inputs.dim() == 3 else inputs
-            found["logits"] = torch.cat([each for _, each in teacher.decoder.logits(inputs)])
+            inputs = outputs["head"]
+            inputs = inputs[mask] if inputs.dim() == 3 else inputs
+            outputs["logits"] = torch.cat([chunk for _, chunk in teacher.decoder.logits(inputs)])
         # Outputs for tokens are [B,L,C]; vectors, class logits and scores of texts are [B,C].
-        return {
-            name: (each[there] if each.dim() == 3 else each).float() for name, each in found.items()
-        }
+        return {name: (x[mask] if x.dim() == 3 else x).float() for name, x in outputs.items()}

@@ -63,10 +63,10 @@ class Activations:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name."""
-        found = {f"hidden {name}": states for name, states in self.hidden.items()}
-        found |= {f"attention {name}": maps for name, maps in self.attention.items()}
+        tensors = {f"hidden {name}": states for name, states in self.hidden.items()}
+        tensors |= {f"attention {name}": maps for name, maps in self.attention.items()}
         rest = {"head": self.head_input, "vectors": self.vectors}
-        return found | {name: value for name, value in rest.items() if value is not None}
+        return tensors | {name: value for name, value in rest.items() if value is not None}
 
 
 class Teacher:
@@ -173,13 +173,13 @@ class Teacher:
         """Compute in float32 while this context is open, with the weights as bf16 or fp16 rounded
         them."""
         # One by one: converting the whole model back would also round its float32 buffers.
-        before = [(tensor, tensor.dtype) for tensor in self._narrow()]
+        dtypes = [(tensor, tensor.dtype) for tensor in self._narrow()]
         try:
-            for tensor, _ in before:
+            for tensor, _ in dtypes:
                 tensor.data = tensor.data.float()
             yield
         finally:
-            for tensor, dtype in before:
+            for tensor, dtype in dtypes:
                 tensor.data = tensor.data.to(dtype)
 
     def unusable(self, where: str) -> str:
@@ -221,16 +221,16 @@ class Teacher:
     def weights(self) -> Iterator[tuple[str, Array]]:
         """Yield the parameters of the base model and of a masked-LM head, without output
         embeddings, by name and in a fixed order. A store rounds them to float16."""
-        found = self.base.state_dict()
+        parameters = self.base.state_dict()
         if self.head == "mlm" and self.decoder:
             encoder = f"{self.model.base_model_prefix}."
             for name, value in self.model.state_dict().items():
                 # BERT has the bias of its decoder twice, under two names.
                 if not name.startswith(encoder) and value.shape != self.decoder.bias.shape:
-                    found[name] = value
+                    parameters[name] = value
             # Under one name, whatever the model calls it (FORMAT.md, 6).
-            found["decoder.bias"] = self.decoder.bias
-        for name, value in sorted(found.items()):
+            parameters["decoder.bias"] = self.decoder.bias
+        for name, value in sorted(parameters.items()):
             if value.is_floating_point():
                 yield name, value.float().cpu().numpy()
 

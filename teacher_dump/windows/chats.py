@@ -73,7 +73,7 @@ class ChatRenderer:
         """
         for document in documents:
             text, spans = self._render(document.messages, document)
-            roles = [_number(each.role) for each in document.messages]
+            roles = [_number(message.role) for message in document.messages]
             contents = tuple((*span, role) for span, role in zip(spans, roles, strict=True))
             learnt = self._learnt(text, document.messages, spans)
             yield replace(document, text=text, learn=learnt, contents=contents)
@@ -82,7 +82,7 @@ class ChatRenderer:
         self, messages: Sequence[Message], document: Document
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text and the spans of the messages' contents."""
-        roles = dict.fromkeys(each.role for each in messages)
+        roles = dict.fromkeys(message.role for message in messages)
         unknown = [role for role in roles if role not in NOT_ANSWERS]
         if self._learn != "all" and unknown and "assistant" not in unknown:
             raise UserError(
@@ -91,16 +91,16 @@ class ChatRenderer:
                 " answers, or give --learn all"
             )
         apply = partial(self._apply, document=document)
-        text = apply([each.fields() for each in messages])
+        text = apply([message.fields() for message in messages])
         self._check_other_fields(text, messages, document)
         # Contents are not searched for in the text: a content may be a word of the template, too.
-        around = texts_around(apply, [each.role for each in messages])
+        around = texts_around(apply, [message.role for message in messages])
         # Many templates trim contents; the text then holds them without spaces at their ends.
-        given = [each.content for each in messages]
-        for contents in (given, [each.strip() for each in given]):
+        verbatim = [message.content for message in messages]
+        for contents in (verbatim, [content.strip() for content in verbatim]):
             # Different if the template treats a content in another way than a mark.
-            if around is not None and (found := filled(around, contents))[0] == text:
-                return found
+            if around is not None and (chat := filled(around, contents))[0] == text:
+                return chat
         raise UserError(
             f"{document.source}, chat {document.number + 1}: the chat template of {self._name} does"
             " not write each content as it is (it drops or changes a message); give chats that it"
@@ -115,11 +115,11 @@ class ChatRenderer:
 
         def changes(keys: Sequence[str]) -> bool:
             try:
-                return text != self._apply([each.fields(keys) for each in messages], document)
+                return text != self._apply([message.fields(keys) for message in messages], document)
             except UserError:  # the template reads the fields, and refuses them
                 return True
 
-        keys = list(dict.fromkeys(key for each in messages for key in each.more))
+        keys = list(dict.fromkeys(key for message in messages for key in message.more))
         if keys and changes(keys):
             written = [key for key in keys if changes([key])] or keys
             raise UserError(
@@ -142,11 +142,11 @@ class ChatRenderer:
     def _learnt(
         self, text: str, messages: Sequence[Message], spans: list[tuple[int, int]]
     ) -> tuple[tuple[int, int], ...]:
-        found = []
+        learnt = []
         for message, (begin, end) in zip(messages, spans, strict=True):
             if self._learn == "all" or message.role == "assistant":
-                found.append((begin, end + closing(text, self._specials, end)))
-        return tuple(found)
+                learnt.append((begin, end + closing(text, self._specials, end)))
+        return tuple(learnt)
 
 
 def _number(role: str) -> int:
@@ -159,12 +159,12 @@ def messages_of(contents: Sequence[tuple[int, int, int]], begin: int, text: str)
     contents: the spans of all messages, as in `Document`. begin: the position of the window in the
         document, in characters. text: the window's text.
     """
-    found = np.array(contents, np.int32).reshape(-1, 3)
-    spans = found[:, :2] - begin
-    found[:, :2] = np.clip(spans, 0, len(text))
+    messages = np.array(contents, np.int32).reshape(-1, 3)
+    spans = messages[:, :2] - begin
+    messages[:, :2] = np.clip(spans, 0, len(text))
     # A content is where it has characters; an empty one, wherever its place is in the window.
-    whole = (found[:, :2] == spans).all(axis=1)
-    return np.asarray(found[whole | (found[:, 0] < found[:, 1])])
+    unclipped = (messages[:, :2] == spans).all(axis=1)
+    return np.asarray(messages[unclipped | (messages[:, 0] < messages[:, 1])])
 
 
 def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text: str) -> Array:
@@ -175,11 +175,11 @@ def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text
     window, with `text`, starts.
     """
     pieces = [text[low:high] for low, high in offsets.tolist()]
-    blanks = [len(each) - len(each.lstrip(" ")) if each.strip(" ") else 0 for each in pieces]
+    blanks = [len(piece) - len(piece.lstrip(" ")) if piece.strip(" ") else 0 for piece in pieces]
     low, high = (offsets + begin).T
     low = low + np.array(blanks, low.dtype)
     edges = np.array(spans, np.int64).reshape(-1, 2)
-    place = np.searchsorted(edges[:, 0], low, "right") - 1
+    span = np.searchsorted(edges[:, 0], low, "right") - 1
     # A special token has an empty span, which is not inside any message.
-    inside = (place >= 0) & (high > low)
-    return np.asarray(inside & (high <= edges[np.maximum(place, 0), 1] if len(edges) else inside))
+    inside = (span >= 0) & (high > low)
+    return np.asarray(inside & (high <= edges[np.maximum(span, 0), 1] if len(edges) else inside))

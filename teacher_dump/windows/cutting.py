@@ -138,8 +138,8 @@ def _cut_batch(
     counters: Counter[str],
 ) -> Iterator[Window]:
     texts = [storable(document.text, counters) for document in documents]
-    whole = [i for i, text in enumerate(texts) if len(text) <= SEGMENT]
-    encodings = dict(zip(whole, encode([texts[i] for i in whole]), strict=True))
+    short = [i for i, text in enumerate(texts) if len(text) <= SEGMENT]
+    encodings = dict(zip(short, encode([texts[i] for i in short]), strict=True))
     long = {
         i: Cutter(text, documents[i].number, encodings.get(i), encode, sizes)
         for i, text in enumerate(texts)
@@ -177,11 +177,11 @@ def _annotated(window: Window, document: Document) -> Window:
     return replace(window, gold=document.gold) if document.gold else window
 
 
-def _tokens_before(window: Window, place: int) -> int:
-    """Count the leading tokens of a window that end at the character `place` or before it."""
-    if place <= 0:
+def _tokens_before(window: Window, position: int) -> int:
+    """Count the leading tokens of a window that end at the character `position` or before it."""
+    if position <= 0:
         return 0
-    after = ~window.special & (window.offsets[:, 1] > place)
+    after = ~window.special & (window.offsets[:, 1] > position)
     return int(after.argmax()) if after.any() else 0
 
 
@@ -197,7 +197,7 @@ class Cutter:
         self,
         text: str,
         number: int,
-        whole: Any,
+        encoding: Any,
         encode: Encode,
         sizes: Sizes,
     ) -> None:
@@ -207,23 +207,23 @@ class Cutter:
         self._encode = encode
         self._max_length, self._budget, self._stride = sizes
         # int64 and contiguous: np.searchsorted would copy any other array at every call.
-        words = word_spans(text).astype(np.int64)
-        self._word_begin, self._word_end = words.T.copy()
+        spans = word_spans(text).astype(np.int64)
+        self._word_begin, self._word_end = spans.T.copy()
         # Before whitespace: in many vocabularies a token begins with the space before its word.
         blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]
         first_choice = np.concatenate([np.array(blanks, np.int64), cjk_positions(text)])
         # Places to cut, each list ascending: preferred places, then all ends and begins of words.
-        self._cuts = (np.sort(first_choice), words.reshape(-1))
+        self._cuts = (np.sort(first_choice), spans.reshape(-1))
         # Begin of the next window, and end of the last accepted window.
         self._begin = self._end = 0
         self._lookahead = LOOKAHEAD
         # How many tokens the rejected window had too many, and the last end that may be tried.
         self._surplus, self._ceiling = 0, len(text)
         self._reach = SEGMENT
-        if whole is None:
+        if encoding is None:
             self._load(0)
         else:
-            self._set_segment(0, len(text), whole)
+            self._set_segment(0, len(text), encoding)
 
     @property
     def done(self) -> bool:

@@ -90,18 +90,18 @@ class Labels:
         """
         if isinstance(name, ClassName) and name not in self._own:
             raise self._unknown(name, where)
-        found = self._numbers.get(name)
-        if found is None and WHOLE.fullmatch(name):
+        label_id = self._numbers.get(name)
+        if label_id is None and WHOLE.fullmatch(name):
             name = name.removesuffix(".0")
-            found = self._numbers.get(name)
-        if found is None or found == self.task.later_number:
+            label_id = self._numbers.get(name)
+        if label_id is None or label_id == self.task.later_number:
             raise self._unknown(name, where)
         by_number = name not in self._own
         # -1 means no label among names and among numbers alike.
-        if found >= 0 and by_number not in self._first_seen:
+        if label_id >= 0 and by_number not in self._first_seen:
             self._first_seen[by_number] = name, where
             self._check_one_kind()
-        return found
+        return label_id
 
     def _check_one_kind(self) -> None:
         if len(self._first_seen) == 2:
@@ -113,23 +113,23 @@ class Labels:
         if True in self._first_seen:
             every = enumerate(self.task.labels)
             shown = ", ".join(f"{n} = {name}" for n, name in every if n < SHOWN)
-            more = ", ..." if len(self.task.labels) > SHOWN else ""
-            self._say(f"labels of the corpus are taken as the teacher's label ids: {shown}{more}")
+            dots = ", ..." if len(self.task.labels) > SHOWN else ""
+            self._say(f"labels of the corpus are taken as the teacher's label ids: {shown}{dots}")
 
     def _unknown(self, name: str, where: str) -> UserError:
         names = self._names
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        what = "tag" if self.task.kind == "tagging" else "label"
+        rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        noun = "tag" if self.task.kind == "tagging" else "label"
         remedy = "correct the corpus, or use a teacher that was trained on these labels"
         classes, number = isinstance(name, ClassName), name.lstrip("-").isdigit()
-        if all(UNNAMED.fullmatch(known) for known in names) and (classes or not number):
+        if all(UNNAMED.fullmatch(label) for label in names) and (classes or not number):
             remedy = "write their names into id2label and label2id of its config.json"
         elif classes and number:
-            what += " named"
+            noun += " named"
             remedy = "name the classes in the schema of the corpus as the teacher does"
         return UserError(
-            f"{where}: the teacher {self._teacher} has no {what} {name!r}; {suggest(name, names)}"
-            f"it has {', '.join(names[:SHOWN])}{more}; {remedy}"
+            f"{where}: the teacher {self._teacher} has no {noun} {name!r}; {suggest(name, names)}"
+            f"it has {', '.join(names[:SHOWN])}{rest}; {remedy}"
         )
 
     def check(
@@ -157,7 +157,7 @@ class Labels:
         names = met
         if self._convert and self._scheme:
             outside = {tag: where for tag, where in met.items() if tag in (OUTSIDE, NO_LABEL)}
-            names = {written_in(tag, self._scheme): place for tag, place in entities.items()}
+            names = {written_in(tag, self._scheme): where for tag, where in entities.items()}
             names |= outside
         for name, where in names.items():
             self.number(name, where)
@@ -189,11 +189,11 @@ class Labels:
 
     def _in_scheme(self, gold: Gold) -> Gold:
         """Convert tags of words to the teacher's scheme."""
-        given = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in gold.tags]
-        if not (self._convert and self._scheme and scheme_of(given)):
+        corpus_tags = [OUTSIDE if tag == NO_LABEL else tag for *_, tag in gold.tags]
+        if not (self._convert and self._scheme and scheme_of(corpus_tags)):
             return gold
-        found = converted(given, self._scheme)
-        if found != given and not self._described:
+        new_tags = converted(corpus_tags, self._scheme)
+        if new_tags != corpus_tags and not self._described:
             self._described = True
             self._say(
                 f"tags of the corpus are {self._from or 'of another scheme'}; they are converted to"
@@ -201,22 +201,22 @@ class Labels:
             )
         tags = tuple(
             (begin, end, old if old == NO_LABEL else new)
-            for (begin, end, old), new in zip(gold.tags, found, strict=True)
+            for (begin, end, old), new in zip(gold.tags, new_tags, strict=True)
         )
         return replace(gold, tags=tags)
 
     def numbered(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Yield the windows with `numbers`: int32 [1] for a label, [T] for tags."""
-        given, gold, begins = None, Gold(), list[int]()
+        raw_gold, gold, begins = None, Gold(), list[int]()
         for window in windows:
             # Once for all windows of a document: a file without blank lines is one, of any size.
-            if window.gold is not given:
-                given, gold = window.gold, self._in_scheme(window.gold or Gold())
+            if window.gold is not raw_gold:
+                raw_gold, gold = window.gold, self._in_scheme(window.gold or Gold())
                 begins = [begin for begin, *_ in gold.tags]
             where = f"document {window.document}"
             if self.task.kind == "tagging":
                 ends = window.document_begin, window.document_begin + len(window.text)
-                first, last = (bisect_left(begins, place) for place in ends)
+                first, last = (bisect_left(begins, position) for position in ends)
                 numbers = self._tags(window, gold.tags[first:last], where)
             else:
                 label = -1 if gold.label is None else self.number(gold.label, where)
@@ -238,11 +238,11 @@ class Labels:
         later = self.task.later_number
         # Backwards, so that the first word has the last say on a piece over several words.
         for first, after, name in reversed(inside):
-            place = int(np.searchsorted(ends, first - window.document_begin, "right"))
-            if place < len(pieces) and begin[pieces[place]] < after - window.document_begin:
-                tags[pieces[place]] = number = self.number(name, where)
+            index = int(np.searchsorted(ends, first - window.document_begin, "right"))
+            if index < len(pieces) and begin[pieces[index]] < after - window.document_begin:
+                tags[pieces[index]] = number = self.number(name, where)
                 if later is not None and number >= 0:
                     stop = int(np.searchsorted(begins, after - window.document_begin, "left"))
-                    others = pieces[place + 1 : stop]
-                    tags[others[tags[others] < 0]] = later
+                    rest = pieces[index + 1 : stop]
+                    tags[rest[tags[rest] < 0]] = later
         return tags

@@ -85,8 +85,8 @@ def word_spans(text: str) -> Array:
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text as strings."""
-    found: list[str] = _word_pattern().findall(text)
-    return found
+    words: list[str] = _word_pattern().findall(text)
+    return words
 
 
 def cjk_positions(text: str) -> Array:
@@ -110,17 +110,17 @@ def mask_spans(
     is 0 (mask token) with probability 0.8, 1 (random token) 0.1, 2 (unchanged) 0.1 (Devlin et al.
     2019, section 3.1). View 0 has no masks.
     """
-    words = word_spans(text)
-    if view == 0 or len(words) == 0:
+    spans = word_spans(text)
+    if view == 0 or len(spans) == 0:
         return np.empty((0, 3), np.int32)
-    draws = _uniform(1 + 2 * len(words), (seed, view, sequence), _SPANS)
-    count = min(len(words), max(1, int(probability * len(words) + draws[0])))
+    draws = _uniform(1 + 2 * len(spans), (seed, view, sequence), _SPANS)
+    count = min(len(spans), max(1, int(probability * len(spans) + draws[0])))
     order, chance = draws[1:].reshape(2, -1)
     if counts is not None:
         order = sampling_keys(order, rare_weights(counts.of(words_of(text))))
-    chosen = np.sort(np.argsort(order, kind="stable")[:count])
-    action = np.digitize(chance[chosen], (0.8, 0.9))
-    return np.column_stack((words[chosen], action)).astype(np.int32)
+    masked = np.sort(np.argsort(order, kind="stable")[:count])
+    action = np.digitize(chance[masked], (0.8, 0.9))
+    return np.column_stack((spans[masked], action)).astype(np.int32)
 
 
 class MaskVocabulary(NamedTuple):
@@ -186,11 +186,11 @@ def count_words(corpus: Corpus) -> WordCounts:
     counts = Counter[str]()
     for source in corpus.sources:
         # A share for each source: else several languages would be counted in the first one alone.
-        left = COUNTED_WORDS // len(corpus.sources)
+        remaining = COUNTED_WORDS // len(corpus.sources)
         for row in source.rows():
             words = words_of(storable(row.text, Counter()))
             counts.update(words)
-            left -= len(words)
-            if left <= 0:
+            remaining -= len(words)
+            if remaining <= 0:
                 break
     return WordCounts(counts)

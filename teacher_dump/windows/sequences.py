@@ -121,20 +121,20 @@ class Truncation:
         fitting = None
         for count in range(budget, 0, -1):
             if self.left:
-                place = int(end[len(ids) - count - 1])
-                span, expected = (place, len(text)), ids[len(ids) - count :]
+                position = int(end[len(ids) - count - 1])
+                span, expected = (position, len(text)), ids[len(ids) - count :]
             else:
                 # Tokens that are parts of one character all have its span.
-                place = int(min(end[count - 1], begin[count]))
-                span, expected = (0, place), ids[:count]
+                position = int(min(end[count - 1], begin[count]))
+                span, expected = (0, position), ids[:count]
             stretch = text[span[0] : span[1]]
             if not stretch[prompt:].strip():
                 break
-            found = self._ordinary(self.encode([stretch])[0])[0]
-            size = min(len(found), count)
-            if np.array_equal(found, expected[-size:] if self.left else expected[:size]):
+            stretch_ids = self._ordinary(self.encode([stretch])[0])[0]
+            size = min(len(stretch_ids), count)
+            if np.array_equal(stretch_ids, expected[-size:] if self.left else expected[:size]):
                 return span
-            fitting = fitting or (span if 0 < len(found) <= budget else None)
+            fitting = fitting or (span if 0 < len(stretch_ids) <= budget else None)
             if fitting and budget - count >= TRIES:
                 break
         return fitting
@@ -152,18 +152,18 @@ class Truncation:
             )
         return span
 
-    def _tokens(self, text: str, budget: int, whole: Any) -> tuple[Array, Array, Array]:
+    def _tokens(self, text: str, budget: int, encoding: Any) -> tuple[Array, Array, Array]:
         """Return ids, begins and ends of tokens, starting at the side of the text that is not
         truncated."""
         reach = SEGMENT
         while True:
             stretch = text[-reach:] if self.left else text[:reach]
-            found = self._ordinary(whole or self.encode([stretch])[0])
-            if whole or len(stretch) == len(text) or len(found[0]) > budget + SPARE:
+            tokens = self._ordinary(encoding or self.encode([stretch])[0])
+            if encoding or len(stretch) == len(text) or len(tokens[0]) > budget + SPARE:
                 break
             reach *= 4
-        ids, offsets = found
-        offsets += len(text) - len(stretch) if self.left and not whole else 0
+        ids, offsets = tokens
+        offsets += len(text) - len(stretch) if self.left and not encoding else 0
         # A normalizer may swap characters: make the spans ascend.
         begin, end = np.maximum.accumulate(offsets, axis=0).T
         return ids, begin, end
@@ -236,8 +236,8 @@ class _Truncated:
             cut.checked_span(text, budget, head if len(text) <= SEGMENT else None, document)
             for text, head, budget in zip(sides, heads, budgets, strict=True)
         ]
-        found = (text[begin:end] for text, (begin, end) in zip(sides, spans, strict=True))
-        return tuple(found), spans[0][0]
+        parts = (text[begin:end] for text, (begin, end) in zip(sides, spans, strict=True))
+        return tuple(parts), spans[0][0]
 
 
 def iter_truncated(
@@ -258,10 +258,10 @@ def iter_truncated(
     return _Truncated(cut, max_length, budget, tally, prompt).windows(documents)
 
 
-def _inside(text: str, place: int) -> bool:
+def _inside(text: str, position: int) -> bool:
     """Return whether a character position is inside a word of the text."""
-    words = word_spans(text) if place else np.empty((0, 2))
-    return bool(((words[:, 0] < place) & (place < words[:, 1])).any())
+    spans = word_spans(text) if position else np.empty((0, 2))
+    return bool(((spans[:, 0] < position) & (position < spans[:, 1])).any())
 
 
 def iter_pairs(

@@ -135,11 +135,11 @@ def packed(first_sequence: int, windows: Sequence[Window]) -> bytes:
         "special": np.concatenate([w.special for w in windows]),
     }
     for name in OPTIONAL:
-        found: list[Array | None] = [getattr(w, name) for w in windows]
-        sizes = [ABSENT if array is None else len(array) for array in found]
+        values: list[Array | None] = [getattr(w, name) for w in windows]
+        sizes = [ABSENT if array is None else len(array) for array in values]
         arrays[f"{name}_lengths"] = np.array(sizes, np.int64)
-        there = [array for array in found if array is not None]
-        arrays[name] = np.concatenate(there) if there else np.empty(0, np.int32)
+        present = [array for array in values if array is not None]
+        arrays[name] = np.concatenate(present) if present else np.empty(0, np.int32)
     file = io.BytesIO()
     # `savez` dates its members 1980, so that a queue can compare the bytes of two runs.
     np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -203,10 +203,10 @@ def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
         row = int(present.any(dim=1).int().argmin())
         raise ValueError(f"row {row} of the batch has no token that is present")
     size = present.shape[1]
-    places = torch.arange(size, device=present.device).expand_as(present)
+    positions = torch.arange(size, device=present.device).expand_as(present)
     # `size` is above every key, so masked tokens come last. There they change no state of a present
     # token, as an LSTM reads forward only.
-    left, right = (each.masked_fill(~present, size).argsort(dim=1) for each in (places, -places))
+    left, right = (p.masked_fill(~present, size).argsort(dim=1) for p in (positions, -positions))
     return left, right
 
 
@@ -224,17 +224,17 @@ class BiLstmLayer(nn.Module):
 
     def forward(self, states: Tensor, orders: tuple[Tensor, Tensor]) -> Tensor:
         """Compute states [B,S,2H] from states [B,S,D]; undefined at masked tokens."""
-        found = []
+        outputs = []
         for lstm, order in zip((self.left_to_right, self.right_to_left), orders, strict=True):
-            places = order[:, :, None]
-            ordered = states.gather(1, places.expand(-1, -1, states.shape[2]))
+            index = order[:, :, None]
+            ordered = states.gather(1, index.expand(-1, -1, states.shape[2]))
             # nn.LSTM has no dropout of its recurrent state, so a loop in Python replaces it.
             if self.training and self.recurrent_dropout:
                 read = lstm_with_dropout(lstm, ordered, self.recurrent_dropout)
             else:
                 read = _read(lstm, ordered)
-            found.append(torch.zeros_like(read).scatter(1, places.expand_as(read), read))
-        return torch.cat(found, dim=2)
+            outputs.append(torch.zeros_like(read).scatter(1, index.expand_as(read), read))
+        return torch.cat(outputs, dim=2)
 
 
 def _read(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
@@ -271,9 +271,9 @@ def lstm_with_dropout(lstm: nn.LSTM, inputs: Tensor, share: float) -> Tensor:
     state = cell = inputs.new_zeros(len(inputs), lstm.hidden_size)
     mask = functional.dropout(torch.ones_like(state), share)
     # For all tokens at once: only the product with the state must wait for the token before.
-    given = functional.linear(inputs, of_input, biases[0] + biases[1])
+    input_gates = functional.linear(inputs, of_input, biases[0] + biases[1])
     states = []
-    for now in given.unbind(1):
+    for now in input_gates.unbind(1):
         gates = now + functional.linear(state * mask, of_state)
         enter, forget, new, show = gates.chunk(4, dim=1)  # in the order of nn.LSTM's weights
         cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()

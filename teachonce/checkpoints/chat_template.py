@@ -24,15 +24,15 @@ def texts_around(write: Callable[[Messages], str], roles: Sequence[str]) -> list
 
     write: applies the template, and may raise errors of any type.
     """
-    places = [PLACE.format(number) for number in range(len(roles))]
-    rest = write([{"role": r, "content": p} for r, p in zip(roles, places, strict=True)])
-    found = list[str]()
-    for place in places:
-        before, there, rest = rest.partition(place)
-        if not there:
+    marks = [PLACE.format(number) for number in range(len(roles))]
+    rest = write([{"role": r, "content": p} for r, p in zip(roles, marks, strict=True)])
+    texts = list[str]()
+    for mark in marks:
+        before, match, rest = rest.partition(mark)
+        if not match:
             return None
-        found.append(before)
-    return None if PLACE[0] in rest else [*found, rest]
+        texts.append(before)
+    return None if PLACE[0] in rest else [*texts, rest]
 
 
 def filled(around: Sequence[str], contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
@@ -56,12 +56,12 @@ def _fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
 
     # `apply_chat_template` replaces functions in its arguments. It compiles a template once;
     # its own globals hide the globals of its environment.
-    found = _compile_jinja_template(tokenizer.get_chat_template()).globals
-    found["strftime_now"] = time.strftime
+    jinja_globals = _compile_jinja_template(tokenizer.get_chat_template()).globals
+    jinja_globals["strftime_now"] = time.strftime
     try:
         yield
     finally:
-        del found["strftime_now"]
+        del jinja_globals["strftime_now"]
 
 
 def closing(text: str, specials: Iterable[str], begin: int = 0) -> int:
@@ -74,8 +74,8 @@ def closing(text: str, specials: Iterable[str], begin: int = 0) -> int:
     at = begin
     while text.startswith(" ", at):
         at += 1
-    found = next((each for each in specials if text.startswith(each, at)), "")
-    return at - begin + len(found) if found else 0
+    special = next((token for token in specials if text.startswith(token, at)), "")
+    return at - begin + len(special) if special else 0
 
 
 def plain_template(tokenizer: Any) -> str:
@@ -97,7 +97,7 @@ def own_bos(tokenizer: Any) -> str:
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:
     """Return the added tokens, the longest first, as a token may begin with another."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-    return tuple(sorted((each.content for each in added), key=len, reverse=True))
+    return tuple(sorted((token.content for token in added), key=len, reverse=True))
 
 
 def render(tokenizer: Any, messages: Messages, time: datetime | None) -> str:
@@ -119,8 +119,8 @@ def begin_of_chat(template: str, specials: dict[str, Any]) -> str:
     sys.modules["torch"] = cast(Any, None)
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    found: Any = render_jinja_template([PROBE], chat_template=template, **specials)
-    return str(found[0][0])[:LONGEST]
+    rendered: Any = render_jinja_template([PROBE], chat_template=template, **specials)
+    return str(rendered[0][0])[:LONGEST]
 
 
 def with_first_token(template: str, tokenizer: Any, begin: str, theirs: str = "") -> str:

@@ -77,10 +77,10 @@ def config_of(model: ResolvedModel, name: str = "config.json") -> dict[str, Any]
         # Next to the weights: with a `root`, `finder` would look in the sentence-transformers
         # folder.
         path = finder(replace(model, root=None))(name)
-        found = json.loads(path.read_text("utf-8")) if path else {}
+        content = json.loads(path.read_text("utf-8")) if path else {}
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def check_declared(
@@ -199,8 +199,8 @@ def suggested_decoder(config: Mapping[str, Any]) -> str:
     """
     width = config.get("hidden_size", config.get("n_embd"))
     heads = config.get("num_attention_heads", config.get("n_head"))
-    known = isinstance(width, int) and isinstance(heads, int) and heads > 0
-    size = config.get("head_dim") or (width // heads if known else None)
+    valid = isinstance(width, int) and isinstance(heads, int) and heads > 0
+    size = config.get("head_dim") or (width // heads if valid else None)
     kind = config.get("model_type")
     if kind not in ("llama", "qwen2", "qwen3", "gpt2"):
         return "llama:256x4x4"

@@ -51,13 +51,13 @@ class TruncationCount:
         # special tokens, so shorter texts fit.
         long = [text for text in texts if len("".join(text).encode()) + 4 > limit]
         for begin in range(0, len(long), BATCH):
-            some = long[begin : begin + BATCH]
+            batch = long[begin : begin + BATCH]
             if isinstance(tokenizer, Tokenizer):
-                found = tokenizer.encode_batch(some, add_special_tokens=False)
-                self.cut += sum(bool(each.overflowing) for each in found)
+                encodings = tokenizer.encode_batch(batch, add_special_tokens=False)
+                self.cut += sum(bool(encoding.overflowing) for encoding in encodings)
             else:
-                ids = tokenizer(some, truncation=False, verbose=False)["input_ids"]
-                self.cut += sum(len(each) > limit for each in ids)
+                ids = tokenizer(batch, truncation=False, verbose=False)["input_ids"]
+                self.cut += sum(len(sequence) > limit for sequence in ids)
 
     def note(self) -> str | None:
         """Return a line with the number of truncated texts; None if there are none."""
@@ -73,8 +73,8 @@ def _prompt(model: Any, role: str | None) -> str:
     # The names that the library's `encode_document` tries, in its order.
     names = {"document": ("document", "passage", "corpus")}.get(role or "", (role,))
     prompts = model.prompts or {}
-    chosen = next((name for name in names if name in prompts), model.default_prompt_name)
-    return prompts.get(chosen) or ""
+    prompt_name = next((name for name in names if name in prompts), model.default_prompt_name)
+    return prompts.get(prompt_name) or ""
 
 
 class Embedder:
@@ -88,10 +88,10 @@ class Embedder:
 
     def __init__(self, name: str, max_length: int | None = None) -> None:
         self.name = name
-        found = resolve_vectors(name)
-        check_modules(found)
-        self.batch = WITHOUT_LAYERS if static_module(found) is not None else ENCODED
-        self.model = _load("SentenceTransformer", found, max_length)
+        resolved = resolve_vectors(name)
+        check_modules(resolved)
+        self.batch = WITHOUT_LAYERS if static_module(resolved) is not None else ENCODED
+        self.model = _load("SentenceTransformer", resolved, max_length)
         if self.model.similarity_fn_name not in ("cosine", "dot"):
             raise UserError(
                 f"model {name}: its texts are compared by {self.model.similarity_fn_name}"
@@ -108,18 +108,18 @@ class Embedder:
         cosine = self.model.similarity_fn_name == "cosine"
         prompt = _prompt(self.model, role)
         self.cuts.add(self.model, [prompt + text for text in texts])
-        found = encode(
+        vectors = encode(
             list(texts),
             batch_size=self.batch,
             normalize_embeddings=cosine,
             show_progress_bar=False,
         )
-        found = np.asarray(found, np.float32)
-        return _finite(found, self.name)
+        vectors = np.asarray(vectors, np.float32)
+        return _finite(vectors, self.name)
 
     def parameters(self) -> int:
         """Count the parameters."""
-        return sum(each.numel() for each in self.model.parameters())
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
 
 class PairScorer:
@@ -143,18 +143,18 @@ class PairScorer:
     def scores(self, pairs: Sequence[tuple[str, str]]) -> Floats:
         """Score pairs as float32 [N]; larger is more similar."""
         self.cuts.add(self.model, list(pairs))
-        found = self.model.predict(list(pairs), show_progress_bar=False)
-        return _finite(np.asarray(found, np.float32).reshape(-1), self.name)
+        scores = self.model.predict(list(pairs), show_progress_bar=False)
+        return _finite(np.asarray(scores, np.float32).reshape(-1), self.name)
 
 
-def _finite(found: Floats, name: str) -> Floats:
+def _finite(values: Floats, name: str) -> Floats:
     """Return vectors or scores. Raises UserError for NaN and infinity."""
     # NaN sorts anywhere, so that a ranking would still have a score.
-    if not np.isfinite(found).all():
+    if not np.isfinite(values).all():
         raise UserError(
             f"model {name}: gives NaN or infinity, so its weights are damaged; train it again"
         )
-    return found
+    return values
 
 
 def has_modules(name: str) -> bool:
@@ -167,32 +167,32 @@ def has_modules(name: str) -> bool:
 
 def reads_pairs(name: str) -> bool:
     """Return whether a model has a classification head, so that it reads a pair as one input."""
-    found = resolve_vectors(name)
-    if finder(found)("config.json") is None:  # a folder without a transformer
+    resolved = resolve_vectors(name)
+    if finder(resolved)("config.json") is None:  # a folder without a transformer
         return False
-    return declared_head(load_config(found).architectures or ()) == "classification"
+    return declared_head(load_config(resolved).architectures or ()) == "classification"
 
 
-def _load(kind: str, found: ResolvedModel, max_length: int | None) -> Any:
+def _load(kind: str, resolved: ResolvedModel, max_length: int | None) -> Any:
     """Load a model with a class of sentence-transformers, in float32, without log lines."""
     import sentence_transformers
 
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    whole = replace(found, path_or_id=found.root or found.path_or_id)
-    check_similarity(found.name, config_of(whole, SETTINGS).get("similarity_fn_name"))
-    if module_kinds(found)[:1] in ([], ["Transformer"]):
-        load_config(found)  # raises for fields that the library would silently ignore
-    problem = f"model {found.name}: sentence-transformers cannot load it"
+    root = replace(resolved, path_or_id=resolved.root or resolved.path_or_id)
+    check_similarity(resolved.name, config_of(root, SETTINGS).get("similarity_fn_name"))
+    if module_kinds(resolved)[:1] in ([], ["Transformer"]):
+        load_config(resolved)  # raises for fields that the library would silently ignore
+    problem = f"model {resolved.name}: sentence-transformers cannot load it"
     with folder_errors(problem), without_log_lines():
-        made = getattr(sentence_transformers, kind)
+        factory = getattr(sentence_transformers, kind)
         # The root has modules.json; the transformer may be in a subfolder.
-        model = made(whole.path_or_id, revision=found.revision)
+        model = factory(root.path_or_id, revision=resolved.revision)
     tokenizer = getattr(model, "tokenizer", None)
     if max_length and isinstance(tokenizer, Tokenizer):  # of a static model
-        own = tokenizer.truncation or {"max_length": max_length}
-        tokenizer.enable_truncation(**own | {"max_length": min(max_length, own["max_length"])})
+        old = tokenizer.truncation or {"max_length": max_length}
+        tokenizer.enable_truncation(**old | {"max_length": min(max_length, old["max_length"])})
     elif max_length:
-        known = model.max_seq_length
-        model.max_seq_length = min(max_length, known or max_length)
+        limit = model.max_seq_length
+        model.max_seq_length = min(max_length, limit or max_length)
     # In float16 the 1e-12 of torch's normalize is 0, so an empty text's vector would be 0 / 0.
     return model.float()

@@ -69,7 +69,7 @@ def flat(given: Mapping[str, Any], tables: Collection[str]) -> Iterator[tuple[st
         for key, inner in value.items():
             # One level more, for processing_kwargs.text.max_length.
             if isinstance(inner, Mapping):
-                yield from ((f"{name}.{key}.{each}", found) for each, found in inner.items())
+                yield from ((f"{name}.{key}.{subkey}", leaf) for subkey, leaf in inner.items())
             else:
                 yield f"{name}.{key}", inner
 
@@ -98,8 +98,8 @@ def check_checkpoint(model: ResolvedModel, config: Any) -> None:
     given = config_of(model)
     check_fields(model.name, CONFIG, given, class_fields(config))
     code = given.get("auto_map")
-    own = dict(code) if isinstance(code, Mapping) and not model.trusted else {}
-    for name in (str(each).rpartition(".")[2] for each in own.values() if isinstance(each, str)):
+    mapped = dict(code) if isinstance(code, Mapping) and not model.trusted else {}
+    for name in (str(path).rpartition(".")[2] for path in mapped.values() if isinstance(path, str)):
         # If transformers has a class of this name, too, the checkpoint is not refused: `unread`
         # reports that the two classes may compute different numbers.
         if not of_transformers(name):
@@ -141,19 +141,19 @@ def unread(model: ResolvedModel, config: Any) -> list[str]:
 def unread_settings(model: ResolvedModel) -> list[str]:
     """Return a line for each settings file next to config.json that has fields which nothing
     reads."""
-    whole, lines = replace(model, path_or_id=model.root or model.path_or_id), list[str]()
+    root, lines = replace(model, path_or_id=model.root or model.path_or_id), list[str]()
     for file, folders in (
         (TOKENIZER_SETTINGS, (model,)),
-        (SETTINGS, (whole,)),
+        (SETTINGS, (root,)),
         # These files may be in the root or next to the transformer.
-        *((file, (whole, model)) for file in (LENGTHS, *OLD_LENGTHS)),
+        *((file, (root, model)) for file in (LENGTHS, *OLD_LENGTHS)),
     ):
-        given = {name: value for each in folders for name, value in config_of(each, file).items()}
+        given = {name: value for m in folders for name, value in config_of(m, file).items()}
         kind = LENGTHS if file in OLD_LENGTHS else file
         lines += _unlisted_line(file, unlisted(kind, given))
     with suppress(OSError, ValueError, TypeError, RecursionError):  # loading reports these
-        if listed := finder(whole)(MODULES):
-            given = {name: each for each in json.loads(listed.read_text("utf-8")) for name in each}
+        if listed := finder(root)(MODULES):
+            given = {name: m for m in json.loads(listed.read_text("utf-8")) for name in m}
             lines += _unlisted_line(MODULES, unlisted(MODULES, given))
     return lines
 
@@ -162,6 +162,6 @@ def _unlisted_line(file: str, names: list[str]) -> list[str]:
     if not names:
         return []
     # Names come from an untrusted file: a few of them, shortened, keep the report one line.
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
     listed = ", ".join(f"{name:.40}" for name in names[:8])
-    return [f"{file}: {listed}{more}: not in the list of fields, so nothing reads it"]
+    return [f"{file}: {listed}{rest}: not in the list of fields, so nothing reads it"]

@@ -41,24 +41,24 @@ def prepend_token(tokenizer: Any, word: str, name: str) -> int | None:
     number, backend = parse_bos(word), tokenizer.backend_tokenizer
     if word == "none":
         return None
-    own = prepended_token(backend)
+    current = prepended_token(backend)
     if number is None:
         # A token that ends texts also preceded texts in the teacher's training, where texts follow
         # one another. Nothing shows whether it ever read any other bos token before plain text.
         number = tokenizer.bos_token_id
-        if own is not None or number is None or number != tokenizer.eos_token_id:
+        if current is not None or number is None or number != tokenizer.eos_token_id:
             return None
-    if own == number:
+    if current == number:
         return None
-    if own is not None:
+    if current is not None:
         raise UserError(
-            f"--bos {word}: the tokenizer of {name} puts {backend.id_to_token(own)!r} ({own}) in"
-            " front of each text itself; leave --bos out"
+            f"--bos {word}: the tokenizer of {name} puts {backend.id_to_token(current)!r}"
+            f" ({current}) in front of each text itself; leave --bos out"
         )
     piece = backend.id_to_token(number)
     if piece is None:
-        known = tokenizer.bos_token_id is not None
-        own_bos = f" (its bos is {tokenizer.bos_token_id})" if known else ""
+        has_bos = tokenizer.bos_token_id is not None
+        own_bos = f" (its bos is {tokenizer.bos_token_id})" if has_bos else ""
         raise UserError(
             f"--bos {word}: the tokenizer of {name} has no such token; give the id of one"
             f"{own_bos}, or leave --bos out"
@@ -71,9 +71,9 @@ def prepend_token(tokenizer: Any, word: str, name: str) -> int | None:
     return number
 
 
-def _with_first(own: Any, piece: str, number: int) -> Any:
+def _with_first(old: Any, piece: str, number: int) -> Any:
     """Return a post-processor, as in tokenizer.json, that also puts a piece in front."""
-    steps = list(own["processors"]) if own and own["type"] == "Sequence" else [own] if own else []
+    steps = list(old["processors"]) if old and old["type"] == "Sequence" else [old] if old else []
     templates = [step for step in steps if step["type"] == TEMPLATE]
     # An existing template is extended: tokenizers 0.22 panics on two templates in a sequence.
     template = templates[0] if templates else _plain_template()
@@ -85,5 +85,5 @@ def _with_first(own: Any, piece: str, number: int) -> Any:
 
 def _plain_template() -> dict[str, Any]:
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    found = {"single": [first], "pair": [first, second], "special_tokens": dict[str, Any]()}
-    return {"type": TEMPLATE, **found}
+    fields = {"single": [first], "pair": [first, second], "special_tokens": dict[str, Any]()}
+    return {"type": TEMPLATE, **fields}

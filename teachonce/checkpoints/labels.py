@@ -62,16 +62,16 @@ def activated(logits: Array, name: str) -> Array:
     if not (isinstance(activation, type) and issubclass(activation, torch.nn.Module)):
         raise UserError(f"activation {name!r:.40}: expected a class of torch.nn; export it again")
     try:
-        found: Array = activation()(torch.as_tensor(logits)).numpy()
-        if found.shape != logits.shape:
-            raise ValueError(f"it makes {found.shape} of {logits.shape}")
+        values: Array = activation()(torch.as_tensor(logits)).numpy()
+        if values.shape != logits.shape:
+            raise ValueError(f"it makes {values.shape} of {logits.shape}")
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         # Of classes that are not activations, such as Linear or LSTM.
         raise UserError(
             f"activation {name!r:.40}: cannot be applied to a score ({first_line(error)}); correct"
             " activation_fn in config.json, or export the student again"
         ) from None
-    return found
+    return values
 
 
 def sigmoid(logits: Array) -> Array:

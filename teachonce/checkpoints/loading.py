@@ -170,12 +170,12 @@ def check_pieces(tokenizer: Any, rows: int | None, name: str) -> None:
     backend.no_truncation()
     backend.no_padding()
     for text in PROBES:
-        ours, theirs = backend.encode(text).ids, list(tokenizer(text)["input_ids"])
-        if ours != theirs:
+        backend_ids, token_ids = backend.encode(text).ids, list(tokenizer(text)["input_ids"])
+        if backend_ids != token_ids:
             raise UserError(
-                f"{name}: {type(tokenizer).__name__} gives the ids {theirs} for {text!r}, but its"
-                f" tokenizer.json gives {ours}; save a tokenizer that is completely described by"
-                " its tokenizer.json (PreTrainedTokenizerFast)"
+                f"{name}: {type(tokenizer).__name__} gives the ids {token_ids} for {text!r}, but"
+                f" its tokenizer.json gives {backend_ids}; save a tokenizer that is completely"
+                " described by its tokenizer.json (PreTrainedTokenizerFast)"
             )
 
 
@@ -198,10 +198,10 @@ def load_network(
     encoder = [key for key in missing if key.startswith(prefix) and "pooler" not in key]
     name = f"{flag}: {model.name}" if flag else model.name
     if encoder:
-        what = name if flag else f"model {name}: the checkpoint"
+        subject = name if flag else f"model {name}: the checkpoint"
         raise UserError(
-            f"{what} lacks weights of its encoder: {len(encoder)}, the first is {encoder[0]}; copy"
-            " the whole checkpoint"
+            f"{subject} lacks weights of its encoder: {len(encoder)}, the first is {encoder[0]};"
+            " copy the whole checkpoint"
         )
     # transformers ignores weights that the network lacks, and `load` switches its warning off.
     check_all_read(network, sorted(report["unexpected_keys"]), name)
@@ -260,8 +260,8 @@ def _set_activation(name: str, config: Any, activation: str | None) -> None:
     now = str(declared_activation(name, config) or default)
     if activation and activation.rpartition(".")[2] != now.rpartition(".")[2]:
         table = getattr(config, "sentence_transformers", None)
-        own = table if isinstance(table, dict) else {}
-        config.sentence_transformers = own | {"activation_fn": activation}
+        fields = table if isinstance(table, dict) else {}
+        config.sentence_transformers = fields | {"activation_fn": activation}
 
 
 def _load(
@@ -307,12 +307,12 @@ def load_with_fresh_head(
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # the checkpoint's head may have other labels
     )
-    own = [name for name, _ in network.named_children() if name != network.base_model_prefix]
-    loaded = network.base_model is not network and not {k.split(".")[0] for k in missing} & {*own}
+    heads = [name for name, _ in network.named_children() if name != network.base_model_prefix]
+    loaded = network.base_model is not network and not {k.split(".")[0] for k in missing} & {*heads}
     if loaded and "id2label" in head and labels != network.config.id2label:
         # A head of the same size, whose outputs mean other labels.
         fresh = factory.from_config(config, dtype=torch.float32)
-        for name in own:
+        for name in heads:
             setattr(network, name, getattr(fresh, name))
     _match_inputs(tokenizer, network)
     return tokenizer, network
@@ -324,7 +324,7 @@ def load_with_own_head(model: ResolvedModel, factory: Any) -> tuple[Any, Any, Ta
     Raises UserError like `load_with_fresh_head`, and if the checkpoint lacks the head or has labels
     with equal names.
     """
-    (kind,) = (kind for kind, each in FACTORIES.items() if each is factory)
+    (kind,) = (kind for kind, value in FACTORIES.items() if value is factory)
     tokenizer, network = load_with_tokenizer(model, kind)
     task = task_of(network.config, kind, model.name)
     assert task is not None  # only LM heads have no task
@@ -353,8 +353,8 @@ def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, 
     """
     config = load_config(model)
     tokenizer = _padding_tokenizer(model)
-    network, found = load_with_head(model, config, head, {"dtype": torch.float32})
-    if found == "classification":
+    network, kind = load_with_head(model, config, head, {"dtype": torch.float32})
+    if kind == "classification":
         fit_tokenizer(tokenizer, read_classifier(model), shorten=True)
     _match_inputs(tokenizer, network)
     return tokenizer, network

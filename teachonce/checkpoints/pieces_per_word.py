@@ -28,8 +28,8 @@ def note_on_pieces(tokenizer: Any, texts: Sequence[str]) -> str:
     No hint is given if more than a tenth of the words are in scripts without spaces.
     """
     sample = texts[:: max(1, len(texts) // TEXTS)]
-    each = WORDS // max(1, len(sample))
-    words = [word for text in sample for word in WORD.findall(text)[:each]]
+    per_text = WORDS // max(1, len(sample))
+    words = [word for text in sample for word in WORD.findall(text)[:per_text]]
     if len(words) < LEAST or sum(map(bool, map(UNSPACED.search, words))) > len(words) / 10:
         return ""
     # Joined by spaces: byte-level tokenizers have other pieces for a word without a space before.
@@ -37,10 +37,10 @@ def note_on_pieces(tokenizer: Any, texts: Sequence[str]) -> str:
     mean, unknown = len(ids) / len(words), ids.count(tokenizer.unk_token_id) / len(words)
     if mean < FOREIGN and unknown < UNKNOWN:
         return ""
-    what = f"splits a word of the text into {mean:.1f} pieces, where 1 to 2 are usual"
+    problem = f"splits a word of the text into {mean:.1f} pieces, where 1 to 2 are usual"
     if unknown >= UNKNOWN:
-        what = f"has no pieces for {unknown:.0%} of the text's words"
+        problem = f"has no pieces for {unknown:.0%} of the text's words"
     return (
-        f"the tokenizer {what}: it was probably made for another language, or its vocabulary is"
+        f"the tokenizer {problem}: it was probably made for another language, or its vocabulary is"
         " small; take a model of the text's language"
     )

@@ -104,10 +104,10 @@ class VectorHead(nn.Module):
     def description(self) -> str:
         """Return the steps as text, such as `mean, dense 256 Tanh, first 64`."""
         mode = self.pooling.pooling_mode
-        words = [_step_name(step) for step in self.before]
-        words.append(mode if isinstance(mode, str) else "+".join(mode))
-        words += [_step_name(s) for s in self.steps if type(s).__name__ in ("Dense", "LayerNorm")]
-        return ", ".join(words + ([f"first {self.truncate_dim}"] if self.truncate_dim else []))
+        names = [_step_name(step) for step in self.before]
+        names.append(mode if isinstance(mode, str) else "+".join(mode))
+        names += [_step_name(s) for s in self.steps if type(s).__name__ in ("Dense", "LayerNorm")]
+        return ", ".join(names + ([f"first {self.truncate_dim}"] if self.truncate_dim else []))
 
     def _dense(self) -> Iterator[Any]:
         return (step for step in self.steps if type(step).__name__ == "Dense")
@@ -171,8 +171,8 @@ def check_modules(model: ResolvedModel) -> None:
         module, _, activation = str(word).rpartition(".")
         # torch defines Identity in nn.modules.linear, the other activations in
         # nn.modules.activation.
-        known = activation == "Identity" or hasattr(nn.modules.activation, activation)
-        if not module.startswith("torch.nn") or not known:
+        valid = activation == "Identity" or hasattr(nn.modules.activation, activation)
+        if not module.startswith("torch.nn") or not valid:
             raise UserError(
                 f"{model.name}: {path}/config.json: unknown activation {activation!r}: expected one"
                 " of torch.nn without arguments, such as Tanh, GELU or Identity"
@@ -207,15 +207,15 @@ def _head(
                 f" {', '.join(allowed)} ({MODULES}); dump it as a plain checkpoint with --pooling,"
                 " or use another model"
             )
-    found = [_module(model, kind, path) for kind, path in listed]
-    for number, module in enumerate(found):
+    modules = [_module(model, kind, path) for kind, path in listed]
+    for number, module in enumerate(modules):
         _check_features(model, listed[number][1], module, number < at)
     if word_width is not None:
         from sentence_transformers.sentence_transformer.modules import Pooling
 
         # StaticEmbedding averages its vectors itself; here `StaticModel` gives one for each piece.
-        return VectorHead(Pooling(word_width, "mean"), *found, truncate_dim=truncate_dim)
-    before, pooling, steps = found[:at], found[at], found[at + 1 :]
+        return VectorHead(Pooling(word_width, "mean"), *modules, truncate_dim=truncate_dim)
+    before, pooling, steps = modules[:at], modules[at], modules[at + 1 :]
     return VectorHead(pooling, *steps, before=before, truncate_dim=truncate_dim)
 
 
@@ -314,9 +314,9 @@ def _pooling_config(pooling: Any) -> dict[str, Any]:
     return {
         "word_embedding_dimension": pooling.embedding_dimension,
         **{
-            f"pooling_mode_{flag}": mode == each
+            f"pooling_mode_{flag}": mode == name
             # `strict`: a mode that a release adds must not shift the flags.
-            for flag, each in zip(flags, pooling.POOLING_MODES, strict=True)
+            for flag, name in zip(flags, pooling.POOLING_MODES, strict=True)
         },
         "include_prompt": pooling.include_prompt,
     }

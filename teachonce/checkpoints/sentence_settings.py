@@ -85,11 +85,11 @@ def module_weights(model: ResolvedModel) -> list[Path]:
     find = finder(model)
     subfolders = [path for _, path in _entries(model) or () if path not in ("", ".")]
     # The second file is searched only without the first: on the hub `find` downloads.
-    found = [
+    files = [
         next(filter(None, (find(f"{folder}/{file}") for file in MODULE_WEIGHTS)), None)
         for folder in subfolders
     ]
-    return [path for path in found if path]
+    return [path for path in files if path]
 
 
 def _entries(model: ResolvedModel) -> list[tuple[str, str]] | None:
@@ -137,9 +137,9 @@ def library_class(model: ResolvedModel) -> str:
 def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
     """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None if there
     is not a transformer). Raises UserError for refused fields and wrong values."""
-    given = _table(model, SETTINGS)
-    check_fields(model.name, SETTINGS, given)
-    settings = settings_from(given, model.name)
+    table = _table(model, SETTINGS)
+    check_fields(model.name, SETTINGS, table)
+    settings = settings_from(table, model.name)
     if transformer is None:
         return settings
     length, lower_case = _lengths(model, transformer, VECTORS)
@@ -154,7 +154,7 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
     """
     if library_class(model) != RERANKER:
         return SentenceSettings()
-    given = _table(model, SETTINGS)
+    table = _table(model, SETTINGS)
     listed = listed_modules(model) or [("Transformer", "")]
     if [kind for kind, _ in listed] != ["Transformer"]:
         raise UserError(
@@ -162,7 +162,7 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
             f" ({MODULES}), expected only a Transformer, whose logits are the scores; use another"
             " model"
         )
-    settings = settings_from(given, model.name)
+    settings = settings_from(table, model.name)
     if settings.default_prompt and settings.prompts.get(settings.default_prompt):
         raise UserError(
             f"{model.name}: default_prompt_name is {settings.default_prompt!r:.60} in {SETTINGS}:"
@@ -170,7 +170,7 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
             " write it into the corpus, and set default_prompt_name to null"
         )
     length, lower_case = _lengths(model, listed[0][1], CLASSES)
-    activation = _of(model.name, SETTINGS, given, "activation_fn", str)
+    activation = _of(model.name, SETTINGS, table, "activation_fn", str)
     check_activation(model.name, activation, SETTINGS)
     return replace(settings, max_length=length, lower_case=lower_case, activation=activation)
 
@@ -181,11 +181,11 @@ def declared_activation(where: str, config: Any) -> str | None:
     Raises UserError if it is not a class of torch.nn; `where` names the checkpoint or store.
     """
     table = getattr(config, "sentence_transformers", None)
-    own = table.get("activation_fn") if isinstance(table, dict) else None
+    new = table.get("activation_fn") if isinstance(table, dict) else None
     # Releases of the library before 4 wrote the second field.
-    found = own or getattr(config, "sbert_ce_default_activation_function", None)
-    check_activation(where, found, "config.json")
-    return found
+    activation = new or getattr(config, "sbert_ce_default_activation_function", None)
+    check_activation(where, activation, "config.json")
+    return activation
 
 
 def check_activation(where: str, name: object, file: str) -> None:
@@ -197,9 +197,9 @@ def check_activation(where: str, name: object, file: str) -> None:
     if name is None:
         return
     short = str(name).rpartition(".")[2]
-    found = getattr(nn, short, None)
-    names = (f"torch.nn.{short}", f"{getattr(found, '__module__', None)}.{short}")
-    if not (name in names and isinstance(found, type) and issubclass(found, nn.Module)):
+    activation = getattr(nn, short, None)
+    names = (f"torch.nn.{short}", f"{getattr(activation, '__module__', None)}.{short}")
+    if not (name in names and isinstance(activation, type) and issubclass(activation, nn.Module)):
         raise UserError(
             f"{where}: the activation of a CrossEncoder is {name!r:.60} in {file}, expected a class"
             " of torch.nn such as torch.nn.modules.activation.Sigmoid; correct it, or remove the"
@@ -225,10 +225,10 @@ def _lower_case(backend: Any) -> None:
     from tokenizers import normalizers
 
     # The sample's Σ is not at the end of a word, where Python's lower() gives ς, tokenizers σ.
-    own, sample = [] if backend.normalizer is None else [backend.normalizer], "AbCdÄÉДΣX"
-    as_it_is = normalizers.Sequence(own).normalize_str
+    steps, sample = [] if backend.normalizer is None else [backend.normalizer], "AbCdÄÉДΣX"
+    as_it_is = normalizers.Sequence(steps).normalize_str
     if as_it_is(sample) != as_it_is(sample.lower()):
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 
 def settings_from(given: Mapping[str, Any], model: str) -> SentenceSettings:
@@ -254,25 +254,25 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
     """Return the maximum length in tokens (None: no limit is set), and whether texts are
     lower-cased. `task` is the expected task of the transformer, a key of OUTPUTS."""
     # In the library's order; the first file that is there has all settings.
-    places = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
-    given: Mapping[str, Any] = {}
-    for file in dict.fromkeys((*places, LENGTHS)):
-        if given := _table(model, file):
+    paths = [f"{transformer}/{file}".lstrip("/") for file in (LENGTHS, *OLD_LENGTHS)]
+    content: Mapping[str, Any] = {}
+    for file in dict.fromkeys((*paths, LENGTHS)):
+        if content := _table(model, file):
             break
-    fields = dict(flat(given, ARGUMENTS.names))
-    own = {
+    fields = dict(flat(content, ARGUMENTS.names))
+    top_level = {
         name: value
-        for name, value in given.items()
+        for name, value in content.items()
         if name not in ARGUMENTS.names and (name, value) != ("transformer_task", task)
     }
-    check_fields(model.name, file, own, kind=LENGTHS)
+    check_fields(model.name, file, top_level, kind=LENGTHS)
     # A table of arguments is refused if the list of fields lacks one of its arguments.
     for name, value in fields.items():
         table, _, argument = name.partition(".")
         if table in ARGUMENTS.names and (not argument or unlisted(LENGTHS, {name: value})):
             refused = {argument: value} if argument else value
             check_field(model.name, file, {table: refused}, ARGUMENTS)
-    _check_outputs(model.name, file, given, *OUTPUTS[task])
+    _check_outputs(model.name, file, content, *OUTPUTS[task])
     longest = [
         _positive(model.name, file, name, fields.get(name))
         for name in (
@@ -280,47 +280,47 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
             *("tokenizer_args.model_max_length", "processor_kwargs.model_max_length"),
         )
     ]
-    lower = _of(model.name, file, given, "do_lower_case", bool)
+    lower = _of(model.name, file, content, "do_lower_case", bool)
     return min((n for n in longest if n is not None), default=None), bool(lower)
 
 
 def _check_outputs(
-    model: str, file: str, given: Mapping[str, Any], expected: str, key: str
+    model: str, file: str, content: Mapping[str, Any], expected: str, key: str
 ) -> None:
     """Raise UserError unless sentence-transformers takes the output named `expected` from the
     transformer, as `key`."""
-    table = given.get("modality_config")
+    table = content.get("modality_config")
     modes = {"text": {}} if table is None else table if isinstance(table, Mapping) else {}
     text = modes.get("text")
     output = text.get("method_output_name", expected) if isinstance(text, Mapping) else 0
-    features = given.get("module_output_name")
+    features = content.get("module_output_name")
     if "message" in modes or output != expected or features not in (None, key):
-        what = "chat messages" if "message" in modes else f"output {output!r} as {features!r}"
+        declared = "chat messages" if "message" in modes else f"output {output!r} as {features!r}"
         raise UserError(
-            f"{model}: {file} declares {what} (modality_config, module_output_name), expected"
+            f"{model}: {file} declares {declared} (modality_config, module_output_name), expected"
             f" output {expected!r} as {key!r}; use another model"
         )
 
 
 def _table(model: ResolvedModel, file: str) -> dict[str, Any]:
-    found = read_json(model, file)
-    if found is not None and not isinstance(found, dict):
+    table = read_json(model, file)
+    if table is not None and not isinstance(table, dict):
         raise UserError(f"{model.name}: {file} is not a table of settings; copy the whole folder")
-    return found or {}
+    return table or {}
 
 
-def _prompts(model: str, given: object) -> dict[str, str]:
+def _prompts(model: str, value: object) -> dict[str, str]:
     """Return the prompts by name; null means an empty prompt."""
-    found = {} if given is None else given
-    if not isinstance(found, dict) or not all(
-        text is None or isinstance(text, str) for text in found.values()
+    prompts = {} if value is None else value
+    if not isinstance(prompts, dict) or not all(
+        text is None or isinstance(text, str) for text in prompts.values()
     ):
-        raise _wrong(model, SETTINGS, "prompts", found, "a string for each name")
-    return {name: text or "" for name, text in found.items()}
+        raise _wrong(model, SETTINGS, "prompts", prompts, "a string for each name")
+    return {name: text or "" for name, text in prompts.items()}
 
 
-def _of(model: str, file: str, given: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = given.get(name)
+def _of(model: str, file: str, content: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = content.get(name)
     if value is not None and not isinstance(value, kind):
         raise _wrong(model, file, name, value, {str: "a string", bool: "true or false"}[kind])
     return value

@@ -98,8 +98,8 @@ def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]
 
     root = model.root or model.path_or_id
     with folder_errors(f"model {model.name}: sentence-transformers cannot load its {STATIC}"):
-        found = StaticEmbedding.load(root, subfolder=subfolder, revision=model.revision)
-    vectors = found.embedding.weight.detach().float()
+        module = StaticEmbedding.load(root, subfolder=subfolder, revision=model.revision)
+    vectors = module.embedding.weight.detach().float()
     if vectors.dim() != 2:
         raise UserError(
             f"model {model.name}: its word vectors have shape {list(vectors.shape)}, expected two"
@@ -109,7 +109,7 @@ def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]
     network = StaticModel(StaticConfig(vocab_size=rows, hidden_size=width, pad_token_id=None))
     with torch.no_grad():
         network.embedding.weight.copy_(vectors)
-    backend = found.tokenizer
+    backend = module.tokenizer
     backend.post_processor = None  # StaticEmbedding encodes without special tokens
     # None is no limit.
     longest = longest_text(backend)

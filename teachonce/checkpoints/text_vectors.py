@@ -110,18 +110,18 @@ def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:
     An empty name means no prompt. Raises UserError for an unknown name.
     """
     prompts = settings.prompts
-    chosen = settings.default_prompt if name is None else name
-    if name is None and chosen and chosen not in prompts:
+    key = settings.default_prompt if name is None else name
+    if name is None and key and key not in prompts:
         raise UserError(
-            f"{model}: default_prompt_name is {chosen!r:.60} in {SETTINGS}, and its prompts are"
+            f"{model}: default_prompt_name is {key!r:.60} in {SETTINGS}, and its prompts are"
             f" {', '.join(prompts) or 'none'}; give --prompt NAME, or --prompt '' for none"
         )
-    if chosen and chosen not in prompts:
+    if key and key not in prompts:
         raise UserError(
-            f"--prompt {chosen}: {model} has no such prompt; it has: {', '.join(prompts) or 'none'}"
+            f"--prompt {key}: {model} has no such prompt; it has: {', '.join(prompts) or 'none'}"
             f" ({SETTINGS}); give one of them, or leave --prompt out"
         )
-    return prompts[chosen] if chosen else ""
+    return prompts[key] if key else ""
 
 
 def _prompt_tokens(tokenizer: Any, prompt: str) -> int:

@@ -40,12 +40,12 @@ def common_settings(settings: dict[str, Any]) -> dict[str, Any]:
     In 4 the class has another name. Special tokens without a role are a list, which 4 reads from
     `additional_special_tokens`; under the key of 5 it expects a table.
     """
-    found = {name: value for name, value in settings.items() if name not in OF_LOADING}
-    if found.get("tokenizer_class") == IN_5:
-        found["tokenizer_class"] = IN_4
-    if isinstance(found.get("extra_special_tokens"), list):
-        found["additional_special_tokens"] = found.pop("extra_special_tokens")
-    return found
+    common = {name: value for name, value in settings.items() if name not in OF_LOADING}
+    if common.get("tokenizer_class") == IN_5:
+        common["tokenizer_class"] = IN_4
+    if isinstance(common.get("extra_special_tokens"), list):
+        common["additional_special_tokens"] = common.pop("extra_special_tokens")
+    return common
 
 
 def why_unloadable(path: str, error: BaseException) -> str:

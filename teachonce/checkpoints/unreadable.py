@@ -51,8 +51,8 @@ def _flaw(path: Path) -> str:
             # loaded.
             with safe_open(path, framework="np"):
                 return ""
-        found: Any = json.loads(path.read_text("utf-8"))
-        if not isinstance(found, dict):
+        content: Any = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
             return "is not a JSON object"
         if path.name == "tokenizer.json":
             from tokenizers import Tokenizer
@@ -70,16 +70,16 @@ def not_a_model(folder: Path) -> str:
     if not folder.exists():
         return "there is no such folder; check the path"
     if not folder.is_dir():
-        own = [name for name in JSON_FILES if (folder.parent / name).is_file()]
-        remedy = f"its folder, {folder.parent}" if own else "a folder that save_pretrained wrote"
+        inside = any((folder.parent / name).is_file() for name in JSON_FILES)
+        remedy = f"its folder, {folder.parent}" if inside else "a folder that save_pretrained wrote"
         return f"is a file; give {remedy}"
-    inner = sorted(str(each.parent) for each in folder.glob("*/config.json"))
+    inner = sorted(str(path.parent) for path in folder.glob("*/config.json"))
     one = f"give a model in it, such as {inner[0]}" if inner else ""
     if (folder / SCORES).is_file():
         return _results(folder, one)
     if (folder / "runs.json").is_file():
-        what = "the folder of a student-sweep, which is not a model"
-        return f"{what}; {one or 'continue the sweep: it has no finished student'}"
+        subject = "the folder of a student-sweep, which is not a model"
+        return f"{subject}; {one or 'continue the sweep: it has no finished student'}"
     if (folder / "training.json").is_file():
         return (
             "no config.json in it: a training that is not finished; wait for it, or continue it by"
@@ -89,16 +89,16 @@ def not_a_model(folder: Path) -> str:
 
 
 def _results(folder: Path, one: str) -> str:
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError):
-        found = dict(json.loads((folder / SCORES).read_text("utf-8")))
-    task = f" --task {found['task']}" if isinstance(found.get("task"), str) else ""
-    what = f"the results of `downstream{task}` ({SCORES}), not a model"
+        scores = dict(json.loads((folder / SCORES).read_text("utf-8")))
+    task = f" --task {scores['task']}" if isinstance(scores.get("task"), str) else ""
+    description = f"the results of `downstream{task}` ({SCORES}), not a model"
     if one:
-        return f"{what}; {one}"
+        return f"{description}; {one}"
     with suppress(KeyError, TypeError, IndexError):
-        if "best_epoch" in found["seeds"][0]:
-            return f"{what}: the fine-tuned one was not saved; fine-tune again with --save"
-    model = found.get("model")
+        if "best_epoch" in scores["seeds"][0]:
+            return f"{description}: the fine-tuned one was not saved; fine-tune again with --save"
+    model = scores.get("model")
     which = f", {model}" if isinstance(model, str) else ""
-    return f"{what}; give the model that was scored{which:.200}"
+    return f"{description}; give the model that was scored{which:.200}"

@@ -33,7 +33,7 @@ def check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
         if not key.endswith(BUFFERS)
         and (stem := re.match(r"(.+?)\.\d+\.", key))
         # With or without the prefix of the base model, such as `bert.`.
-        and any(f".{stem[1]}".endswith(f".{each}") for each in lists)
+        and any(f".{stem[1]}".endswith(f".{n}") for n in lists)
     ]
     if of_layers:
         raise UserError(

@@ -52,9 +52,9 @@ def covering_spans(begin: Array, end: Array, span_begin: Array, span_end: Array)
     if not len(span_begin):
         return np.full(len(begin), -1)
     # "right": a span that ends where a token begins shares no character with it.
-    found = np.minimum(np.searchsorted(span_end, begin, "right"), len(span_begin) - 1)
-    shared = (span_begin[found] < end) & (span_end[found] > begin) & (begin < end)
-    return np.where(shared, found, -1)
+    index = np.minimum(np.searchsorted(span_end, begin, "right"), len(span_begin) - 1)
+    shared = (span_begin[index] < end) & (span_end[index] > begin) & (begin < end)
+    return np.where(shared, index, -1)
 
 
 def covering_spans_of_texts(

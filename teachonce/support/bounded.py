@@ -43,11 +43,11 @@ def run_bounded(function: Callable[..., Any], *arguments: Any, seconds: float, m
     """
     # glibc reserves 64 MB of address space for each arena, by default up to 8 of them a core.
     environment = {**os.environ, "RAYON_NUM_THREADS": str(THREADS), "MALLOC_ARENA_MAX": "2"}
-    place = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
+    target = {"module": function.__module__, "name": function.__name__, "arguments": arguments}
     bounds = {"seconds": seconds, "memory": memory}
     # JSON in both directions, not pickle: if crafted data take the child over, its answer must run
     # no code here. The path is passed because -I ignores PYTHONPATH and the user's packages.
-    call = json.dumps({"path": sys.path, **place, **bounds}).encode()
+    call = json.dumps({"path": sys.path, **target, **bounds}).encode()
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", CHILD],  # else it looks for modules in the current folder
         stdin=subprocess.PIPE,

@@ -20,10 +20,10 @@ def check_metadata(license: str | None, languages: Sequence[str]) -> None:
             f"--license {license}: expected the hub's name of a licence in lower case, such as mit,"
             " apache-2.0 or cc-by-4.0"
         )
-    for each in languages:
-        if not LANGUAGE.fullmatch(each):
+    for code in languages:
+        if not LANGUAGE.fullmatch(code):
             raise UserError(
-                f"--language {each}: expected an ISO 639 code, such as en or ru, or multilingual"
+                f"--language {code}: expected an ISO 639 code, such as en or ru, or multilingual"
             )
 
 

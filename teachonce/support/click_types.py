@@ -102,8 +102,8 @@ def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
     here = getattr(param, "multiple", False)
     if param is None or not (here or sweep) or "," not in str(value):
         return ""
-    words = " ".join(f"{param.opts[0]} {each}" for each in value.split(","))
-    return f"; repeat it: {words}" if here else f"; to compare several: {sweep} {words}"
+    options = " ".join(f"{param.opts[0]} {part}" for part in value.split(","))
+    return f"; repeat it: {options}" if here else f"; to compare several: {sweep} {options}"
 
 
 class Count(click.types.IntParamType):
@@ -113,17 +113,17 @@ class Count(click.types.IntParamType):
         self.sweep = sweep
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = re.fullmatch(rf"({DIGITS}(?:\.[0-9]+)?)([km])", str(value).lower())
-        if found:
+        match = re.fullmatch(rf"({DIGITS}(?:\.[0-9]+)?)([km])", str(value).lower())
+        if match:
             # As floats, 2.01 * 1000 is 2009.9999999999998.
-            number = Decimal(found[1]) * {"k": 1000, "m": 1_000_000}[found[2]]
+            number = Decimal(match[1]) * {"k": 1000, "m": 1_000_000}[match[2]]
             if number == int(number):
                 return int(number)
         # click would also accept whatever int() does, such as 1_000.
         if not isinstance(value, int) and not re.fullmatch(r"[+-]?\d+", str(value)):
             several = _repeated(value, param, self.sweep)
-            words = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"
-            self.fail(words, param, ctx)
+            problem = f"{value!r}: expected a whole number, such as 200, 50k or 2m{several}"
+            self.fail(problem, param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -68,7 +68,7 @@ def takes_option(name: str) -> bool | None:
     context = click.get_current_context(silent=True)
     if context is None:
         return None
-    return any(each.name == name for each in context.command.params)
+    return any(param.name == name for param in context.command.params)
 
 
 def check_device(device: str, gpus: int | None = None) -> None:
@@ -79,10 +79,10 @@ def check_device(device: str, gpus: int | None = None) -> None:
     """
     if device == "auto" and gpus is None:
         return
-    found = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
-    if not found:
+    match = re.fullmatch(r"(cpu|cuda)(?::([0-9]+))?", device)
+    if not match:
         raise UserError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
-    if gpus is not None and found[1] == "cuda" and int(found[2] or 0) >= gpus:
+    if gpus is not None and match[1] == "cuda" and int(match[2] or 0) >= gpus:
         raise UserError(
             f"--device {device}: this machine has {counted(gpus, 'CUDA device')}; use --device cpu"
         )

@@ -27,8 +27,8 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
         for name in sorted(set(one) | set(other)):
             yield from differences(one.get(name), other.get(name), f"{key}.{name}".lstrip("."))
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for place, (left, right) in enumerate(zip(one, other, strict=True)):
-            yield from differences(left, right, f"{key}.{place}")
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from differences(left, right, f"{key}.{index}")
     elif one != other:
         yield key, *_side_by_side(one, other)
 
@@ -53,14 +53,14 @@ def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
 def _names(values: Sequence[Any]) -> str | None:
     """Return the names of a list's objects in one line ("none" for an empty list), or None if an
     object has no name."""
-    names = [each.get("name") if isinstance(each, Mapping) else None for each in values]
+    names = [value.get("name") if isinstance(value, Mapping) else None for value in values]
     return None if None in names else ", ".join(map(str, names)) or "none"
 
 
 def first_few(differ: Sequence[str]) -> str:
     """Join the first LISTED differences into one text, with the number of the others."""
-    more = [f"and {len(differ) - LISTED:,} more"] if len(differ) > LISTED else []
-    return "; ".join([*differ[:LISTED], *more])
+    rest = [f"and {len(differ) - LISTED:,} more"] if len(differ) > LISTED else []
+    return "; ".join([*differ[:LISTED], *rest])
 
 
 # Parts of a store's identity and features that are no options.
@@ -88,15 +88,15 @@ def described(found: Iterable[tuple[str, str, str]]) -> list[str]:
 def _readable(key: str) -> str:
     """Return a dotted key as an option or as words: `the corpus (source 1, bytes)` for
     `identity.corpus.sources.0.bytes`."""
-    group = next((each for each in GROUPS if key.startswith(each)), "")
+    group = next((prefix for prefix in GROUPS if key.startswith(prefix)), "")
     name, *rest = key.removeprefix(group).split(".")
     if rest[:1] == ["sources"] and len(rest) > 1 and rest[1].isdecimal():
         rest = [f"source {int(rest[1]) + 1}", *rest[2:]]
-    words = NOUNS.get(f"{group}{name}") or NOUNS.get(name)
-    if words is None:
+    noun = NOUNS.get(f"{group}{name}") or NOUNS.get(name)
+    if noun is None:
         option = takes_option(name) is not False
-        words = f"--{name.replace('_', '-')}" if option else name.replace("_", " ")
-    return words + (f" ({', '.join(rest)})" if rest else "")
+        noun = f"--{name.replace('_', '-')}" if option else name.replace("_", " ")
+    return noun + (f" ({', '.join(rest)})" if rest else "")
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

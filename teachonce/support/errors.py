@@ -23,8 +23,8 @@ class UserError(Exception):
     Passwords in URLs are removed, because messages are logged and copied into issues.
     """
 
-    def __init__(self, *words: object) -> None:
-        super().__init__(*map(redacted, words))
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*map(redacted, parts))
 
 
 ANOTHER = "give another name, or remove what is there"
@@ -46,7 +46,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory was exhausted; torch raises RuntimeError in this
     case."""
     if isinstance(error, RuntimeError):
-        return any(words in str(error) for words in NO_MEMORY)
+        return any(phrase in str(error) for phrase in NO_MEMORY)
     return isinstance(error, MemoryError)
 
 
@@ -60,9 +60,9 @@ def library_error_line(error: BaseException) -> str | None:
     written, and for a torchvision that does not fit torch. None for any other error."""
     if line := _of_torchvision(error):
         return line
-    if found := re.search(r"\(os error (\d+)\)", str(error)):
-        return f"{os.strerror(int(found[1]))}, while a file was written or read; {ROOM}"
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in UNWRITTEN):
+    if match := re.search(r"\(os error (\d+)\)", str(error)):
+        return f"{os.strerror(int(match[1]))}, while a file was written or read; {ROOM}"
+    if isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in UNWRITTEN):
         return f"a file could not be written; {ROOM}"
     return None
 
@@ -76,7 +76,7 @@ def _of_torchvision(error: BaseException | None) -> str | None:
     while error is not None and error not in chain:
         chain.append(error)
         error = error.__cause__ or error.__context__
-    if not any(f"{os.sep}torchvision{os.sep}" in path for each in chain for path in _files(each)):
+    if not any(f"{os.sep}torchvision{os.sep}" in path for link in chain for path in _files(link)):
         return None
     torch, vision = (_version(name) for name in ("torch", "torchvision"))
     build = torch.partition("+")[2]  # cpu, cu130

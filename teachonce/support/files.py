@@ -76,15 +76,15 @@ def discard(folder: Path, prefix: str, suffix: str = "") -> None:
 
     The folder may be missing.
     """
-    for left in folder.iterdir() if folder.is_dir() else ():
-        if left.name.startswith(prefix) and left.name.endswith(suffix):
-            _remove(left)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name.startswith(prefix) and path.name.endswith(suffix):
+            _remove(path)
 
 
-def _remove(left: Path) -> None:
+def _remove(path: Path) -> None:
     # A link is removed, never the folder to which it leads.
-    folder_itself = left.is_dir() and not left.is_symlink()
-    shutil.rmtree(left) if folder_itself else left.unlink(missing_ok=True)
+    folder_itself = path.is_dir() and not path.is_symlink()
+    shutil.rmtree(path) if folder_itself else path.unlink(missing_ok=True)
 
 
 def rename(source: Path, target: Path) -> None:
@@ -99,10 +99,10 @@ def _unfinished(path: Path) -> Path:
     prefix = f"{UNFINISHED}{path.name}-"
     # Whole names: temporary files of `rows-f16`, next to `rows`, have the same prefix, and another
     # process may be writing them.
-    own = re.compile(re.escape(prefix) + "[0-9a-f]{16}")
-    for left in path.parent.iterdir() if path.parent.is_dir() else ():
-        if own.fullmatch(left.name):
-            _remove(left)
+    pattern = re.compile(re.escape(prefix) + "[0-9a-f]{16}")
+    for leftover in path.parent.iterdir() if path.parent.is_dir() else ():
+        if pattern.fullmatch(leftover.name):
+            _remove(leftover)
     # Random: if another user of the folder could guess it, a link placed there would redirect the
     # write to a file of that user's choice.
     return path.with_name(f"{prefix}{os.urandom(8).hex()}")
@@ -242,8 +242,8 @@ def link(source: Path, target: Path) -> None:
 
 
 def _number(error: BaseException) -> int:
-    found = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5 and safetensors write it
-    return getattr(error, "errno", None) or (int(found[1]) if found else 0)
+    match = re.search(r"(?:errno =|os error) (\d+)", str(error))  # as HDF5 and safetensors write it
+    return getattr(error, "errno", None) or (int(match[1]) if match else 0)
 
 
 def cause(error: BaseException) -> str:

@@ -31,10 +31,10 @@ class GroupedCommand(OneLineCommand):
         """Write a section for each group that has options, and one for subcommands."""
         options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
         every = {option.name: option.get_help_record(ctx) for option in options}
-        found = {name: record for name, record in every.items() if record is not None}
+        records = {name: record for name, record in every.items() if record is not None}
         for heading, names in self.groups.items():
-            self._section(formatter, heading, [found.pop(n) for n in names if n in found])
-        self._section(formatter, REST, list(found.values()))
+            self._section(formatter, heading, [records.pop(n) for n in names if n in records])
+        self._section(formatter, REST, list(records.values()))
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
 

@@ -18,9 +18,9 @@ def html_table(caption: str, rows: Iterable[Iterable[object]], headings: Iterabl
     if headings:
         lines.append(_row([f"<th>{_cell(heading)}</th>" for heading in headings]))
     for row in rows:
-        first, *others = (_cell(each) for each in row)
+        first, *cells = (_cell(cell) for cell in row)
         begin = f"<td>{first}</td>" if headings else f"<th>{first}</th>"
-        lines.append(_row([begin, *(f"<td>{each}</td>" for each in others)]))
+        lines.append(_row([begin, *(f"<td>{cell}</td>" for cell in cells)]))
     return "\n".join([*lines, "</table>"])
 
 

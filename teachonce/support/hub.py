@@ -85,16 +85,16 @@ class Repository:
 
         where = {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision}
         with hub_errors(self.id):
-            found = getattr(HfApi(), method)(**where, **arguments)
+            result = getattr(HfApi(), method)(**where, **arguments)
             # A generator sends its requests while it is iterated: their errors belong in the block.
-            return list(found) if isgenerator(found) else found
+            return list(result) if isgenerator(result) else result
 
     def files(self) -> dict[str, RepoFile]:
         """Return name, size and hashes of all files of the repository, by name."""
         from huggingface_hub import RepoFile
 
         tree = self.call("list_repo_tree", recursive=True)
-        return {str(each.path): each for each in tree if isinstance(each, RepoFile)}
+        return {str(file.path): file for file in tree if isinstance(file, RepoFile)}
 
     def commit(self, files: Mapping[str, Path | bytes], message: str) -> str:
         """Upload files, given by their names in the repository, as one commit; return its URL."""
@@ -104,8 +104,8 @@ class Repository:
             CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
             for name, content in files.items()
         ]
-        made = self.call("create_commit", operations=sent, commit_message=message)
-        return str(made.commit_url)
+        info = self.call("create_commit", operations=sent, commit_message=message)
+        return str(info.commit_url)
 
 
 def open_repository(
@@ -192,6 +192,6 @@ def _explained(error: BaseException) -> str:
             f" {first_line(error)}); check the network, and run the same command again: it"
             " continues the upload"
         )
-    words = getattr(error, "server_message", None) or first_line(error)
+    answer = getattr(error, "server_message", None) or first_line(error)
     remedy = REMEDIES.get(status, "run the same command again later: it continues the upload")
-    return f"the hub answered {status} ({' '.join(words.split())}); {remedy}"
+    return f"the hub answered {status} ({' '.join(answer.split())}); {remedy}"

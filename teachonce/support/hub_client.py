@@ -58,11 +58,11 @@ class _Factory:
         send = client.send
 
         # An instance's method is replaced: a transport would lose the environment's proxies.
-        def bounded_send(request: Any, *, stream: bool = False, **words: Any) -> Response:
+        def bounded_send(request: Any, *, stream: bool = False, **options: Any) -> Response:
             request.extensions["streamed"] = stream
             # Always as a stream: `_in_time` bounds the time until the headers, and the body is read
             # below, within a bound that grows with its size.
-            response = _in_time(request, lambda: send(request, stream=True, **words))
+            response = _in_time(request, lambda: send(request, stream=True, **options))
             if not stream:
                 try:
                     response.read()
@@ -81,12 +81,12 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
     """
     # A socket's timeout starts again with each byte, so headers could take years. Instead, a thread
     # sends the request, and is abandoned after the limit.
-    found: list[Response] = []
+    responses: list[Response] = []
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            found.append(send())
+            responses.append(send())
         except BaseException as error:
             failed.append(error)
 
@@ -101,14 +101,14 @@ def _in_time(request: Any, send: Callable[[], Response]) -> Response:
         if type(failed[0]).__name__ == "TooManyRedirects":
             raise _refused(request, "redirects endlessly") from failed[0]
         raise failed[0]
-    if not found:
+    if not responses:
         raise _refused(request, f"sends no answer within {limit:.0f} s")
-    return found[0]
+    return responses[0]
 
 
-def _refused(request: Any, what: str) -> UserError:
+def _refused(request: Any, problem: str) -> UserError:
     return UserError(
-        f"{request.url}: the hub {what}; check HF_ENDPOINT and the network, and run the same"
+        f"{request.url}: the hub {problem}; check HF_ENDPOINT and the network, and run the same"
         " command again later"
     )
 

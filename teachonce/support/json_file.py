@@ -39,13 +39,13 @@ def read_json(path: Path, shape: Any, remedy: str = "") -> Any:
     UserError, which names file and key, and ends in `remedy`."""
     text = read_small(path)
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         # Lists that are nested a thousand deep raise RecursionError.
         raise UserError(f"{path}: is not JSON ({first_line(error)}){remedy}") from None
-    if problem := schema_violation(found, shape):
+    if problem := schema_violation(content, shape):
         raise UserError(f"{path}: {problem}{remedy}")
-    return found
+    return content
 
 
 def schema_violation(value: Any, shape: Any, place: str = "it") -> str:
@@ -60,8 +60,8 @@ def schema_violation(value: Any, shape: Any, place: str = "it") -> str:
     if isinstance(shape, list):
         if not isinstance(value, list):
             return f"{place} is {_kind(value)}, expected a list"
-        each = (schema_violation(one, shape[0], f"{place}[{n}]") for n, one in enumerate(value))
-        return next(filter(None, each), "")
+        problems = (schema_violation(one, shape[0], f"{place}[{n}]") for n, one in enumerate(value))
+        return next(filter(None, problems), "")
     if isinstance(shape, tuple):
         # By type as well: to Python, true equals 1.
         fits = any(value == one and type(value) is type(one) for one in shape)
@@ -90,8 +90,8 @@ def _misfit_object(value: Any, shape: dict[str, Any], place: str) -> str:
     for key, inner in value.items():
         if not _is_text(key):
             return f"a key of {place} is {key!r:.40}, which is not a valid string"
-        found = named.get(key, shape.get("*", object))
-        if problem := schema_violation(inner, found, key if place == "it" else f"{place}.{key}"):
+        schema = named.get(key, shape.get("*", object))
+        if problem := schema_violation(inner, schema, key if place == "it" else f"{place}.{key}"):
             return problem
     return ""
 

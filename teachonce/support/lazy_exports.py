@@ -41,10 +41,10 @@ def lazy_exports(
         home = homes[name]
         with passive_waits():
             module = import_module(home or f"{package}.{name}")
-        found = getattr(module, name) if home else module
+        value = getattr(module, name) if home else module
         # Python calls `__getattr__` for missing names alone, so the next use costs nothing.
-        setattr(sys.modules[package], name, found)
-        return found
+        setattr(sys.modules[package], name, value)
+        return value
 
     names = sorted(homes)
     return imported, lambda: names, names

@@ -73,8 +73,8 @@ class Lease:
     def _take(self) -> tuple[int, bool]:
         """Take the lease; return its open file, and whether the file is new."""
         for _ in range(TRIES):
-            if (made := self._make()) is not None:
-                return made, True
+            if (file := self._make()) is not None:
+                return file, True
             with contextlib.suppress(FileNotFoundError):  # its holder has released it just now
                 return _open(self.path), False
         raise UserError(
@@ -152,7 +152,7 @@ class Lease:
 def lease_path(store: Path) -> Path:
     """Return the path of the lease of a store."""
     # Resolved, so that two paths to one store have the same lease.
-    return (whole := store.resolve()).parent / f".{whole.name}.lease"
+    return (path := store.resolve()).parent / f".{path.name}.lease"
 
 
 def check_free(store: Path) -> None:
@@ -255,8 +255,8 @@ def _process(pid: object) -> dict[str, Any]:
         namespace = os.readlink("/proc/self/ns/pid")
         # Field 22 of proc(5). The name in field 2 may contain spaces and brackets.
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    known = {"host": host, "boot": boot, "namespace": namespace, "pid": pid, "begun": started}
-    return {**known, "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    fields = {"host": host, "boot": boot, "namespace": namespace, "pid": pid, "begun": started}
+    return {**fields, "since": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
 def _read(path: Path) -> dict[str, Any]:

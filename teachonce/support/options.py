@@ -198,9 +198,9 @@ def _type_of(settings: type[Any], name: str) -> _ValueType:
     kinds = typing.get_args(hint) if union else (hint,)
     literals = [kind for kind in kinds if typing.get_origin(kind) is Literal]
     plain = next(kind for kind in kinds if kind is not NoneType and kind not in literals)
-    words = tuple(word for kind in literals for word in typing.get_args(kind))
+    choices = tuple(word for kind in literals for word in typing.get_args(kind))
     kind = typing.get_origin(plain) or plain
-    return _ValueType(kind, NoneType in kinds, words, typing.get_args(plain))
+    return _ValueType(kind, NoneType in kinds, choices, typing.get_args(plain))
 
 
 def check_values(settings: Any) -> None:
@@ -231,46 +231,46 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     if kind is tuple and isinstance(value, os.PathLike):
         value = [value]  # not a comma-separated list: a path may have a comma
     several = isinstance(value, list | tuple)
-    given = value if several else [value]
-    words = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in given]
-    texts = bool(words) and all(isinstance(word, str) for word in words)
+    items = value if several else [value]
+    values = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in items]
+    texts = bool(values) and all(isinstance(word, str) for word in values)
     if (kind is tuple and value is None) or (kind is Path and isinstance(value, Path)):
         return value
     # A list for a repeated option is not read again: `replace` passes parsed values.
     if about.read and texts and not (several and kind is tuple and about.repeated):
-        return about.read(tuple(words) if about.repeated else ",".join(words))
+        return about.read(tuple(values) if about.repeated else ",".join(values))
     if kind is tuple:
-        return tuple(map(_type_of(settings, name).members[0], words) if texts else words)
+        return tuple(map(_type_of(settings, name).members[0], values) if texts else values)
     if kind is Path and texts:
-        if len(words) > 1:
-            raise UserError(f"{flag_of(name)}: expected one path, got {len(words)}")
-        return Path(words[0])
+        if len(values) > 1:
+            raise UserError(f"{flag_of(name)}: expected one path, got {len(values)}")
+        return Path(values[0])
     if kind in (int, float) and isinstance(value, str):
         with suppress(click.BadParameter):  # `check_value` refuses it
             return click_type(settings, name).convert(value, None, None)
-    return ",".join(words) if texts else value
+    return ",".join(values) if texts else value
 
 
 def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:
     """Raise UserError if an option of a dataclass does not accept this value."""
-    found = _type_of(settings, name)
-    if (value is None and found.optional) or value in found.words:
+    value_type = _type_of(settings, name)
+    if (value is None and value_type.optional) or value in value_type.words:
         return
     problem = ""
-    if found.kind in EXPECTED and not _is_of(found.kind, value):
-        problem = f"expected {EXPECTED[found.kind]}"
-    elif found.kind is tuple and value != default_of(settings, name):
-        member = found.members[0]
+    if value_type.kind in EXPECTED and not _is_of(value_type.kind, value):
+        problem = f"expected {EXPECTED[value_type.kind]}"
+    elif value_type.kind is tuple and value != default_of(settings, name):
+        member = value_type.members[0]
         if not isinstance(value, tuple):
             problem = "expected a tuple"
-        elif wrong := [each for each in value if not _is_of(member, each)]:
+        elif wrong := [item for item in value if not _is_of(member, item)]:
             value, problem = wrong[0], f"expected {EXPECTED[member]}"
     elif about.choices and not about.repeated and not _is_choice(about, value):
         problem = f"expected one of {', '.join(about.choices)}"
     elif about.within is not None and value not in about.within:
         problem = f"expected {about.within.expected}"
     if problem:
-        problem += "".join(f", or {word}" for word in found.words)
+        problem += "".join(f", or {word}" for word in value_type.words)
         shown = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{flag_of(name)} {shown}: {problem}")
     if about.check is not None:
@@ -303,11 +303,11 @@ def _is_of(kind: type[Any], value: Any) -> bool:
 
 def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     """Return the click type that parses a word of an option."""
-    about, found = options_of(settings)[name], _type_of(settings, name)
-    kind = found.kind
+    about, value_type = options_of(settings)[name], _type_of(settings, name)
+    kind = value_type.kind
     if about.choices:
         return NameOrAdded(about.choices, about.added) if about.added else Names(about.choices)
-    if kind is Path or Path in found.members:
+    if kind is Path or Path in value_type.members:
         return LocalPath()
     # The command that accepts repetitions, and the scope of the options that it takes only once.
     command, once = getattr(settings, "SWEEP", ("", ""))
@@ -315,7 +315,7 @@ def click_type(settings: type[Any], name: str) -> click.ParamType[Any]:
     plain: dict[type[Any], click.ParamType[Any]]
     plain = {int: Count(sweep), float: Number(sweep), bool: click.BOOL}
     read = plain.get(kind) or Text(about.words, about.paths)
-    return NumberOrWord(read, found.words) if found.words else read
+    return NumberOrWord(read, value_type.words) if value_type.words else read
 
 
 def click_option(
@@ -362,12 +362,12 @@ def click_options(settings: type[Any]) -> list[click.Parameter]:
 
 def read_words(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given`, with texts and tuples of texts parsed by the `read` of their option."""
-    found, about = dict(given), options_of(settings)
+    values, about = dict(given), options_of(settings)
     for name, value in given.items():
         read = about[name].read if name in about else None
         if read is not None and isinstance(value, (str, tuple)):
-            found[name] = read(value)
-    return found
+            values[name] = read(value)
+    return values
 
 
 def is_flag(settings: type[Any], name: str) -> bool:
@@ -380,9 +380,9 @@ def words_of(table: Mapping[str, Any]) -> list[str]:
     a list repeats its option."""
     words = list[str]()
     for key, value in table.items():
-        for each in value if isinstance(value, list) else [value]:
-            if each is not False:
-                words += [flag_of(key)] if each is True else [flag_of(key), str(each)]
+        for item in value if isinstance(value, list) else [value]:
+            if item is not False:
+                words += [flag_of(key)] if item is True else [flag_of(key), str(item)]
     return words
 
 
@@ -395,25 +395,25 @@ def read_values(
     A list is read as a comma-separated list. Raises UserError, naming `where`, for a key that is
     not `known` and for a value that its option does not accept.
     """
-    found, allowed = {}, set(known)
+    values, allowed = {}, set(known)
     for name, value in table.items():
         if name not in allowed:
             raise UserError(
                 f"{where}: unknown key {name!r}; {suggest(name, allowed)}expected one of"
                 f" {', '.join(sorted(allowed))}"
             )
-        about, words = options_of(settings)[name], value if isinstance(value, list) else [value]
-        if not all(isinstance(word, str | int | float) for word in words):
+        about, parts = options_of(settings)[name], value if isinstance(value, list) else [value]
+        if not all(isinstance(word, str | int | float) for word in parts):
             raise UserError(f"{where}: {name}: expected a string, a number or a list of strings")
-        text = ",".join(map(str, words))
+        text = ",".join(map(str, parts))
         try:
             if about.read:
-                found[name] = about.read(text)
+                values[name] = about.read(text)
             else:
-                found[name] = click_type(settings, name).convert(text, None, None)
-            check_value(settings, name, about, found[name])
+                values[name] = click_type(settings, name).convert(text, None, None)
+            check_value(settings, name, about, values[name])
         except click.UsageError as error:
             raise UserError(f"{where}: {name}: {error.message}") from None
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-    return found
+    return values

@@ -54,9 +54,9 @@ def load_outside(word: str, group: str, option: str) -> Any | None:
     return _load(EntryPoint(word, word, group), f"{option} {word}:", remedy)
 
 
-def _load(entry: EntryPoint, what: str, remedy: str) -> Any:
+def _load(entry: EntryPoint, subject: str, remedy: str) -> Any:
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # a foreign module may raise any
         why = f"exit {error.code}" if isinstance(error, SystemExit) else first_line(error)
-        raise UserError(f"{what} cannot be loaded ({why}); {remedy}") from error
+        raise UserError(f"{subject} cannot be loaded ({why}); {remedy}") from error

@@ -62,11 +62,11 @@ class DriverNode:
         """Change to the driver's folder. Raises UserError if this node differs from the
         driver's."""
         here = installed()
-        for name, wanted in self.installed.items():
-            if here.get(name) != wanted:
+        for name, expected in self.installed.items():
+            if here.get(name) != expected:
                 raise UserError(
-                    f"{name} is {here.get(name)} on this node and {wanted} on the driver's; install"
-                    " the same version on every node"
+                    f"{name} is {here.get(name)} on this node and {expected} on the driver's;"
+                    " install the same version on every node"
                 )
         os.chdir(self.folder)
         lease = lease_path(self.driven)
@@ -146,21 +146,21 @@ def worker_capacity(ray: Any, address: str, gpus: float) -> tuple[int, int]:
     Raises UserError if the cluster is only this machine and has no room.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    places = sum(node_capacity(node, gpus) for node in nodes)
-    if not places and address == "local":
+    slots = sum(node_capacity(node, gpus) for node in nodes)
+    if not slots and address == "local":
         raise UserError(
             f"--ray local: this machine has no free resources for a worker of 1 CPU and {gpus:g}"
             " GPU; give --ray-gpus 0, or the address of a cluster as --ray HOST:PORT"
         )
-    return len(nodes), places
+    return len(nodes), slots
 
 
 def node_capacity(node: dict[str, float], gpus: float) -> int:
     """Count the workers of one CPU and `gpus` GPUs each that a node has room for."""
-    places = math.floor(node.get("CPU", 0))
+    slots = math.floor(node.get("CPU", 0))
     if gpus:
         there = math.floor(node.get("GPU", 0))
-        # A worker needs its share on one GPU. Without 1e-9, shares of 1/99 would give 98 places.
-        each = there * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(there / gpus)
-        places = min(places, each)
-    return places
+        # A worker needs its share on one GPU. Without 1e-9, shares of 1/99 would give 98 slots.
+        by_gpu = there * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(there / gpus)
+        slots = min(slots, by_gpu)
+    return slots

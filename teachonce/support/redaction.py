@@ -28,9 +28,9 @@ def redacted(value: Any) -> Any:
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     """Apply `change` to a text, or to each text and key in JSON."""
     if isinstance(value, dict):
-        return {_each_text(key, change): _each_text(each, change) for key, each in value.items()}
+        return {_each_text(key, change): _each_text(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_each_text(each, change) for each in value]
+        return [_each_text(item, change) for item in value]
     return change(value) if isinstance(value, str) else value
 
 
@@ -65,5 +65,5 @@ def without_paths(text: str) -> str:
         return text
     if text.startswith(("/", "~", "./", "../")) and "\n" not in text:
         return PurePath(text).name  # a path, which may contain spaces
-    text = FILE_URL.sub(lambda found: PurePath(found[2]).name, text)
-    return PATH.sub(lambda found: PurePath(found[0]).name, text)
+    text = FILE_URL.sub(lambda match: PurePath(match[2]).name, text)
+    return PATH.sub(lambda match: PurePath(match[0]).name, text)

@@ -38,15 +38,15 @@ class Stop:
 
     def listen(self) -> None:
         """Handle SIGINT and SIGTERM from now on, unless the process ignores them."""
-        for each in SIGNALS:
+        for signum in SIGNALS:
             # A shell sets SIGINT to SIG_IGN for its background jobs: Ctrl-C must not stop them.
-            if signal.getsignal(each) is not signal.SIG_IGN:
-                signal.signal(each, self)
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            if signal.getsignal(each) is self:
-                signal.signal(each, signal.SIG_DFL)  # the next one ends the process
+        for signum in SIGNALS:
+            if signal.getsignal(signum) is self:
+                signal.signal(signum, signal.SIG_DFL)  # the next one ends the process
         self.number = number
         if not self._deferred:
             self.check()
@@ -118,13 +118,13 @@ def _handled() -> Iterator[Stop]:
     if _first or threading.current_thread() is not threading.main_thread():
         yield _first or Stop()
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     _first = Stop()
     try:
         sys.unraisablehook = _first.dropped
         _first.listen()
         yield _first
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         sys.unraisablehook, _first = _first.unraisable, None

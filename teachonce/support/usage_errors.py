@@ -46,8 +46,8 @@ class OneLineGroup(OneLineCommand, click.Group):
 
     def unknown(self, word: str) -> str:
         """Return the message for a first word that is not the name of a command."""
-        known = sorted(self.commands)
-        return f"{word}: no such command; {suggest(word, known)}expected one of {', '.join(known)}"
+        names = sorted(self.commands)
+        return f"{word}: no such command; {suggest(word, names)}expected one of {', '.join(names)}"
 
 
 class UsageLine(click.UsageError):
@@ -65,33 +65,33 @@ def one_line(error: click.UsageError, path: str) -> click.UsageError:
     """
     if isinstance(error, UsageLine | click.exceptions.NoArgsIsHelpError):
         return error
-    line, near = _what(error)
+    line, near = _described(error)
     ctx = error.ctx
     return UsageLine(
         f"{line}; {near}`{ctx.command_path if ctx else path} --help` lists all options", ctx
     )
 
 
-def _what(error: click.UsageError) -> tuple[str, str]:
+def _described(error: click.UsageError) -> tuple[str, str]:
     """Return a description of the error, and a suggestion, which may be ""."""
     ctx = error.ctx
     if isinstance(error, click.NoSuchOption):
         params = ctx.command.get_params(ctx) if ctx else []
         options = [param for param in params if isinstance(param, click.Option)]
-        known = [name for each in options for name in (*each.opts, *each.secondary_opts)]
+        names = [name for option in options for name in (*option.opts, *option.secondary_opts)]
         # Without the dashes, which all options have in common.
-        near = nearest(error.option_name.lstrip("-"), [name.lstrip("-") for name in known])
+        near = nearest(error.option_name.lstrip("-"), [name.lstrip("-") for name in names])
         return f"{error.option_name}: no such option", did_you_mean(f"--{near}") if near else ""
     if isinstance(error, click.MissingParameter) and error.param:
         return f"{_name(error.param, ctx)} is missing", ""
     if isinstance(error, click.BadParameter) and error.param:
-        value, words = "", error.message
-        if found := re.fullmatch(r"\w+ '(.*)' does not exist\.", words):  # of click.Path
-            near = suggest_path(found[1])
-            return f"{_name(error.param, ctx)} {found[1]}: no such file or folder", near
-        if found := re.fullmatch(r"('[^']*'|\"[^\"]*\"):? (.*)", words):
-            value, words = f" {found[1][1:-1]}", found[2]
-        return f"{_name(error.param, ctx)}{value}: {words.rstrip('.')}", ""
+        value, message = "", error.message
+        if match := re.fullmatch(r"\w+ '(.*)' does not exist\.", message):  # of click.Path
+            near = suggest_path(match[1])
+            return f"{_name(error.param, ctx)} {match[1]}: no such file or folder", near
+        if match := re.fullmatch(r"('[^']*'|\"[^\"]*\"):? (.*)", message):
+            value, message = f" {match[1][1:-1]}", match[2]
+        return f"{_name(error.param, ctx)}{value}: {message.rstrip('.')}", ""
     return re.sub("^Option '(.+?)'", r"\1", error.format_message().rstrip(".")), ""
 
 

@@ -79,8 +79,8 @@ def train_byte_level(
     The vocabulary is smaller if the text has too few pieces. Raises UserError if `size` is too
     small for every byte and the special tokens.
     """
-    chosen = FAMILIES[family]
-    specials = specials or tuple(dict.fromkeys(chosen.specials.values()))
+    settings = FAMILIES[family]
+    specials = specials or tuple(dict.fromkeys(settings.specials.values()))
     needed = BYTES + len(specials)
     if size < needed:
         raise UserError(
@@ -88,9 +88,9 @@ def train_byte_level(
             f" {len(specials)} special tokens; give {needed} pieces or more"
         )
     tokenizer = Tokenizer(models.BPE())
-    if chosen.composed:
+    if settings.composed:
         tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(PATTERNS[chosen.pattern]), "isolated")
+    split = pre_tokenizers.Split(Regex(PATTERNS[settings.pattern]), "isolated")
     # Without ByteLevel's own regex, which would split again by GPT-2's pattern.
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])

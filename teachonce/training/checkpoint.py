@@ -45,14 +45,14 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
 
     data = path.read_bytes()
     # A view: a slice of bytes would copy the whole checkpoint.
-    whole, digest = memoryview(data)[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-    if hashlib.sha256(whole).digest() != digest:
+    content, digest = memoryview(data)[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
         return None
     with fitting(path):
         # On the CPU: the device of the process that saved it may be missing here.
-        found = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         # A copy raises TypeError, which `fitting` reports, if this is not a mapping.
-        state: dict[str, Any] = {**found}
+        state: dict[str, Any] = {**loaded}
     return state
 
 

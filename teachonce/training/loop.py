@@ -155,31 +155,31 @@ class Training(ABC):
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        found = Losses()
+        means = Losses()
         for number, batch in batches:
             self._seed_dropout(number)
             loss, parts = losses(batch)
             # A backward pass for each batch, so that only one batch has its graph in memory.
             (loss / count).backward()
             for name, value in {**parts, "loss": loss}.items():
-                found[name] = found.get(name, 0.0) + float(value.detach()) / count
-        found = self.ranks.summed(found)
+                means[name] = means.get(name, 0.0) + float(value.detach()) / count
+        means = self.ranks.summed(means)
         self.ranks.sum_gradients(self.model)
         # After the sum, so that every process divides by the norm of the whole gradient.
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         # Before the optimizer's step, which would spread NaN to the weights.
-        if not math.isfinite(found["loss"]) or not math.isfinite(norm):
+        if not math.isfinite(means["loss"]) or not math.isfinite(norm):
             why, remedy = "training has diverged", f"lower --lr (now {rate:.2g})"
             if self.step == 0:  # no rate is too high before the first update
                 why, remedy = "training cannot start", TOO_LARGE
             raise UserError(
-                f"step {self.step + 1}: {why} ({nonfinite_parts(found)}loss {found['loss']:g}, its"
+                f"step {self.step + 1}: {why} ({nonfinite_parts(means)}loss {means['loss']:g}, its"
                 f" gradient's norm {norm:g}); {remedy}"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return found
+        return means
 
     def _seed_dropout(self, number: int) -> None:
         """Seed the dropout of a batch by (seed, step, number in the step)."""

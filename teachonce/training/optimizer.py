@@ -45,24 +45,24 @@ def optimizer_of(
     authors' code. Adadelta (Zeiler 2012, https://arxiv.org/abs/1212.5701, algorithm 1) has no
     `betas`; weight decay is added to its gradient. `fused` affects only AdamW.
     """
-    moving = [p for p in model.parameters() if p.requires_grad]
-    matrices = {"params": [p for p in moving if p.dim() > 1], "weight_decay": weight_decay}
-    others = {"params": [p for p in moving if p.dim() <= 1], "weight_decay": 0.0}
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    matrices = {"params": [p for p in trainable if p.dim() > 1], "weight_decay": weight_decay}
+    vectors = {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0}
     import torch
 
     if name == "adadelta":
-        return torch.optim.Adadelta([matrices, others], lr=lr, rho=RHO, eps=EPSILON)
+        return torch.optim.Adadelta([matrices, vectors], lr=lr, rho=RHO, eps=EPSILON)
     if name == "adamw":
         # `or None`: False would also rule out `foreach`, which torch chooses by itself on a GPU.
         return torch.optim.AdamW(
-            [matrices, others], lr=lr, betas=betas, eps=EPSILON, fused=fused or None
+            [matrices, vectors], lr=lr, betas=betas, eps=EPSILON, fused=fused or None
         )
     from pytorch_optimizer import Lamb  # an extra, and slow to import
 
     # By default the package decays weights apart from the step, and its first steps are up to ten
     # times longer.
     return Lamb(
-        [matrices, {**others, "adam": True}],
+        [matrices, {**vectors, "adam": True}],
         lr=lr,
         betas=betas,
         eps=EPSILON,

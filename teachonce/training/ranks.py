@@ -49,12 +49,12 @@ class Ranks:
             f"{name} is {now}, and in the first process {then}"
             for name, then, now in differences(first, here)
         ]
-        found = f"{socket.gethostname()}: {'; '.join(other)}"
-        each: list[Any] = [None] * self.size
+        message = f"{socket.gethostname()}: {'; '.join(other)}"
+        messages: list[Any] = [None] * self.size
         with _peer_errors():
             # Every process takes part, also without a difference, so that all end with one message.
-            distributed.all_gather_object(each, found if other else None)
-        if unlike := next(filter(None, each), None):
+            distributed.all_gather_object(messages, message if other else None)
+        if unlike := next(filter(None, messages), None):
             raise UserError(
                 f"the processes of this training have different software: on {unlike}; install the"
                 " same everywhere"
@@ -72,12 +72,12 @@ class Ranks:
         """Sum numbers by name over all processes; a missing name counts as 0."""
         if self.size == 1:
             return dict(values)
-        each: list[Any] = [None] * self.size
+        by_rank: list[Any] = [None] * self.size
         with _peer_errors():
-            distributed.all_gather_object(each, dict(values))
-        names = dict.fromkeys(name for found in each for name in found)
+            distributed.all_gather_object(by_rank, dict(values))
+        names = dict.fromkeys(name for numbers in by_rank for name in numbers)
         # Added in the order of the ranks, so that each process gets the same bits.
-        return {name: sum(found.get(name, 0.0) for found in each) for name in names}
+        return {name: sum(numbers.get(name, 0.0) for numbers in by_rank) for name in names}
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag of any process is set."""
@@ -87,10 +87,10 @@ class Ranks:
         """Return the value of the first process; it must be picklable."""
         if self.size == 1:
             return value
-        found = [value]
+        values = [value]
         with _peer_errors():
-            distributed.broadcast_object_list(found, src=0)
-        return found[0]
+            distributed.broadcast_object_list(values, src=0)
+        return values[0]
 
     def gather(self, own: Tensor, begin: int, rows: int) -> Tensor:
         """Join the rows of all processes to a tensor [rows,...], the same in each process.
@@ -99,8 +99,8 @@ class Ranks:
         process must compute the same loss from the result and divide it by `size`; then
         `sum_gradients` gives the gradient that a single process has.
         """
-        found: Tensor = _Gather.apply(own, begin, rows, self.size)  # type: ignore[no-untyped-call]
-        return found
+        gathered: Tensor = _Gather.apply(own, begin, rows, self.size)  # type: ignore[no-untyped-call]
+        return gathered
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Replace each gradient by its sum over all processes, bit for bit the same in each
@@ -139,17 +139,17 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, own: Tensor, begin: int, rows: int, size: int) -> Tensor:
         ctx.begin, ctx.rows, ctx.size = begin, len(own), size
         # A sum over zeros, because shares differ in length, and all_gather needs equal ones.
-        whole = own.new_zeros(rows, *own.shape[1:])
-        whole[begin : begin + len(own)] = own
+        gathered = own.new_zeros(rows, *own.shape[1:])
+        gathered[begin : begin + len(own)] = own
         with _peer_errors():
-            distributed.all_reduce(whole)
-        return whole
+            distributed.all_reduce(gathered)
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         # Without a call to the other processes: they compute the same loss from the same rows.
-        own = gradients[0].narrow(0, ctx.begin, ctx.rows)
-        return own * ctx.size, None, None, None
+        gradient = gradients[0].narrow(0, ctx.begin, ctx.rows)
+        return gradient * ctx.size, None, None, None
 
 
 ALONE = Ranks()

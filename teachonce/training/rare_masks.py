@@ -32,5 +32,5 @@ def sampling_keys(draws: Array, weights: Array) -> Array:
     import numpy as np
 
     # 1 - draw is as uniform as the draw, and never 0.
-    found: Array = -np.log1p(-draws) / weights
-    return found
+    keys: Array = -np.log1p(-draws) / weights
+    return keys

@@ -42,10 +42,10 @@ class Schedule:
             return 0.5**self.halvings
         if self.kind == "constant":
             return 1.0
-        left = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup))
+        remaining = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup))
         if self.kind == "cosine":
-            left = (1 - math.cos(math.pi * left)) / 2
-        return self.end + (1 - self.end) * left
+            remaining = (1 - math.cos(math.pi * remaining)) / 2
+        return self.end + (1 - self.end) * remaining
 
     def validated(self, loss: float) -> None:
         """Record a validation loss."""

@@ -37,8 +37,8 @@ PRIVATE = 0xF0000  # code points that no text uses; there are more than Unicode 
 def vocabulary_size(word: str) -> int | None:
     """Return the number of pieces that a `--vocab` such as `5k` or `5000` requests; None if `word`
     is not a number."""
-    found = re.fullmatch(f"({DIGITS})(k?)", word.lower())
-    return int(found[1]) * (1000 if found[2] else 1) if found else None
+    match = re.fullmatch(f"({DIGITS})(k?)", word.lower())
+    return int(match[1]) * (1000 if match[2] else 1) if match else None
 
 
 def check_student_tokenizer(tokenizer: Any, word: str) -> None:
@@ -79,10 +79,10 @@ def train_wordpiece(
     words = _count_words(texts, tokenizer)
     letters = _letters(words)
     # Each character at the start of a word, and inside a word.
-    text = " ".join([*characters, *(f"{each}{each}" for each in characters)])
-    more = _letters([*words, *_count_words([text], tokenizer)])
-    if len(SPECIALS) + len(more) <= size / 2:
-        letters = more
+    text = " ".join([*characters, *(f"{char}{char}" for char in characters)])
+    all_letters = _letters([*words, *_count_words([text], tokenizer)])
+    if len(SPECIALS) + len(all_letters) <= size / 2:
+        letters = all_letters
     needed = len(SPECIALS) + len(letters)
     if size < needed:
         raise UserError(
@@ -110,14 +110,14 @@ def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     counts = _count_words(texts, tokenizer)
     # Words of equal count by the alphabet, so that the order of the texts decides nothing.
-    known = sorted(counts.keys() - SPECIALS.values(), key=lambda word: (-counts[word], word))
+    entries = sorted(counts.keys() - SPECIALS.values(), key=lambda word: (-counts[word], word))
     least = len(SPECIALS) + 1
     if size is not None and size < least:
         raise UserError(
             f"--vocab words:{size}: leaves no room for words after the special tokens; give {least}"
             " or more, or for all words of the text: --vocab words"
         )
-    pieces = [*SPECIALS.values(), *known][:size]
+    pieces = [*SPECIALS.values(), *entries][:size]
     tokenizer.model = models.WordLevel(_numbered(pieces), unk_token="[UNK]")
     _frame(tokenizer)
     return tokenizer
