@@ -142,26 +142,26 @@ class Errors:
 
         Returns the teacher's log-partitions [L].
         """
-        stored, here = record.views[view].logits, f"view{view}/logits"
+        stored, path = record.views[view].logits, f"view{view}/logits"
         partitions = []
         for rows, raw in decoder.logits(values):
             partition = raw.logsumexp(-1)
             partitions.append(partition.cpu().numpy())
             if stored.tier == "topk":
-                self._top(record, here, stored, rows, raw - partition[:, None])
+                self._top(record, path, stored, rows, raw - partition[:, None])
             elif stored.tier == "sample":
                 self._draws(stored, rows, raw - partition[:, None])
             if stored.observed is not None:
-                self._observed(record, here, stored, rows, raw - partition[:, None])
+                self._observed(record, path, stored, rows, raw - partition[:, None])
         if stored.tier == "head":
-            self._head(record, here, stored.values, values.float().cpu().numpy())
+            self._head(record, path, stored.values, values.float().cpu().numpy())
         live = np.concatenate(partitions)
         error, slack = np.abs(live - stored.log_partition), self._slack(live)
-        self._add(f"{here}/log_partition", "nats", error, 0.0, slack, record)
+        self._add(f"{path}/log_partition", "nats", error, 0.0, slack, record)
         return live
 
     def _top(
-        self, record: Record, here: str, stored: Logits, rows: slice, logs: torch.Tensor
+        self, record: Record, path: str, stored: Logits, rows: slice, logs: torch.Tensor
     ) -> None:
         ids = torch.from_numpy(stored.ids[rows].astype(np.int64)).to(logs.device)
         live = logs.gather(1, ids).cpu().numpy()
@@ -171,11 +171,11 @@ class Errors:
             ("logprobs", live, stored.logprobs[rows]),
             ("rest", rest, stored.rest[rows]),
         ):
-            self._logprobs(record, f"{here}/{key}", key, live_logs, stored_logs)
+            self._logprobs(record, f"{path}/{key}", key, live_logs, stored_logs)
         lowest = live.min(axis=1)
         error = np.maximum(0, np.maximum(best, FLOOR) - np.maximum(lowest, FLOOR))
         # Twice: the error is a difference of two log-probabilities of the teacher that runs again.
-        self._add(f"{here}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
+        self._add(f"{path}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
 
     def _logprobs(self, record: Record, name: str, kind: str, live: Floats, stored: Floats) -> None:
         """Compare log-probabilities of any shape, which the codec of `kind` encoded."""
@@ -188,20 +188,20 @@ class Errors:
         self._add(name, "nats", np.abs(live - stored), promised, self._slack(stored), record)
 
     def _observed(
-        self, record: Record, here: str, stored: Logits, rows: slice, logs: torch.Tensor
+        self, record: Record, path: str, stored: Logits, rows: slice, logs: torch.Tensor
     ) -> None:
         """Compare the log-probabilities of the tokens that follow; the last row has none."""
         following = record.token_ids[1:][rows].astype(np.int64)
         ids = torch.from_numpy(following).to(logs.device)
         live = logs[: len(ids)].gather(1, ids[:, None])[:, 0].cpu().numpy()
-        self._logprobs(record, f"{here}/observed", "rest", live, stored.observed[:-1][rows])
+        self._logprobs(record, f"{path}/observed", "rest", live, stored.observed[:-1][rows])
 
-    def _head(self, record: Record, here: str, stored: Floats, live: Floats) -> None:
+    def _head(self, record: Record, path: str, stored: Floats, live: Floats) -> None:
         """Compare inputs of the head, relative to the root mean square of the token."""
         unit = np.sqrt(np.square(stored).mean(axis=1, keepdims=True)) + 1e-6
         promised = bound(self.features.level, "head", stored) / unit
         error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)
-        self._add(f"{here}/values", "root mean squares", error, promised, slack, record)
+        self._add(f"{path}/values", "root mean squares", error, promised, slack, record)
 
     def _draws(self, stored: Logits, rows: slice, logs: torch.Tensor) -> None:
         """Add random draws d from p: the expected value of -log p(d) is the entropy of p, and its

@@ -289,8 +289,8 @@ def _parquet(path: Path, seen: Seen) -> Table:
         with _readable(path), seen_whole(path, seen), pq.ParquetFile(path) as file:
             # In batches: `read_table` would hold the whole column in memory.
             batches = file.iter_batches(batch_size=1000, columns=list(columns) or None)
-            every = (row for batch in batches for row in batch.to_pylist())
-            yield from _named_rows(every, features, str(path))
+            records = (row for batch in batches for row in batch.to_pylist())
+            yield from _named_rows(records, features, str(path))
 
     return Table([name for name, _ in kinds], textual, str(path), rows, "row", others)
 

@@ -333,11 +333,11 @@ def check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> N
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in changes)
-        able = takes_option("grow_from") is not False  # imports do not
-        way = f" (to dump only what is new: --grow-from {quote(str(out))} --out ANOTHER)"
+        offered = takes_option("grow_from") is not False  # imports do not
+        hint = f" (to dump only what is new: --grow-from {quote(str(out))} --out ANOTHER)"
         raise UserError(
             f"{out}: exists already and was finished with other arguments:"
-            f" {first_few(differ)}{way if grows and able else ''}; {ANOTHER}"
+            f" {first_few(differ)}{hint if grows and offered else ''}; {ANOTHER}"
         )
 
 

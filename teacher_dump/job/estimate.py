@@ -92,8 +92,8 @@ class Estimate:
             f" ({self.tokens / self.seconds:,.0f} tokens/s, from a sample)"
         )
         if self.seconds > NIGHT:
-            fits = float(f"{self.tokens * NIGHT / self.seconds:.2g}")  # the time is an estimate
-            yield f"night     --limit {fits:.0f} takes about {_duration(NIGHT)}"
+            limit = float(f"{self.tokens * NIGHT / self.seconds:.2g}")  # the time is an estimate
+            yield f"night     --limit {limit:.0f} takes about {_duration(NIGHT)}"
         epochs = self.seconds / self.pass_seconds
         yield (
             f"pays      after {epochs:.1f} epochs of training, over all students: the dump takes as"
@@ -154,7 +154,8 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
         sampled = replace(sampled, options=replace(one_part, out=out))
         windows = _affordable(sampled, windows)
         say(f"{'sample':9} {counted(tokens_of(windows), 'token')} through the teacher, three times")
-        alone, taken = _pass_seconds(sampled, windows), _dump_seconds(sampled, windows, stop)
+        pass_time = _pass_seconds(sampled, windows)
+        dump_time = _dump_seconds(sampled, windows, stop)
         # The most: every part but the last has at least `part_tokens`.
         number = ceil(tokens / options.part_tokens)
         by_feature = _bytes_by_feature(sampled, out, windows, tokens, options.part_tokens)
@@ -167,8 +168,8 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
         exact=sample.exact,
         bytes_by_feature=by_feature,
         teacher_bytes=teacher_bytes,
-        seconds=taken / size * tokens,
-        pass_seconds=alone / size * tokens,
+        seconds=dump_time / size * tokens,
+        pass_seconds=pass_time / size * tokens,
         free=_free(options.out),
         # Sealing copies the parts into a new file before it removes them (FORMAT.md, 9).
         copies=2 if PurePath(options.out).suffix == ".h5" else 1,

@@ -163,6 +163,6 @@ def as_started(features: Features, started: Mapping[str, Any] | None) -> Feature
     before, logits = Features.from_json(started["features"]), features.logits
     if logits and before.logits:
         # A store has one form for all parts: a key counts if the first and the new parts have it.
-        both = {key: getattr(logits, key) and getattr(before.logits, key) for key in LATER}
-        logits = replace(logits, **both)
+        shared = {key: getattr(logits, key) and getattr(before.logits, key) for key in LATER}
+        logits = replace(logits, **shared)
     return replace(features, logits=logits, context=features.context and before.context)

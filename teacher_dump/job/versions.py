@@ -30,7 +30,7 @@ UNHASHED = frozenset(
 )
 # Top-level fields of config.json that may differ between two runs of a dump.
 HARMLESS = {
-    name for some in FIELDS[CONFIG] if some.treatment == "harmless" for name in some.names
+    name for fields in FIELDS[CONFIG] if fields.treatment == "harmless" for name in fields.names
 } | UNHASHED
 SAMPLE = 16  # sequences that the teacher reads again
 
@@ -111,8 +111,8 @@ def identity_as_stored(
                 f"{out}: holds a dump of a teacher with another config.json: {diff}{note}; restore"
                 f" that config.json to continue, or {ANOTHER}"
             )
-    there = attributes["state"] == "sealed" or StoreWriter.published_counts(out)[0]
-    if versions.keys() & {"tokenizers", "transformers"} and there:
+    has_parts = attributes["state"] == "sealed" or StoreWriter.published_counts(out)[0]
+    if versions.keys() & {"tokenizers", "transformers"} and has_parts:
         # Safe: `check_published` compares the tokens of each written part with the tokenizer's.
         updated["tokenizer_hash"] = stored.get("tokenizer_hash")
     return updated

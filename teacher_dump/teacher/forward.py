@@ -117,7 +117,7 @@ def forward(
         if bad.any():
             if in_float32 or not teacher.narrow:
                 i = int(np.flatnonzero(bad)[0])
-                where = ", ".join(feature for feature, there in features.items() if there[i])
+                where = ", ".join(feature for feature, mask in features.items() if mask[i])
                 raise UserError(f"{name(batch[i])}: {teacher.unusable(where)}")
             queue.appendleft((batch[bad], True))
             tally["widened"] += int(bad.sum())

@@ -60,11 +60,11 @@ def _kernel(  # type: ignore[no-untyped-def]
         lowest, slot = tl.min(best, 1, return_indices=True)
         while tl.max((top > lowest).to(tl.int32), 0) > 0:
             enters = (top > lowest)[:, None]
-            here = enters & (slots == slot[:, None])
-            best = tl.where(here, top[:, None], best)
-            ids = tl.where(here, (begin + index)[:, None], ids)
-            there = enters & (columns[None, :] == index[:, None])
-            logits = tl.where(there, lowest[:, None], logits)
+            slot_mask = enters & (slots == slot[:, None])
+            best = tl.where(slot_mask, top[:, None], best)
+            ids = tl.where(slot_mask, (begin + index)[:, None], ids)
+            column_mask = enters & (columns[None, :] == index[:, None])
+            logits = tl.where(column_mask, lowest[:, None], logits)
             top, index = tl.max(logits, 1, return_indices=True)
             lowest, slot = tl.min(best, 1, return_indices=True)
         # Online softmax (Milakov and Gimelshein 2018): the sum is rescaled to the new highest.

@@ -205,15 +205,15 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
     )
     decoder = Decoder.of(weight, torch.randn(300, generator=random, device=device))
     (ids, best, mass), expected = (
-        [torch.cat(column) for column in zip(*way(decoder, values, k), strict=True)]
-        for way in (fused_logits, chunked_logits)
+        [torch.cat(column) for column in zip(*best_of(decoder, values, k), strict=True)]
+        for best_of in (fused_logits, chunked_logits)
     )
     logits = torch.cat([chunk for _, chunk in decoder.logits(values)])
     # Rounding decides which of two nearly equal logits comes first: ids are not compared.
-    both = (best, logits.gather(1, ids.long()))
+    tops = (best, logits.gather(1, ids.long()))
     distinct = (ids.sort(dim=1).values.diff(dim=1) > 0).all()
-    right = all(torch.allclose(one, expected[1], rtol=1e-4, atol=2e-3) for one in both)
-    return bool(distinct) and right and torch.allclose(mass, expected[2], rtol=0.02, atol=1e-12)
+    close = all(torch.allclose(top, expected[1], rtol=1e-4, atol=2e-3) for top in tops)
+    return bool(distinct) and close and torch.allclose(mass, expected[2], rtol=0.02, atol=1e-12)
 
 
 def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tuple[Array, Array]:

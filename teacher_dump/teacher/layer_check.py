@@ -77,14 +77,14 @@ def padding_changes_numbers(teacher: Any) -> bool:
     ids[1, short:], present[1, short:] = pad, False
     with _refusing(f"{teacher.name}: {type(teacher.base).__name__}", length):
         padded, single = teacher.run(ids, present), teacher.run(alone, present[1:, :short])
-    most = ALIKE_NARROW if teacher.narrow else ALIKE
+    tolerance = ALIKE_NARROW if teacher.narrow else ALIKE
     outputs, expected = padded.tensors(), single.tensors()
-    for name, right in expected.items():
+    for name, solo in expected.items():
         output = outputs[name][1]
-        for axis, size in enumerate(right.shape[1:]):
+        for axis, size in enumerate(solo.shape[1:]):
             output = output.narrow(axis, 0, size)
-        off = (output.float() - right[0].float()).norm(dim=-1)
-        if (off > most * right[0].float().norm(dim=-1)).any():  # false for NaN: see `forward`
+        error = (output.float() - solo[0].float()).norm(dim=-1)
+        if (error > tolerance * solo[0].float().norm(dim=-1)).any():  # false for NaN: see `forward`
             return True
     return False
 
@@ -98,9 +98,9 @@ def reads_ahead(teacher: Any) -> bool:
     other, present = ids.copy(), np.ones(ids.shape, bool)
     other[0, -1] = (other[0, -1] + 1) % teacher.vocabulary
     with _refusing(f"{teacher.name}: {type(teacher.base).__name__}", length):
-        one, two = (teacher.run(x, present).head_input[0, :-1].float() for x in (ids, other))
-    most = ALIKE_NARROW if teacher.narrow else ALIKE
-    return bool(((one - two).norm(dim=-1) > most * one.norm(dim=-1)).any())
+        base, changed = (teacher.run(x, present).head_input[0, :-1].float() for x in (ids, other))
+    tolerance = ALIKE_NARROW if teacher.narrow else ALIKE
+    return bool(((base - changed).norm(dim=-1) > tolerance * base.norm(dim=-1)).any())
 
 
 @torch.inference_mode()

@@ -99,10 +99,10 @@ def load_teacher(
     if kind in FACTORIES:
         limit = input_limit(config, tokenizer)
         decoder = _split(resolved.name, network, outputs, kind == "causal", limit)
-    how = None
+    embedder = None
     if kind == EMBEDDING:
-        how = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
-        how.head.to(device)
+        embedder = text_vectors(resolved, tokenizer, int(network.config.hidden_size), *vectors)
+        embedder.head.to(device)
     notes = unread(resolved, network.config)
     if vectors.pooling and listed_modules(resolved):
         replaced = "replaces its modules, prompts and lengths"
@@ -111,7 +111,7 @@ def load_teacher(
         resolved,
         network,
         tokenizer,
-        Head(kind, decoder, task, how),
+        Head(kind, decoder, task, embedder),
         hidden,
         attention,
         notes=notes,
@@ -139,8 +139,8 @@ def _split(name: str, network: PreTrainedModel, outputs: int, causal: bool, limi
     decoder = replace(split_decoder(network, outputs), cap=cap)
     logits = torch.cat([chunk for _, chunk in decoder.logits(head_outputs(name, network, limit))])
     narrow = next(network.parameters()).itemsize < 4
-    off = (logits - expected).norm(dim=-1) if logits.shape == expected.shape else None
-    if off is None or (off > (ALIKE_NARROW if narrow else ALIKE) * expected.norm(dim=-1)).any():
+    error = (logits - expected).norm(dim=-1) if logits.shape == expected.shape else None
+    if error is None or (error > (ALIKE_NARROW if narrow else ALIKE) * expected.norm(dim=-1)).any():
         raise UserError(
             f"{name}: {type(network).__name__} scales or caps its logits in a way that a store"
             " cannot hold; use --head none"
@@ -175,9 +175,9 @@ def _static_teacher(
         )
     network, tokenizer = load_static(model, subfolder)
     check_pieces(tokenizer, network.config.vocab_size, model.name)
-    how = text_vectors(model, tokenizer, network.config.hidden_size, *vectors)
-    how.head.to(device)
-    head = Head(EMBEDDING, text_vectors=how)
+    embedder = text_vectors(model, tokenizer, network.config.hidden_size, *vectors)
+    embedder.head.to(device)
+    head = Head(EMBEDDING, text_vectors=embedder)
     network.train(False).to(device)
     notes = unread_settings(model)
     return Teacher(model, network, tokenizer, head, hidden, attention, notes=notes)

@@ -154,9 +154,9 @@ class Teacher:
         self.hidden.check()
         self.attention.check()
         head_input, vectors = output.logits if self.decoder else None, None
-        if how := self.text_vectors:
+        if embedder := self.text_vectors:
             mask = torch.from_numpy(present).to(self.device)
-            vectors = how.head(output.last_hidden_state, mask, how.prompt_tokens)
+            vectors = embedder.head(output.last_hidden_state, mask, embedder.prompt_tokens)
         return Activations(self.hidden.take(), self.attention.take(), head_input, vectors)
 
     @property

@@ -105,14 +105,14 @@ class Labels:
 
     def _check_one_kind(self) -> None:
         if len(self._first_seen) == 2:
-            (name, there), (number, here) = self._first_seen[False], self._first_seen[True]
+            (name, there), (number, where) = self._first_seen[False], self._first_seen[True]
             raise UserError(
-                f"{here}: label {number!r} is a number, but {name!r} ({there}) is a name; write"
+                f"{where}: label {number!r} is a number, but {name!r} ({there}) is a name; write"
                 " either names or numbers"
             )
         if True in self._first_seen:
-            every = enumerate(self.task.labels)
-            shown = ", ".join(f"{n} = {name}" for n, name in every if n < SHOWN)
+            pairs = enumerate(self.task.labels)
+            shown = ", ".join(f"{n} = {name}" for n, name in pairs if n < SHOWN)
             dots = ", ..." if len(self.task.labels) > SHOWN else ""
             self._say(f"labels of the corpus are taken as the teacher's label ids: {shown}{dots}")
 

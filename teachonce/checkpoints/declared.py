@@ -111,10 +111,10 @@ def check_no_encoder_decoder(model: ResolvedModel, config: Mapping[str, Any]) ->
 
 def another_head(architectures: Sequence[str], head: str) -> str:
     """Return a phrase with the checkpoint's class if it has another head; else ""."""
-    fits = any(name.endswith(DECLARED[head].architectures) for name in architectures)
+    has_head = any(name.endswith(DECLARED[head].architectures) for name in architectures)
     if head == "mlm":  # classes of other names may have a masked-LM head, too
-        fits |= declared_head(architectures) is None
-    return "" if fits or not architectures else f"it is a {architectures[0]}"
+        has_head |= declared_head(architectures) is None
+    return "" if has_head or not architectures else f"it is a {architectures[0]}"
 
 
 def no_head(model: str, head: str, missing: Sequence[str], remedy: str = "") -> UserError:

@@ -122,11 +122,11 @@ def resolve_model(name: str, weights: bool = True) -> ResolvedModel:
 def _cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
-    def there(file: str) -> bool:
+    def cached(file: str) -> bool:
         # For a file that the hub is known to lack, the function returns an object, not a str.
         return isinstance(try_to_load_from_cache(name, file), str)
 
-    return there("config.json") and any(map(there, WEIGHTS))
+    return cached("config.json") and any(map(cached, WEIGHTS))
 
 
 def _find(source: str, name: str, weights: bool) -> ResolvedModel:

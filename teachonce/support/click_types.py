@@ -99,11 +99,11 @@ def _repeated(value: Any, param: click.Parameter | None, sweep: str) -> str:
     Returns "" if `value` has no comma, or if no command accepts repetitions. sweep: the command
     that accepts them if the running one does not; or "".
     """
-    here = getattr(param, "multiple", False)
-    if param is None or not (here or sweep) or "," not in str(value):
+    multiple = getattr(param, "multiple", False)
+    if param is None or not (multiple or sweep) or "," not in str(value):
         return ""
     options = " ".join(f"{param.opts[0]} {part}" for part in value.split(","))
-    return f"; repeat it: {options}" if here else f"; to compare several: {sweep} {options}"
+    return f"; repeat it: {options}" if multiple else f"; to compare several: {sweep} {options}"
 
 
 class Count(click.types.IntParamType):

@@ -137,10 +137,10 @@ def did_you_mean(text: object) -> str:
 
 def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """Return the known word that is most similar to this one; see `suggest`."""
-    every = list(known)
+    names = list(known)
     # difflib compares letters with their case: to it, `MLM` and `mlm` have nothing in common.
-    alike = [other for other in every if other.strip().casefold() == word.strip().casefold()]
-    close = alike or get_close_matches(word, every, n=1, cutoff=least)
+    alike = [other for other in names if other.strip().casefold() == word.strip().casefold()]
+    close = alike or get_close_matches(word, names, n=1, cutoff=least)
     return close[0] if close and close[0] != word else ""
 
 

@@ -136,20 +136,20 @@ class _Lists:
         # Only an address that the page before has named continues a list. A list that was read in
         # part can be read again. A hub cannot restart the count by other addresses, errors or slow
         # pages.
-        here, now = response.request.url, time.monotonic()
-        pages, first = self._next.get(str(here), (0, now))
+        url, now = response.request.url, time.monotonic()
+        pages, first = self._next.get(str(url), (0, now))
         if "next" in response.links:
             pages, address = pages + 1, response.links["next"]["url"]
         elif pages and response.has_redirect_location:
             address = response.headers["Location"]
         else:
             if response.is_success:
-                self._next.pop(str(here), None)
+                self._next.pop(str(url), None)
             return
-        self._next[str(here.join(address))] = pages, first
+        self._next[str(url.join(address))] = pages, first
         if pages > MAX_PAGES or now - first > PAGES_SECONDS:
-            taken = f"{pages:,} pages in {now - first:.0f} s"
-            raise _refused(response.request, f"sends a list that is too long or too slow ({taken})")
+            total = f"{pages:,} pages in {now - first:.0f} s"
+            raise _refused(response.request, f"sends a list that is too long or too slow ({total})")
 
 
 def _check(response: Response) -> None:
@@ -170,10 +170,10 @@ def _check(response: Response) -> None:
     if headers.get("Content-Encoding", "identity").lower() != "identity":
         raise _refused(request, "sends compressed bytes, which were not requested")
     declared = whole_number(headers.get("Content-Length", ""))
-    most = _most(response, declared)
-    if declared is not None and declared > most:
-        raise _refused(request, f"sends {declared:,} bytes, expected at most {most:,}")
-    response.stream = _bounded(response, most)
+    limit = _most(response, declared)
+    if declared is not None and declared > limit:
+        raise _refused(request, f"sends {declared:,} bytes, expected at most {limit:,}")
+    response.stream = _bounded(response, limit)
 
 
 def _check_name(response: Response, header: str, fits: Callable[[str], bool]) -> None:
@@ -204,8 +204,8 @@ def _free() -> int:
     return max(0, shutil.disk_usage(folder).free - 2**30)
 
 
-def _bounded(response: Response, most: int) -> Any:
-    """Wrap the body of a response. Raises UserError after `most` bytes, or if it arrives more
+def _bounded(response: Response, limit: int) -> Any:
+    """Wrap the body of a response. Raises UserError after `limit` bytes, or if it arrives more
     slowly than SLOWEST."""
     inner, request = response.stream, response.request
     # httpx checks the type of a stream; huggingface_hub 2 brings httpx2, 1 brings httpx.
@@ -216,8 +216,8 @@ def _bounded(response: Response, most: int) -> Any:
             count, first = 0, time.monotonic()
             for block in inner:
                 count += len(block)
-                if count > most:
-                    raise _refused(request, f"sends more than {most:,} bytes")
+                if count > limit:
+                    raise _refused(request, f"sends more than {limit:,} bytes")
                 if (seconds := time.monotonic() - first) > ANSWER_SECONDS + count / SLOWEST:
                     raise _refused(request, f"sends too slowly: {count:,} bytes in {seconds:.0f} s")
                 yield block

@@ -183,13 +183,13 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 def _dead(store: Path, file: int) -> bool:
     """Raise Taken if the writer of a lease may be alive; return whether it is certain that it
     died."""
-    locked, writer, here = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
+    locked, writer, current = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime
     if silent < -BEAT:  # a clock was set back: silence is measured from now on
         os.utime(file)
     heard = alive = silent < BEAT * MISSED
-    if writer.get("boot") == here["boot"]:
+    if writer.get("boot") == current["boot"]:
         if locked:  # the kernel releases the lock of a process that has ended
             return True
         alive = heard or locked is False
@@ -236,9 +236,9 @@ def taken_error(store: object, writer: Mapping[str, Any], silent: float) -> Take
 
 def is_running(writer: Mapping[str, Any]) -> bool | None:
     """Return whether the process named in a lease is running; None if it is on another machine."""
-    here = _process(0)
+    current = _process(0)
     # In another PID namespace, as of a container, the number belongs to another process.
-    if any(writer.get(key) != here[key] for key in ("boot", "namespace")):
+    if any(writer.get(key) != current[key] for key in ("boot", "namespace")):
         return None
     return bool(writer.get("begun") == _process(writer.get("pid"))["begun"])
 

@@ -61,11 +61,11 @@ class DriverNode:
     def enter(self) -> None:
         """Change to the driver's folder. Raises UserError if this node differs from the
         driver's."""
-        here = installed()
+        local = installed()
         for name, expected in self.installed.items():
-            if here.get(name) != expected:
+            if local.get(name) != expected:
                 raise UserError(
-                    f"{name} is {here.get(name)} on this node and {expected} on the driver's;"
+                    f"{name} is {local.get(name)} on this node and {expected} on the driver's;"
                     " install the same version on every node"
                 )
         os.chdir(self.folder)
@@ -159,8 +159,8 @@ def node_capacity(node: dict[str, float], gpus: float) -> int:
     """Count the workers of one CPU and `gpus` GPUs each that a node has room for."""
     slots = math.floor(node.get("CPU", 0))
     if gpus:
-        there = math.floor(node.get("GPU", 0))
+        total = math.floor(node.get("GPU", 0))
         # A worker needs its share on one GPU. Without 1e-9, shares of 1/99 would give 98 slots.
-        by_gpu = there * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(there / gpus)
+        by_gpu = total * math.floor(1 / gpus + 1e-9) if gpus < 1 else math.floor(total / gpus)
         slots = min(slots, by_gpu)
     return slots

@@ -43,17 +43,17 @@ class Ranks:
 
     def check_installed(self) -> None:
         """Raise UserError if a process has other versions or other code than the first process."""
-        here = installed()
-        first = self.broadcast(here)
-        other = [
+        local = installed()
+        first = self.broadcast(local)
+        changes = [
             f"{name} is {now}, and in the first process {then}"
-            for name, then, now in differences(first, here)
+            for name, then, now in differences(first, local)
         ]
-        message = f"{socket.gethostname()}: {'; '.join(other)}"
+        message = f"{socket.gethostname()}: {'; '.join(changes)}"
         messages: list[Any] = [None] * self.size
         with _peer_errors():
             # Every process takes part, also without a difference, so that all end with one message.
-            distributed.all_gather_object(messages, message if other else None)
+            distributed.all_gather_object(messages, message if changes else None)
         if unlike := next(filter(None, messages), None):
             raise UserError(
                 f"the processes of this training have different software: on {unlike}; install the"

@@ -164,15 +164,15 @@ def _started(name: str, facts: RunDescription, id: str | None) -> tuple[Any, str
             settings = {key: str(value)[:LONGEST] for key, value in facts.plain().items()}
             tracker.store_init_configuration(settings)
         return tracker, str(tracker.tracker.info.run_id)
-    how: dict[str, Any] = {"group": group, "config": facts.plain(), "resume": "allow"}
+    options: dict[str, Any] = {"group": group, "config": facts.plain(), "resume": "allow"}
     if name == "wandb":
         id = id or os.urandom(4).hex()
-        how |= {"id": id, "name": facts.name, "dir": str(facts.folder)}
-        how |= {"reinit": "create_new"}  # a sweep starts several runs in one process
-        tracker = tracking.WandBTracker(project, **how)
+        options |= {"id": id, "name": facts.name, "dir": str(facts.folder)}
+        options |= {"reinit": "create_new"}  # a sweep starts several runs in one process
+        tracker = tracking.WandBTracker(project, **options)
     else:
         id = id or f"{facts.name}-{os.urandom(4).hex()}"
-        tracker = tracking.TrackioTracker(project, **how, name=id, embed=False)
+        tracker = tracking.TrackioTracker(project, **options, name=id, embed=False)
     tracker.start()
     return tracker, id
 
