@@ -251,7 +251,7 @@ def states_option(names: Iterable[str]) -> str:
         else {"mean0": "mean:0"}.get(name, name.replace("layer", "layer:"))
         for name in names
     ]
-    # The N features of `groups:N` give the same word.
+    # The N features of `groups:N` give the same value.
     return ",".join(dict.fromkeys(values)) or "none"
 
 
