@@ -82,7 +82,7 @@ def checked_from(arguments: Mapping[str, Any], stores: Stores | None = None) -> 
 def with_store_defaults(options: TrainOptions, stores: Sequence[FeatureStore]) -> TrainOptions:
     """Set the options that were not given to the defaults of the command, which depend on the
     stores. Raises UserError like `checked_from`."""
-    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
     given = {name: values[name] for name in options.given if values[name] is not None}
     _fill_in(given, lambda: stores)
     return replace(options, **{name: plain(value) for name, value in (values | given).items()})
@@ -111,12 +111,12 @@ def _over_recipe(given: dict[str, Any], name: str, excluded: frozenset[str]) -> 
     """Add the options of a recipe that are neither given nor excluded by the given ones."""
     recipe = find_recipe(name)
     over = given.keys() | excluded
-    plain, *stages = (
+    options, *stages = (
         {key: value for key, value in table.items() if key not in over}
         for table in (recipe.options, *recipe.stages)
     )
     needs = {**recipe.needs, "recipe": name, "record": described(name, recipe)}
-    return {**plain, "stages": tuple(stages), "needs": needs, **given}
+    return {**options, "stages": tuple(stages), "needs": needs, **given}
 
 
 def _student_like_teacher(student: str, store: FeatureStore) -> str:
@@ -141,12 +141,12 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
         )
     # The same kind as the teacher, so that --init can copy the teacher's layers; for a teacher of
     # another family a kind that predicts what it does.
-    other = "llama" if predicts_next(store) else "bert"
-    own = str(config.get("model_type"))
-    kind = own if own in SHAPES else other
+    default_kind = "llama" if predicts_next(store) else "bert"
+    model_type = str(config.get("model_type"))
+    kind = model_type if model_type in SHAPES else default_kind
     if SHAPES[kind].causal:
-        known = {"hidden_size": store.features.width, "num_attention_heads": heads}
-        sizes = Sizes.of_config({**config, **known}, str(store.path))
+        overrides = {"hidden_size": store.features.width, "num_attention_heads": heads}
+        sizes = Sizes.of_config({**config, **overrides}, str(store.path))
         # Key-value heads that config.json lacks are not written: the shape is part of the name of
         # the default folder.
         shape = sizes.shape(kind, int(number), grouped=bool(config.get("num_key_value_heads")))
@@ -209,7 +209,7 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
     if shape.causal:
         return _next_losses(stores, given.get("combine") == "outputs")
     store, task = stores[0], stores[0].task
-    states = shape.kind != "static" and all(each.features.hidden for each in stores)
+    states = shape.kind != "static" and all(store.features.hidden for store in stores)
     if task and task.output_kind == "numbers":
         return dict(SCORE_LOSS)
     if task:
@@ -221,7 +221,7 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
         return dict(DEFAULT_LOSS)
     # Without states, `kl` gains .17 nats for a ModernBERT; in addition to states it costs .2 nats
     # (RESULTS, "What these three tables say").
-    specs = [each.features.logits for each in stores]
+    specs = [store.features.logits for store in stores]
     pieces = all(spec is not None and not spec.next_token for spec in specs)
     return {"mlm": 1.0, **({"kl": 1.0} if pieces else {})}
 
@@ -257,8 +257,8 @@ def predicts_next(store: FeatureStore) -> bool | None:
     if store.task or not (features.hidden or features.attention):
         return None  # `plan/checks.py` compares the student with a task
     config = store.teacher_settings("config.json")
-    own = config.get("architectures")
-    if declared_head(own if isinstance(own, list) else ()) == "causal":
+    architectures = config.get("architectures")
+    if declared_head(architectures if isinstance(architectures, list) else ()) == "causal":
         return True
     kind = SHAPES.get(str(config.get("model_type")))
     return None if kind is None else kind.causal
@@ -269,13 +269,13 @@ def _next_losses(stores: Sequence[FeatureStore], combined: bool) -> dict[str, fl
 
     Raises UserError if no default loss can be computed from all stores.
     """
-    every = [store.features for store in stores]
-    specs = [each.logits for each in every if each.logits and each.logits.next_token]
-    if len(specs) == len(every):
+    features = [store.features for store in stores]
+    specs = [f.logits for f in features if f.logits and f.logits.next_token]
+    if len(specs) == len(features):
         # The mean of several teachers has no probability of the text, nor has an older store.
         observed = not combined and all(spec.has_text for spec in specs)
         return dict(NEXT_LOSS if observed else NEXT_PIECES_LOSS)
-    if all(each.hidden for each in every):
+    if all(f.hidden for f in features):
         return dict(NEXT_STATES_LOSS)
     if any(store.task for store in stores):
         return {"next": 1.0}  # `plan/checks.py` refuses a decoder for a task

@@ -207,8 +207,8 @@ def _options(
 ) -> TrainOptions:
     names = BatchSettings.__annotations__.keys()
     if unknown := sorted(settings.keys() - names):
-        known = ", ".join(sorted(names))
-        raise UserError(f"StudentBatches: no setting {unknown[0]!r}; expected one of {known}")
+        expected = ", ".join(sorted(names))
+        raise UserError(f"StudentBatches: no setting {unknown[0]!r}; expected one of {expected}")
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
     if isinstance(vocab, str):
         given["vocab"] = vocab
@@ -216,8 +216,8 @@ def _options(
         # Only the shape of the folder is needed: its weights are for another vocabulary.
         if is_model_folder(student) and Path(vocab) != Path(student):
             given["init"] = "auto"
-    chosen = TrainOptions(store=str(store.path), device=device, **given)
-    options = with_store_defaults(chosen, [store]).resolved()
+    options = TrainOptions(store=str(store.path), device=device, **given)
+    options = with_store_defaults(options, [store]).resolved()
     if options.data == "balanced":
         raise UserError(
             "StudentBatches: data='balanced' needs two batches per step; make one StudentBatches"

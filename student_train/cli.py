@@ -91,7 +91,7 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
     An option in `varied` may be repeated, once for each setting of a sweep. If `varied` is not
     empty, `--recipe` may be repeated as well.
     """
-    store, *others = (
+    store, *options = (
         click_option(
             TrainOptions,
             name,
@@ -110,7 +110,7 @@ def parameters(varied: Collection[str] = ()) -> list[click.Parameter]:
         help="Take settings and stages from a built-in recipe or FILE.toml[:NAME]; options on the"
         " command line override them. list: print all recipes.",
     )
-    return [store, recipe, *others]
+    return [store, recipe, *options]
 
 
 @click.group(
@@ -233,8 +233,8 @@ def _print_result(report: Mapping[str, Any], out: Path) -> None:
         ["parameters", "steps", "tokens", "seconds", "valid_loss", *validated]
     ):
         if name in result:
-            word = "student tokens" if name == "tokens" else name
-            click.echo(f"{word:24} {format_number(result[name])}")
+            label = "student tokens" if name == "tokens" else name
+            click.echo(f"{label:24} {format_number(result[name])}")
     if line := warning_of_one_label(result):
         click.echo(line)
     click.echo(f"student in {out}")
@@ -263,7 +263,7 @@ def _next_command(out: Path, report: Mapping[str, Any]) -> str:
     return f"student-predict {quote(str(out))} {quote(text)}"
 
 
-def _words(value: object) -> str:
+def _format(value: object) -> str:
     """Return the value of a setting for `describe`: of losses their weighted sum."""
     if isinstance(value, Mapping):
         return " + ".join(f"{weight:g} {name}" for name, weight in value.items())
@@ -277,37 +277,37 @@ def _describe_pairs(options: TrainOptions) -> str:
     # Next-token losses compare single places, so nothing is pooled.
     if not set(options.alignments) - {NEXT}:
         return ", ".join(options.alignments)
-    words = options.resolved_align
-    aligned = words if "=" in words else ", ".join(options.alignments)
-    projected = any(each.projection != "none" for each in named(options.losses()))
-    more = f", {options.projection} projection" if projected else ""
+    align = options.resolved_align
+    aligned = align if "=" in align else ", ".join(options.alignments)
+    projected = any(loss.projection != "none" for loss in named(options.losses()))
+    projection = f", {options.projection} projection" if projected else ""
     if options.shape.causal:  # a decoder has read a run only at its last token
-        return f"{aligned}, last token of a run{more}"
-    return f"{aligned}, pool {options.resolved_pool}{more}"
+        return f"{aligned}, last token of a run{projection}"
+    return f"{aligned}, pool {options.resolved_pool}{projection}"
 
 
 def describe(options: TrainOptions) -> str:
     """Return the lines that a training prints at its start. `options` must be resolved."""
-    loss = _words(options.loss)
+    loss = _format(options.loss)
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"
-    others = {name: value for name, value in options.chosen().items() if name not in DESCRIBED}
-    more = "".join(f", {name} {_words(value)}" for name, value in others.items())
+    settings = {name: value for name, value in options.chosen().items() if name not in DESCRIBED}
+    extras = "".join(f", {name} {_format(value)}" for name, value in settings.items())
     ((unit, size),) = options.batching.items()
-    each = ""
+    scope = ""
     if options.stages:
-        loss, each = "by stage", " in each stage, and for each part that it unfreezes"
+        loss, scope = "by stage", " in each stage, and for each part that it unfreezes"
     rows = {
         "store": ", ".join((options.store, *options.others)),
         "student": f"{options.student}, vocabulary {options.vocab}, start {options.init}",
         "losses": "; ".join(filter(None, [loss, _describe_pairs(options)])),
         "training": (
-            f"{length} of {size} x {options.accumulate} {unit.removeprefix('batch_')}{each},"
+            f"{length} of {size} x {options.accumulate} {unit.removeprefix('batch_')}{scope},"
             f" {options.optimizer}, lr {options.resolved_lr:.2g} {options.schedule},"
-            f" seed {options.seed}{more}"
+            f" seed {options.seed}{extras}"
         ),
         **{
             # Every setting, also 0, False and an empty list: it overrides the training's.
-            f"stage {n}": "; ".join(f"{name} {_words(value)}" for name, value in stage.items())
+            f"stage {n}": "; ".join(f"{name} {_format(value)}" for name, value in stage.items())
             for n, stage in enumerate(options.stages, 1)
         },
         "device": f"{options.device}, {options.precision}"

@@ -78,12 +78,12 @@ class Runs:
         member = ranges(runs[:, 0].astype(np.int64), lengths)
         return cls(torch.from_numpy(member), torch.from_numpy(begins(lengths)))
 
-    def select(self, where: Tensor) -> Runs:
-        """Return the runs for which `where`, bool [G], is true."""
+    def select(self, keep: Tensor) -> Runs:
+        """Return the runs for which `keep`, bool [G], is true."""
         ends = torch.cat([self.begin[1:], self.begin.new_tensor([len(self.member)])])
         lengths = ends - self.begin
-        selected = lengths[where]
-        members = self.member[torch.repeat_interleave(where, lengths)]
+        selected = lengths[keep]
+        members = self.member[torch.repeat_interleave(keep, lengths)]
         return Runs(members, selected.cumsum(0) - selected)
 
     def pool(self, values: Tensor, how: str) -> Tensor:
@@ -116,12 +116,12 @@ class MapPooling:
         token of each sequence."""
         sequence = np.searchsorted(start, runs[:, 0], side="right") - 1
         counts = np.bincount(sequence, minlength=len(start) - 1)
-        place = ranges(np.zeros_like(counts), counts)
+        position = ranges(np.zeros_like(counts), counts)
         longest = int(np.diff(start).max())
         key = np.zeros((len(start) - 1, max(1, int(counts.max(initial=0))), longest), np.float32)
         lengths = runs[:, 1] - runs[:, 0]
         column = ranges(runs[:, 0] - start[sequence], lengths)
-        key[np.repeat(sequence, lengths), np.repeat(place, lengths), column] = 1
+        key[np.repeat(sequence, lengths), np.repeat(position, lengths), column] = 1
         total = key.sum(axis=2, keepdims=True)
         query = key / np.maximum(total, 1)
         return cls(*map(torch.from_numpy, (query, key, total[:, :, 0] > 0)))
@@ -179,12 +179,12 @@ class TeacherMaps:
 
     def pooled(self) -> dict[str, Tensor]:
         """Decode and pool the maps: float32 [B,G,G] by name."""
-        place = torch.arange(self.longest, device=self.lengths.device)
-        inside = place < self.lengths[:, None]
+        position = torch.arange(self.longest, device=self.lengths.device)
+        inside = position < self.lengths[:, None]
         square = inside[:, :, None] & inside[:, None, :]
-        row = self.begin[:, None] + place * self.lengths[:, None]
+        row = self.begin[:, None] + position * self.lengths[:, None]
         # Padding reads entry 0, so that no index leaves the array; its value is dropped below.
-        entries = torch.where(square, row[:, :, None] + place, 0)
+        entries = torch.where(square, row[:, :, None] + position, 0)
         return {
             name: self.pooling.pool(self.codec.from_codes(codes[entries], torch).where(square, 0.0))
             for name, codes in self.values.items()
@@ -281,11 +281,11 @@ class Distillation:
 
     def __repr__(self) -> str:
         """Return the number of runs and the targets, as the tensors would fill screens."""
-        held = self if self.encoded is None else self.encoded
+        targets = self if self.encoded is None else self.encoded
         names = ["logits", "shared", "task", "chunks", "head"]
         names = [name for name in names if getattr(self, name) is not None]
         of_states = ("normalised", "states", "sentences", "raw_sentences", "maps")
-        names += [name for name in of_states if getattr(held, name)]
+        names += [name for name in of_states if getattr(targets, name)]
         runs = counted(len(self.runs.begin), "run")
         return f"<Distillation: {runs}; {', '.join(names) or 'no targets'}>"
 
@@ -340,15 +340,15 @@ class StudentBatch:
     def distillation(self) -> Distillation | None:
         """Return the teacher's targets of the only alignment, or None without an alignment. Raises
         ValueError if there are several."""
-        found = list(self.aligned.values())
-        if len(found) > 1:
+        distillations = list(self.aligned.values())
+        if len(distillations) > 1:
             raise ValueError(f"the batch is aligned in several ways: {', '.join(self.aligned)}")
-        return found[0] if found else None
+        return distillations[0] if distillations else None
 
     @property
     def of_task(self) -> str | None:
         """Return the name of the first alignment with task targets, or None."""
-        return next((name for name, each in self.aligned.items() if each.task is not None), None)
+        return next((n for n, targets in self.aligned.items() if targets.task is not None), None)
 
     def with_head(self, head: TeacherHead | None) -> StudentBatch:
         """Return a copy in which targets that are computed from a teacher's head have `head`.
@@ -356,7 +356,7 @@ class StudentBatch:
         A batch is sent between processes with None: a head has as many numbers as hundreds of
         batches.
         """
-        aligned = {name: each.with_head(head) for name, each in self.aligned.items()}
+        aligned = {name: targets.with_head(head) for name, targets in self.aligned.items()}
         return replace(self, aligned=aligned)
 
     def masked_lm(self) -> dict[str, Tensor]:
@@ -368,17 +368,17 @@ class StudentBatch:
         flat[self.masked] = self.labels
         labels = torch.full(present.shape, -100, device=flat.device)
         labels[present] = flat
-        found = {
+        args = {
             "input_ids": self.inputs.ids,
             "attention_mask": present.long(),
             "labels": labels,
         }
-        return found if self.inputs.types is None else found | {"token_type_ids": self.inputs.types}
+        return args if self.inputs.types is None else args | {"token_type_ids": self.inputs.types}
 
     def to(self, device: torch.device) -> StudentBatch:
         """Move the batch to a device, and decode the teacher's states and maps there."""
         moved: StudentBatch = _moved(self, device)
-        return replace(moved, aligned={n: each.decoded() for n, each in moved.aligned.items()})
+        return replace(moved, aligned={n: t.decoded() for n, t in moved.aligned.items()})
 
 
 def _moved(value: Any, device: torch.device) -> Any:

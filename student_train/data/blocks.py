@@ -39,12 +39,12 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
         size = tokens * max(held_out, 0.005) / 4
         blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, LARGEST_BLOCK)))
         gold = np.zeros(len(blocks), bool)
-    chance, held = np.random.default_rng(SPLIT_SEED), np.zeros(len(blocks), bool)
+    rng, held = np.random.default_rng(SPLIT_SEED), np.zeros(len(blocks), bool)
     # Labelled text is often contiguous: one draw over all blocks could hold out none of it.
-    for alike in (np.flatnonzero(~gold), np.flatnonzero(gold)):
-        count = max(1, round(len(alike) * held_out)) if held_out else 0
-        if len(alike) > 1:
-            held[alike[chance.permutation(len(alike))[:count]]] = True
+    for group in (np.flatnonzero(~gold), np.flatnonzero(gold)):
+        count = max(1, round(len(group) * held_out)) if held_out else 0
+        if len(group) > 1:
+            held[group[rng.permutation(len(group))[:count]]] = True
     if held.all() or held.any() != bool(held_out):
         raise UserError(
             f"{store.path}: has {tokens} teacher tokens: too few to hold out a share of"
@@ -65,13 +65,13 @@ def chosen_blocks(
         return blocks
     runs = [np.empty((0, 2), np.int64)]
     for begin, end in blocks.tolist():
-        chosen = store.lengths(begin, end) >= min_length
+        matches = store.lengths(begin, end) >= min_length
         if data != "all":
-            chosen &= labelled(store)[begin:end] == (data == "labelled")
-        edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
+            matches &= labelled(store)[begin:end] == (data == "labelled")
+        edges = np.flatnonzero(np.diff(matches, prepend=False, append=False))
         runs.append(edges.reshape(-1, 2) + begin)
-    found = np.concatenate(runs)
-    if not len(found):
+    selected = np.concatenate(runs)
+    if not len(selected):
         labels = {"labelled": " with a gold label", "unlabelled": " without a gold label"}
         which = labels.get(data, "")
         long = f" of at least {min_length} teacher tokens" if min_length else ""
@@ -79,7 +79,7 @@ def chosen_blocks(
             f"{store.path}: has no sequence{which}{long} to train on; dump a corpus with such text"
             " as well, or change --data or --min-length"
         )
-    return found
+    return selected
 
 
 def view_of(epoch: int, features: Features, requested: int | None) -> int:
@@ -121,7 +121,7 @@ def labelled(store: FeatureStore) -> Array:
         _GOLD[store] = np.concatenate(
             [
                 np.zeros(0, bool),
-                *(_gold_of_part(store, place) for place in range(len(store.manifest.parts))),
+                *(_gold_of_part(store, number) for number in range(len(store.manifest.parts))),
             ]
         )
     return _GOLD[store]
@@ -130,10 +130,10 @@ def labelled(store: FeatureStore) -> Array:
 def has_gold(store: FeatureStore, blocks: Array | None = None) -> bool:
     """Return whether any sequence of the blocks [n,2] has a gold label or tag. Without `blocks`,
     the whole store is examined."""
-    known = labelled(store)
+    gold = labelled(store)
     if blocks is None:
-        return bool(known.any())
-    return any(known[begin:end].any() for begin, end in blocks.tolist())
+        return bool(gold.any())
+    return any(gold[begin:end].any() for begin, end in blocks.tolist())
 
 
 def output_kind_of(store: FeatureStore) -> OutputKind | None:
@@ -141,8 +141,8 @@ def output_kind_of(store: FeatureStore) -> OutputKind | None:
     return store.task.output_kind if store.task else None
 
 
-def _gold_of_part(store: FeatureStore, place: int) -> Array:
-    task, part = store.features.task, store.part(place)
+def _gold_of_part(store: FeatureStore, number: int) -> Array:
+    task, part = store.features.task, store.part(number)
     if task is None:
         return np.zeros(part.part.counts.sequences, bool)
     gold = part.all(task.gold) >= 0

@@ -44,7 +44,7 @@ class ResidentFeatures:
     ) -> dict[str, TeacherStates]:
         """Return the same as `StreamedFeatures.states`."""
         sequence = np.searchsorted(batch.start, rows, side="right") - 1
-        there = rows + (self._token_start[batch.index] - batch.start[:-1])[sequence]
+        table_rows = rows + (self._token_start[batch.index] - batch.start[:-1])[sequence]
         codec = self._store.features.level.hidden
         return {
             name: TeacherStates(
@@ -52,7 +52,7 @@ class ResidentFeatures:
                 torch.from_numpy(mean),
                 torch.from_numpy(deviation),
                 codec,
-                torch.from_numpy(there),
+                torch.from_numpy(table_rows),
                 begin,
             )
             for name, (mean, deviation) in self._store.calibration.items()
@@ -76,8 +76,8 @@ class ResidentFeatures:
         counts = [part.counts for part in store.manifest.parts]
         shapes = [part_arrays(store.features, count)[path].shape for count in counts]
         table: Tensor | None = None
-        for place, (rows, *row) in enumerate(shapes):
-            values = torch.from_numpy(store.part(place).all(path))
+        for number, (rows, *row) in enumerate(shapes):
+            values = torch.from_numpy(store.part(number).all(path))
             if table is None:
                 # Allocated once and filled part by part: concatenating would need the memory twice.
                 total = sum(shape[0] for shape in shapes)
@@ -122,18 +122,18 @@ def check_cache(
             else:
                 in_ram += spec.nbytes
     if device.type == "cuda":
-        where = f"the memory of {torch.cuda.get_device_name(device)}"
-        _check_fits(cache, on_device, free_memory_of(device), where)
+        memory = f"the memory of {torch.cuda.get_device_name(device)}"
+        _check_fits(cache, on_device, free_memory_of(device), memory)
     else:
         in_ram += on_device
     _check_fits(cache, in_ram, free_memory(), "the main memory")
 
 
-def _check_fits(cache: str, needed: int, free: int, where: str) -> None:
+def _check_fits(cache: str, needed: int, free: int, memory: str) -> None:
     if needed > SHARE * free:
         other = "--cache ram or none" if cache == "device" else "--cache none"
         raise UserError(
-            f"--cache {cache}: the store's features take {needed / 2**30:.2f} GiB of {where},"
+            f"--cache {cache}: the store's features take {needed / 2**30:.2f} GiB of {memory},"
             f" and at most {SHARE:.0%} of the {free / 2**30:.2f} GiB that are free may be used;"
             f" give {other}, one view (--view), or fewer losses"
         )

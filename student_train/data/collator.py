@@ -118,15 +118,15 @@ class Collator:
     def serving(self, plan: BatchPlan) -> Collator:
         """Return a copy for batches with the losses and masks of another batch plan."""
         # Shallow: both share the token table, the vocabulary map and `distributions`.
-        other = copy.copy(self)
-        other._serve(plan)
-        return other
+        collator = copy.copy(self)
+        collator._serve(plan)
+        return collator
 
     def reading(self, source: StreamedFeatures | ResidentFeatures) -> Collator:
         """Return a copy that takes the teacher's states and maps from `source`."""
-        other = copy.copy(self)
-        other.source = source
-        return other
+        collator = copy.copy(self)
+        collator.source = source
+        return collator
 
     def _serve(self, plan: BatchPlan) -> None:
         losses = [term.loss for term in plan.terms]
@@ -147,23 +147,23 @@ class Collator:
             self.table.counts if plan.rare_masks and self.table else None,
             plan.max_masks,
         )
-        self.wanted = features_of(losses)
+        self.feature_groups = features_of(losses)
         names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
         self.alignments = {name: Aligned.by(name, plan.terms) for name in names}
-        for each in self.alignments.values():
-            self.distributions.prepare(each, causal=plan.causal)
+        for aligned in self.alignments.values():
+            self.distributions.prepare(aligned, causal=plan.causal)
         self.targets = plan.targets
 
     @property
     def has_all_logits(self) -> bool:
         """Return whether a batch has a logit for each run and shared piece: gigabytes, so only one
         batch is prepared ahead."""
-        shared = any("shared" in each.teacher for each in self.alignments.values())
+        shared = any("shared" in aligned.teacher for aligned in self.alignments.values())
         return shared and self.distributions.head is not None
 
     def features(self) -> list[str]:
         """List the feature groups that must be streamed."""
-        return [name for name in self.wanted if name not in self.source.resident]
+        return [name for name in self.feature_groups if name not in self.source.resident]
 
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
         """Make a student batch from a batch of a view.
@@ -176,12 +176,12 @@ class Collator:
     def for_validation(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
         """Make a student batch, and count the characters and bytes that it predicts."""
         batch, native, learnt = self._read(batch)
-        made, count = self._made(batch, native, learnt, view, key), 0
-        predicted = made.masked.numpy() + (1 if self.causal else 0)
+        result, count = self._made(batch, native, learnt, view, key), 0
+        predicted = result.masked.numpy() + (1 if self.causal else 0)
         if self.causal:
             pieces = self.vocabulary.student_bytes
             count = predicted_bytes(batch.texts, native, pieces, learnt)
-        return replace(made, characters=_characters(native, predicted), predicted_bytes=count)
+        return replace(result, characters=_characters(native, predicted), predicted_bytes=count)
 
     def _made(
         self,
@@ -198,7 +198,7 @@ class Collator:
         else:
             read = self.masker.dynamic(native, key)
         masked = np.flatnonzero(read.labels != IGNORED)
-        vectors = "embedding" in self.wanted
+        vectors = "embedding" in self.feature_groups
         # The teacher computed its text vector from the unmasked text, so the student must, too.
         second = vectors and not np.array_equal(read.ids, native.ids)
         try:
@@ -254,24 +254,24 @@ class Collator:
             teacher = replace(teacher, types=types if typed else np.zeros_like(types))
         sides = Tokenizations(batch.texts, teacher, native, self.vocabulary, self.max_length)
         return {
-            name: self._distillation(batch, sides, each, read, view, key)
-            for name, each in self.alignments.items()
+            name: self._distillation(batch, sides, aligned, read, view, key)
+            for name, aligned in self.alignments.items()
         }
 
     def _distillation(
         self,
         batch: Batch,
         sides: Tokenizations,
-        wanted: Aligned,
+        aligned: Aligned,
         read: MaskedTokens,
         view: int,
         key: tuple[int, ...],
     ) -> Distillation:
-        student, alignment = sides.align(wanted.name)
+        student, alignment = sides.align(aligned.name)
         if read.learnt is not None:
             alignment = learnt_runs(alignment, read.learnt)
         inputs = None
-        if wanted.strategy.second_input:
+        if aligned.strategy.second_input:
             # The student sees the teacher's masks in its second input; view 0 has none.
             read = self.masker.stored(student, batch.spans, batch.spans_start, key)
             inputs = self._inputs(read.ids, student)
@@ -280,16 +280,16 @@ class Collator:
         head: HeadTargets | None = None
         shared: SharedTargets | None = None
         chunks: ChunkTargets | None = None
-        if "observed" in wanted.teacher:
+        if "observed" in aligned.teacher:
             chunks = self.distributions.of_text(batch, sides, student, alignment)
-        if "distribution" in wanted.teacher and self.causal:
+        if "distribution" in aligned.teacher and self.causal:
             logit_runs, logits, head = self.distributions.of_next(
-                batch, wanted, sides, student, alignment
+                batch, aligned, sides, student, alignment
             )
-        elif "logits" in wanted.features and not self.causal:
+        elif "logits" in aligned.features and not self.causal:
             predicted = partial(self._predicted, read.labels)
             logit_runs, logits, shared = self.distributions.of_runs(
-                batch, wanted, sides, alignment, predicted
+                batch, aligned, sides, alignment, predicted
             )
         # Only now: the targets of next tokens above need whole runs.
         if self.causal:
@@ -304,17 +304,17 @@ class Collator:
             head=head,
             map_pooling=(
                 MapPooling.of(alignment.student, student.start)
-                if "attention" in wanted.features
+                if "attention" in aligned.features
                 else None
             ),
-            task=self._task(batch, alignment) if "task" in wanted.features else None,
-            encoded=self._encoded(batch, wanted, view, alignment.teacher),
+            task=self._task(batch, alignment) if "task" in aligned.features else None,
+            encoded=self._encoded(batch, aligned, view, alignment.teacher),
         )
 
-    def _encoded(self, batch: Batch, wanted: Aligned, view: int, runs: Array) -> EncodedTargets:
+    def _encoded(self, batch: Batch, aligned: Aligned, view: int, runs: Array) -> EncodedTargets:
         """Select the teacher's encoded states and maps for half-open runs [G,2] of its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
-        read = wanted.teacher
+        read = aligned.teacher
         if {"normalised", "raw"} & read:
             tokens = Runs.of(runs)
             pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
@@ -322,7 +322,7 @@ class Collator:
             first = batch.start[:-1]
             sentences = self.source.states(batch, view, first, torch.arange(len(first)))
         maps = None
-        if "attention" in wanted.features:
+        if "attention" in aligned.features:
             values, begin, codec = self.source.maps(batch, view)
             maps = TeacherMaps(
                 values,
@@ -352,11 +352,11 @@ class Collator:
             tagged = word_begins(batch) | (batch.tags >= 0)
         else:
             tagged = ~batch.special
-        chosen = tagged[runs]
-        rows = runs[chosen]
+        keep = tagged[runs]
+        rows = runs[keep]
         logits = None if batch.tag_logits is None else batch.tag_logits[rows]
         return TaskTargets(
-            _long(alignment.student[chosen, 0]), _float(logits), _long(batch.tags[rows])
+            _long(alignment.student[keep, 0]), _float(logits), _long(batch.tags[rows])
         )
 
     def _predicted(self, labels: Array, runs: Array) -> Array:

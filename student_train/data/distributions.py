@@ -82,55 +82,55 @@ class Distributions:
         self._spaces_by_text = styles[0] != "blank" and styles[1] == "blank"
         self._readers = dict[tuple[str, bool], TargetReader]()  # by `Aligned.reader_key`
 
-    def prepare(self, wanted: Aligned, *, causal: bool) -> None:
+    def prepare(self, aligned: Aligned, *, causal: bool) -> None:
         """Make the table of student pieces that the losses of an alignment read, if any."""
         # With the teacher's vocabulary, targets are computed from the head: nothing is folded.
         whole = causal and self.whole is not None
-        read = wanted.teacher & {"distribution", "logits", "shared"} and not whole
-        if not read or wanted.reader_key in self._readers:
+        read = aligned.teacher & {"distribution", "logits", "shared"} and not whole
+        if not read or aligned.reader_key in self._readers:
             return
-        strategy = wanted.strategy
+        strategy = aligned.strategy
         # `align_reduce` splits only by the first map, also at the start of a word. A decoder's
         # pieces are found by their bytes.
         single = strategy.second_input or causal
         maps = (self.vocabulary,) if single else self.vocabulary.maps
         if strategy.predicted != "first":
-            pieces = np.stack([each.match for each in maps])
+            pieces = np.stack([mapping.match for mapping in maps])
         elif causal:
             blanks = (False, True) if self._spaces_by_text else (False,)
-            each = (next_pieces(self.vocabulary, self.tokenizer, blank=blank) for blank in blanks)
-            pieces = np.stack([*each])
+            tables = (next_pieces(self.vocabulary, self.tokenizer, blank=blank) for blank in blanks)
+            pieces = np.stack([*tables])
         else:
-            pieces = np.stack([first_pieces(each) for each in maps])
-        self._readers[wanted.reader_key] = TargetReader(pieces, self.head, self.spec)
+            pieces = np.stack([first_pieces(mapping) for mapping in maps])
+        self._readers[aligned.reader_key] = TargetReader(pieces, self.head, self.spec)
 
     def of_next(
         self,
         batch: Batch,
-        wanted: Aligned,
+        aligned: Aligned,
         sides: Tokenizations,
         student: Tokens,
         alignment: Alignment,
     ) -> tuple[Runs, LogitTargets | None, HeadTargets | None]:
         """Return the student's tokens before each run, as runs of one token, and the teacher's
         distribution over the piece that comes next there: stored, or the input of its head."""
-        rows, before = predicting_tokens(alignment, sides.teacher, student)
-        theirs, own = self.vocabulary.begins
-        spaced, places = own[student.ids[before + 1]], None
+        rows, positions = predicting_tokens(alignment, sides.teacher, student)
+        teacher_begins, student_begins = self.vocabulary.begins
+        spaced, map_index = student_begins[student.ids[positions + 1]], None
         if self._spaces_by_text:
-            places = spaced.astype(np.int64)
+            map_index = spaced.astype(np.int64)
         else:
             # If only one of the two next tokens has a space, the student's piece is not the mapped
             # one. It happens at the start of a text, where some tokenizers add a space.
-            same = theirs[sides.teacher.ids[rows + 1]] == spaced
-            rows, before = rows[same], before[same]
+            same = teacher_begins[sides.teacher.ids[rows + 1]] == spaced
+            rows, positions = rows[same], positions[same]
         assert batch.logits is not None
         targets = None
         if self.whole is None:
-            targets, some = self._readers[wanted.reader_key].of(batch.logits, rows, places)
-            before = before[some]
-        following = torch.from_numpy(np.asarray(student.ids[before + 1], np.int64))
-        runs = Runs.of(np.stack([before, before + 1], axis=1))
+            targets, has_piece = self._readers[aligned.reader_key].of(batch.logits, rows, map_index)
+            positions = positions[has_piece]
+        following = torch.from_numpy(np.asarray(student.ids[positions + 1], np.int64))
+        runs = Runs.of(np.stack([positions, positions + 1], axis=1))
         if self.whole is not None:
             return runs, None, head_targets(batch.logits, rows, following, self.whole)
         return runs, NextTargets(**vars(targets), following=following), None
@@ -138,7 +138,7 @@ class Distributions:
     def of_runs(
         self,
         batch: Batch,
-        wanted: Aligned,
+        aligned: Aligned,
         sides: Tokenizations,
         alignment: Alignment,
         predicted: Predicted,
@@ -146,23 +146,23 @@ class Distributions:
         """Return the runs with a single teacher token whose tokens are `predicted`, and the
         teacher's distribution over the piece that is there."""
         targets, shared, student = None, None, alignment.student
-        if wanted.strategy.predicted == "first":  # the first token of a run predicts it
+        if aligned.strategy.predicted == "first":  # the first token of a run predicts it
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
         # Several teacher tokens have several distributions, and no joint one is stored.
-        chosen = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
-        chosen &= predicted(student)
-        rows, reader = alignment.teacher[chosen, 0], self._readers[wanted.reader_key]
+        keep = alignment.teacher[:, 1] - alignment.teacher[:, 0] == 1
+        keep &= predicted(student)
+        rows, reader = alignment.teacher[keep, 0], self._readers[aligned.reader_key]
         assert batch.logits is not None
-        places = None
+        map_index = None
         if len(reader.pieces) > 1:
             # Whole runs: a vocabulary of suffixes marks their last token.
-            both = rows, alignment.student[chosen]
-            places = maps_at(sides.text, sides.teacher, sides.student, self.vocabulary, both)
-        if wanted.teacher & {"distribution", "logits"}:
-            targets, some = reader.of(batch.logits, rows, places)
-        if "shared" in wanted.teacher:
-            shared, some = reader.shared_of(batch.logits, rows, places)
-        return Runs.of(student[chosen][some]), targets, shared
+            both = rows, alignment.student[keep]
+            map_index = maps_at(sides.text, sides.teacher, sides.student, self.vocabulary, both)
+        if aligned.teacher & {"distribution", "logits"}:
+            targets, has_piece = reader.of(batch.logits, rows, map_index)
+        if "shared" in aligned.teacher:
+            shared, has_piece = reader.shared_of(batch.logits, rows, map_index)
+        return Runs.of(student[keep][has_piece]), targets, shared
 
     def of_text(
         self, batch: Batch, sides: Tokenizations, student: Tokens, alignment: Alignment

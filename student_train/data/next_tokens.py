@@ -48,8 +48,8 @@ def learnt_runs(alignment: Alignment, learnt: Array) -> Alignment:
     """Select the runs whose student tokens are all `learnt`, bool [N]."""
     count = starts(learnt)
     begin, end = alignment.student.astype(np.int64).T
-    whole = count[end] - count[begin] == end - begin
-    return Alignment(alignment.teacher[whole], alignment.student[whole])
+    all_learnt = count[end] - count[begin] == end - begin
+    return Alignment(alignment.teacher[all_learnt], alignment.student[all_learnt])
 
 
 def following(tokens: Tokens, learnt: Array | None = None) -> MaskedTokens:
@@ -77,11 +77,11 @@ def predicted_bytes(
     ends = token_ends(text, octets, tokens, pieces)
     count = 0
     for sequence, (low, high) in enumerate(zip(tokens.start, tokens.start[1:], strict=False)):
-        own = ends[low:high]
-        if len(own) > 1:
-            begin = octets.start[sequence] if own[0] == NO_EDGE else own[0]
+        text_ends = ends[low:high]
+        if len(text_ends) > 1:
+            begin = octets.start[sequence] if text_ends[0] == NO_EDGE else text_ends[0]
             # A token without an edge leaves its bytes to the next token that has one.
-            sizes = np.diff(np.maximum.accumulate(np.maximum(own, begin)))
+            sizes = np.diff(np.maximum.accumulate(np.maximum(text_ends, begin)))
             count += int(sizes.sum() if learnt is None else sizes[learnt[low + 1 : high]].sum())
     return count
 
@@ -91,14 +91,14 @@ def predicting_tokens(
 ) -> tuple[Array, Array]:
     """Return the flat position before each run, at which the run's first token is predicted: the
     teacher's and the student's, int64 [G'] each. Runs at the start of a sequence are left out."""
-    theirs, own = _runs_inside(alignment, teacher, student)
-    return theirs[:, 0] - 1, own[:, 0] - 1
+    teacher_runs, student_runs = _runs_inside(alignment, teacher, student)
+    return teacher_runs[:, 0] - 1, student_runs[:, 0] - 1
 
 
 def _runs_inside(alignment: Alignment, teacher: Tokens, student: Tokens) -> tuple[Array, Array]:
     """Return the runs that have a token before them on both sides: the teacher's and the student's,
     int64 [G',2] each."""
-    runs = [each.astype(np.int64) for each in (alignment.teacher, alignment.student)]
+    runs = [side.astype(np.int64) for side in (alignment.teacher, alignment.student)]
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
     inside = ~np.isin(runs[0][:, 0], heads[0]) & ~np.isin(runs[1][:, 0], heads[1])
     return runs[0][inside], runs[1][inside]
@@ -112,14 +112,14 @@ def chunk_targets(
 
     observed: [N], in row t the teacher's log-probability of token t + 1. The result has its dtype.
     """
-    theirs, own = _runs_inside(alignment, teacher, student)
-    lengths = np.diff(theirs)[:, 0]
-    rows = ranges(theirs[:, 0] - 1, lengths)
-    sums = np.zeros(len(theirs))
+    teacher_runs, student_runs = _runs_inside(alignment, teacher, student)
+    lengths = np.diff(teacher_runs)[:, 0]
+    rows = ranges(teacher_runs[:, 0] - 1, lengths)
+    sums = np.zeros(len(teacher_runs))
     # `sums[runs] += ...` would add only one token of each run.
-    np.add.at(sums, np.repeat(np.arange(len(theirs)), lengths), observed[rows].astype(np.float64))
-    lengths = np.diff(own)[:, 0]
-    before = ranges(own[:, 0] - 1, lengths)
+    np.add.at(sums, np.repeat(np.arange(len(sums)), lengths), observed[rows].astype(np.float64))
+    lengths = np.diff(student_runs)[:, 0]
+    before = ranges(student_runs[:, 0] - 1, lengths)
     return ChunkTargets(
         torch.from_numpy(before),
         torch.from_numpy(np.asarray(student.ids, np.int64)[before + 1]),
@@ -141,13 +141,13 @@ def observed_logprobs(
     head: weight [V,D] and bias [V] of the head. spec: caps its logits.
     """
     if logits.observed is not None:
-        found: Floats = logits.observed
-        return found
+        observed: Floats = logits.observed
+        return observed
     assert head is not None  # `plan/checks.py` refuses a store without either
     following = np.append(token_ids[1:], token_ids[:1])
     # One product for each token: with the stored log-partition no other logit is needed.
-    own = np.einsum("nd,nd->n", logits.values, head[0][following]) + head[1][following]
-    return np.asarray((spec.capped(own) if spec else own) - logits.log_partition)
+    token_logits = np.einsum("nd,nd->n", logits.values, head[0][following]) + head[1][following]
+    return np.asarray((spec.capped(token_logits) if spec else token_logits) - logits.log_partition)
 
 
 def whole_head(
@@ -165,7 +165,7 @@ def whole_head(
 
 def head_targets(logits: Logits, rows: Array, following: Tensor, head: TeacherHead) -> HeadTargets:
     """Take the inputs of the teacher's head at its tokens `rows` [G]."""
-    columns = (np.array(each[rows], np.float32) for each in (logits.values, logits.log_partition))
+    columns = (np.array(array[rows], np.float32) for array in (logits.values, logits.log_partition))
     values, partition = map(torch.from_numpy, columns)
     return HeadTargets(values, partition, following, head)
 
@@ -193,15 +193,15 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     # (SmolLM2, 4k; RESULTS, Aligning a decoder).
     pieces = vocabulary.teacher_bytes
     marks = vocabulary.student.marks
-    found = vocabulary.match.astype(np.int64)
+    next_ids = vocabulary.match.astype(np.int64)
     inside, normalised = vocabulary.teacher.marks.style == "prefix", _normalised(tokenizer)
     for number, raw in enumerate(pieces.written()):
         if raw:
             # No space is in front of a WordPiece such as `##ing`.
             spaced = blank and not (inside and vocabulary.teacher.pieces[number].marked)
             piece = _first_piece(tokenizer, marks, normalised(b" " * spaced + raw))
-            found[number] = -1 if piece is None else piece
-    return found
+            next_ids[number] = -1 if piece is None else piece
+    return next_ids
 
 
 def _normalised(tokenizer: Tokenizer) -> Callable[[bytes], bytes]:
@@ -212,11 +212,11 @@ def _normalised(tokenizer: Tokenizer) -> Callable[[bytes], bytes]:
     # Behind a sign, because some normalizers put a mark in front of the whole text. A letter could
     # be composed with an accent.
     normalize = tokenizer.normalizer.normalize_str
-    before = normalize("_")
+    prefix = normalize("_")
 
     def changed(raw: bytes) -> bytes:
         try:
-            return normalize(f"_{raw.decode()}").removeprefix(before).encode() or raw
+            return normalize(f"_{raw.decode()}").removeprefix(prefix).encode() or raw
         except UnicodeDecodeError:
             return raw
 

@@ -52,9 +52,9 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
     """Return the teacher's chat template for the tokenizer of a student; "" if it has none."""
     if not (template := teacher_template(store)):
         return ""
-    held = SETTINGS in store.teacher_files()
-    theirs = store.teacher_settings(SETTINGS).get("bos_token") if held else None
-    return template_with_first_token(template, tokenizer, str(store.path), theirs or "")
+    has_settings = SETTINGS in store.teacher_files()
+    teacher_bos = store.teacher_settings(SETTINGS).get("bos_token") if has_settings else None
+    return template_with_first_token(template, tokenizer, str(store.path), teacher_bos or "")
 
 
 def template_with_first_token(template: str, tokenizer: Any, where: str, theirs: str = "") -> str:
@@ -75,9 +75,9 @@ def _begin_of_chat(template: str, specials: str, where: str) -> str | None:
     bounds.
     """
     # A store is untrusted, and a template can loop for days or write any number of characters.
-    given = template, json.loads(specials)
+    arguments = template, json.loads(specials)
     try:
-        return str(run_bounded(begin_of_chat, *given, seconds=SECONDS, memory=MEMORY))
+        return str(run_bounded(begin_of_chat, *arguments, seconds=SECONDS, memory=MEMORY))
     except LimitExceeded as error:
         raise StoreError(
             f"{where}: {CHAT_TEMPLATE} in it {error}, for a single message; do not use it, or give"
@@ -137,14 +137,14 @@ class OwnTemplate:
         # A training that is continued on another day must read the same texts.
         self._time = datetime.fromisoformat(store.meta["created"])
         self._specials = special_tokens(tokenizer)
-        self._known = dict[tuple[tuple[int, ...], bool], tuple[str, ...]]()
+        self._texts = dict[tuple[tuple[int, ...], bool], tuple[str, ...]]()
 
     @classmethod
     def of(cls, tokenizer: Any, store: FeatureStore) -> OwnTemplate | None:
         """Return None for a student that reads the text of the store: it has no chats, or the
         student has the teacher's template."""
-        own = store.features.messages and has_own_template(tokenizer, store)
-        return cls(tokenizer, store) if own else None
+        rewritten = store.features.messages and has_own_template(tokenizer, store)
+        return cls(tokenizer, store) if rewritten else None
 
     def refusal(self) -> str:
         """Return why the template cannot write a chat of the store; "" if it writes all."""
@@ -196,11 +196,11 @@ class OwnTemplate:
         texts, unlearnt = list[str](), list[Array]()
         offsets, special = teacher.offsets.copy(), teacher.special.copy()
         for chat, (low, high) in zip(chats, pairwise(teacher.start.tolist()), strict=True):
-            own, rows = self.write(chat), slice(low, high)
-            texts.append(own.text)
-            places = _Places.of(chat, own, offsets[rows], learnt[rows])
-            offsets[rows] = places.moved(offsets[rows])
-            unlearnt.append(places.marks(own.text))
+            written, rows = self.write(chat), slice(low, high)
+            texts.append(written.text)
+            positions = _Positions.of(chat, written, offsets[rows], learnt[rows])
+            offsets[rows] = positions.moved(offsets[rows])
+            unlearnt.append(positions.marks(written.text))
         had_text = teacher.offsets[:, 0] < teacher.offsets[:, 1]
         special |= had_text & (offsets[:, 0] == offsets[:, 1])
         offsets[special] = 0
@@ -212,8 +212,8 @@ class OwnTemplate:
         assert batch.messages is not None and batch.learnt is not None
         start, messages = batch.messages
         continued = batch.stored["sequence/document_begin"] > 0
-        each = zip(batch.texts, pairwise(start.tolist()), continued.tolist(), strict=True)
-        chats = [Chat(text, messages[low:high], inside) for text, (low, high), inside in each]
+        sequences = zip(batch.texts, pairwise(start.tolist()), continued.tolist(), strict=True)
+        chats = [Chat(text, messages[low:high], inside) for text, (low, high), inside in sequences]
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         texts, tokens, marks = self.read(chats, teacher, batch.learnt)
         offsets, special = np.asarray(tokens.offsets), np.asarray(tokens.special)
@@ -222,9 +222,9 @@ class OwnTemplate:
 
     def _around(self, roles: tuple[int, ...], continued: bool) -> tuple[str, ...]:
         """Return what the template writes around contents with these roles."""
-        if (roles, continued) not in self._known:
-            self._known[roles, continued] = self._texts_around(roles, continued)
-        return self._known[roles, continued]
+        if (roles, continued) not in self._texts:
+            self._texts[roles, continued] = self._texts_around(roles, continued)
+        return self._texts[roles, continued]
 
     def _texts_around(self, roles: tuple[int, ...], continued: bool) -> tuple[str, ...]:
         if max(roles) >= len(ROLES):
@@ -235,14 +235,14 @@ class OwnTemplate:
                 return self._texts_around((USER, *roles), False)[1:]
         write = partial(render, self._tokenizer, time=self._time)
         try:
-            found = texts_around(write, [ROLES[number] for number in roles])
+            texts = texts_around(write, [ROLES[number] for number in roles])
         except Exception as error:  # templates raise errors of any type
             raise UserError(first_line(error)) from error
-        if found is None:
+        if texts is None:
             raise UserError(
                 "the template drops a message, writes one twice, or changes their order"
             )
-        return tuple(found)
+        return tuple(texts)
 
 
 def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
@@ -251,9 +251,9 @@ def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
     text = FlatText.of(texts)
     shift = np.repeat(text.start[:-1], np.diff(tokens.start))
     begin, end = tokens.offsets.astype(np.int64).T + shift
-    before = starts(marks & (text.codepoints != ord(" ")))
+    marks_before = starts(marks & (text.codepoints != ord(" ")))
     ends_in_mark = (end > begin) & np.append(False, marks)[end]
-    return np.asarray((before[end] > before[begin]) | ends_in_mark)
+    return np.asarray((marks_before[end] > marks_before[begin]) | ends_in_mark)
 
 
 def _before_blanks(text: str, low: int, high: int) -> int:
@@ -262,58 +262,59 @@ def _before_blanks(text: str, low: int, high: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Positions:
     """Holds the positions that correspond in the teacher's and the student's text of a chat: the
     start of the text; for each message the start and end of its content and the end of the token
     that ends the message; the end of the text. The first token of a content may include spaces
     before it, which do not belong to the marks.
 
-    theirs, own: [3 M + 2], ascending; the teacher's contents begin with the spaces before them.
-    ahead: as own, but contents begin with the spaces before them. shift: how far the student's
-    contents are behind the teacher's, at the places of their begins.
+    teacher, student: [3 M + 2], ascending; contents of the teacher begin with the spaces before
+    them. ahead: as student, but contents begin with the spaces before them. shift: how far the
+    student's contents are behind the teacher's, at the positions of their begins.
     """
 
-    theirs: Array
-    own: Array
+    teacher: Array
+    student: Array
     ahead: Array
     shift: Array
 
     @classmethod
-    def of(cls, chat: Chat, own: StudentText, offsets: Array, learnt: Array) -> _Places:
-        theirs, student, ahead, shift = [0], [0], [0], [0]
+    def of(cls, chat: Chat, written: StudentText, offsets: Array, learnt: Array) -> _Positions:
+        teacher, student, ahead, shift = [0], [0], [0], [0]
         contents = chat.messages[:, :2].tolist()
         limits = [*(begin for begin, _ in contents), len(chat.text)][1:]
         for (begin, end), limit, (low, high), last in zip(
-            contents, limits, own.contents, own.ends, strict=True
+            contents, limits, written.contents, written.ends, strict=True
         ):
             # The student is trained on the end of a message if the end of the teacher's message is.
             closes = learnt & (offsets[:, 0] >= end) & (offsets[:, 1] <= limit)
             reach = int(offsets[closes, 1].max(initial=end))
-            theirs += [_before_blanks(chat.text, theirs[-1], begin), end, reach]
-            ahead += [_before_blanks(own.text, student[-1], low), high]
+            teacher += [_before_blanks(chat.text, teacher[-1], begin), end, reach]
+            ahead += [_before_blanks(written.text, student[-1], low), high]
             student += [low, high, last if reach > end else high]
             ahead.append(student[-1])
             shift += [low - begin, 0, 0]
-        size = len(own.text)
-        each = [*theirs, len(chat.text)], [*student, size], [*ahead, size], [*shift, 0]
-        return cls(*map(np.array, each))
+        size = len(written.text)
+        columns = [*teacher, len(chat.text)], [*student, size], [*ahead, size], [*shift, 0]
+        return cls(*map(np.array, columns))
 
     def moved(self, offsets: Array) -> Array:
         """Map offsets [T, 2] in the teacher's text to offsets in the student's text."""
         begin, end = offsets.astype(np.int64).T
-        first = np.searchsorted(self.theirs, begin, "right") - 1
-        last = np.searchsorted(self.theirs, end, "left") - 1
+        first = np.searchsorted(self.teacher, begin, "right") - 1
+        last = np.searchsorted(self.teacher, end, "left") - 1
         low = np.where(first % 3 == 1, begin + self.shift[first], 0)
-        behind = self.ahead[np.minimum(last + 1, len(self.own) - 1)]
+        behind = self.ahead[np.minimum(last + 1, len(self.student) - 1)]
         high = np.where(last % 3 == 1, end + self.shift[last], behind)
-        low = np.maximum(low, self.own[first])
+        low = np.maximum(low, self.student[first])
         moved = np.stack([low, np.maximum(low, high)], axis=1)
         return np.asarray(np.where((end > begin)[:, None], moved, 0))
 
     def marks(self, text: str) -> Array:
         """Return bool [C]: which characters of the student's text its chat template wrote, except
         marks that end a message."""
-        found = np.zeros(len(text), bool)
-        for low, high in zip(self.own[:-1:3].tolist(), self.own[1::3].tolist(), strict=True):
-            found[low:high] = True
-        return found
+        marks = np.zeros(len(text), bool)
+        bounds = self.student.tolist()
+        for low, high in zip(bounds[:-1:3], bounds[1::3], strict=True):
+            marks[low:high] = True
+        return marks

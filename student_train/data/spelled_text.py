@@ -46,10 +46,10 @@ def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
 def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
     """Describe how much of the text a tokenizer without truncation changes or drops, measured in
     evenly spaced texts; "" for little."""
-    some = [texts[place] for place in _spread(len(texts))]
-    tokens, settings = tokenize(tokenizer, some), tokenizer.to_str()
-    own = vocabulary_map(settings, settings)
-    share = 1 - spelled_share(Tokenizations(some, tokens, tokens, own, len(tokens.ids)))
+    sample = [texts[number] for number in _spread(len(texts))]
+    tokens, settings = tokenize(tokenizer, sample), tokenizer.to_str()
+    mapping = vocabulary_map(settings, settings)
+    share = 1 - spelled_share(Tokenizations(sample, tokens, tokens, mapping, len(tokens.ids)))
     if share <= REPORTED:
         return ""
     return (
@@ -60,23 +60,23 @@ def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
 
 def _spread(count: int) -> list[int]:
     """Return the numbers of at most SEQUENCES of `count` texts, evenly spaced."""
-    places: list[int] = np.unique(np.linspace(0, count - 1, SEQUENCES).astype(int)).tolist()
-    return places
+    numbers: list[int] = np.unique(np.linspace(0, count - 1, SEQUENCES).astype(int)).tolist()
+    return numbers
 
 
 def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
     """Tokenize evenly spaced sequences of a store."""
-    records = [store[place] for place in _spread(len(store))]
+    records = [store[number] for number in _spread(len(store))]
     teacher = Tokens(
-        np.concatenate([each.token_ids for each in records]),
-        np.concatenate([each.offsets for each in records]),
-        np.concatenate([each.special for each in records]),
-        starts([len(each.token_ids) for each in records]),
+        np.concatenate([record.token_ids for record in records]),
+        np.concatenate([record.offsets for record in records]),
+        np.concatenate([record.special for record in records]),
+        starts([len(record.token_ids) for record in records]),
     )
-    texts = [each.text for each in records]
+    texts = [record.text for record in records]
     if collator.own_template:
-        chats = [Chat.of(each) for each in records]
-        learnt = np.concatenate([np.asarray(each.learn) for each in records])
+        chats = [Chat.of(record) for record in records]
+        learnt = np.concatenate([np.asarray(record.learn) for record in records])
         texts, teacher, _ = collator.own_template.read(chats, teacher, learnt)
     # Whole texts: where a text is cut, its last run has no end, and the tokenizer changed nothing.
     tokenizer = copy.deepcopy(collator.tokenizer)
@@ -96,16 +96,16 @@ def spelled_share(sides: Tokenizations) -> float:
     # Texts ascend, so that one running maximum serves all of them.
     reach = np.maximum.accumulate(ends)
     begin = np.maximum(np.append(0, reach[:-1]), starts_of_texts)
-    some = lengths > 0
-    read = int((reach[student.start[1:][some] - 1] - octets.start[:-1][some]).sum())
-    written, whole, spelled = pieces.written(), octets.flat.tobytes(), 0
+    has_tokens = lengths > 0
+    read = int((reach[student.start[1:][has_tokens] - 1] - octets.start[:-1][has_tokens]).sum())
+    written, text_bytes, spelled = pieces.written(), octets.flat.tobytes(), 0
     vocabulary = sides.vocabulary.student
     for number in np.flatnonzero(vocabulary.special).tolist():
         # Special tokens have no bytes as pieces, but a chat's text contains them.
         written[number] = vocabulary.tokens[number].encode()
     for first, last in runs.student.tolist():
         low, high = int(begin[first]), int(reach[last - 1])
-        own = b"".join(written[number] for number in student.ids[first:last].tolist())
-        if own.strip() == whole[low:high].strip():
+        spelling = b"".join(written[number] for number in student.ids[first:last].tolist())
+        if spelling.strip() == text_bytes[low:high].strip():
             spelled += high - low
     return spelled / read if read else 1.0

@@ -98,13 +98,13 @@ def student_batches(
     epochs = Epochs(store, collator, blocks, **order)
     epoch = 0
     while True:
-        there = epochs.count(epoch)
-        if first < there:
-            for made in epochs.batches(epoch, first, every):
-                yield made if device is None else made.to(device)
+        epoch_batches = epochs.count(epoch)
+        if first < epoch_batches:
+            for batch in epochs.batches(epoch, first, every):
+                yield batch if device is None else batch.to(device)
             # Rounded up: the stride goes on in the next epoch, so no batch is left out or repeated.
-            first += -(-(there - first) // every) * every
-        epoch, first = epoch + 1, first - there
+            first += -(-(epoch_batches - first) // every) * every
+        epoch, first = epoch + 1, first - epoch_batches
 
 
 def prepared_batches(
@@ -139,9 +139,9 @@ def prepared_batches(
 
 
 def _raised(
-    store: FeatureStore, collator: Collator, found: Iterable[StudentBatch | UserError | OSError]
+    store: FeatureStore, collator: Collator, batches: Iterable[StudentBatch | UserError | OSError]
 ) -> Generator[StudentBatch]:
-    for batch in _alive(found):
+    for batch in _alive(batches):
         if isinstance(batch, FileNotFoundError):
             # `feature-store forget` removes the cached tokens before it rewrites the store.
             store.watch.check()
@@ -151,9 +151,9 @@ def _raised(
         yield batch.with_head(collator.distributions.whole)
 
 
-def _alive(found: Iterable[Batch]) -> Generator[Batch]:
+def _alive(batches: Iterable[Batch]) -> Generator[Batch]:
     try:
-        yield from found
+        yield from batches
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
         # RuntimeError is the loader's. The others: a worker announced a batch and ended before
         # this process had received it.
@@ -187,8 +187,8 @@ class _Shares(IterableDataset[StudentBatch | UserError | OSError]):
                 "every": every * worker.num_workers,
                 "check": True,
             }
-            for made in student_batches(store, collator, blocks, **order):
-                yield made.with_head(None)
+            for batch in student_batches(store, collator, blocks, **order):
+                yield batch.with_head(None)
         except (UserError, OSError) as error:
             # Passed on as a value: the loader would put a traceback into its message.
             yield error

@@ -61,12 +61,12 @@ class TokenTable:
     @cached_property  # 100 million tokens take 2.7 s, and each validation reads it
     def counts(self) -> Array:
         """Count how often each piece occurs in the store: int64, up to the largest id."""
-        found = np.zeros(0, np.int64)
+        counts = np.zeros(0, np.int64)
         for rows in slices(len(self.ids)):
-            some = np.bincount(self.ids[rows], minlength=len(found))
-            some[: len(found)] += found
-            found = some
-        return found
+            chunk = np.bincount(self.ids[rows], minlength=len(counts))
+            chunk[: len(counts)] += counts
+            counts = chunk
+        return counts
 
     def of(self, index: Array) -> Tokens:
         """Return the tokens of the sequences with the numbers `index` [B], concatenated."""
@@ -86,8 +86,8 @@ def tokenize(tokenizer: Any, texts: list[str], separator: str | None = None) -> 
     if separator is None:
         spans = spans_of(encodings)
     else:
-        each = zip(encodings, texts, strict=True)
-        spans = np.concatenate([offsets_of(found, text, separator) for found, text in each])
+        pairs = zip(encodings, texts, strict=True)
+        spans = np.concatenate([offsets_of(encoding, text, separator) for encoding, text in pairs])
     return Tokens(
         ids=np.array([i for e in encodings for i in e.ids], np.int64),
         offsets=spans,
@@ -190,9 +190,9 @@ class Masker:
         ids = np.asarray(tokens.ids).astype(np.int64)
         labels = np.where(chosen, ids, IGNORED)
         # A draw for each token, chosen or not: another number of draws would give other students.
-        others = rng.choice(self.ordinary, len(ids))
+        random_ids = rng.choice(self.ordinary, len(ids))
         ids = np.where(chosen & (action == MASK), self.mask_id, ids)
-        ids = np.where(chosen & (action == RANDOM), others, ids)
+        ids = np.where(chosen & (action == RANDOM), random_ids, ids)
         return MaskedTokens(ids, labels)
 
 
@@ -214,8 +214,8 @@ def pair_types(tokens: Tokens, texts: Sequence[str], separator: str) -> Array:
     has no token, the last special token has type 1.
     """
     sequence = np.repeat(np.arange(len(texts)), np.diff(tokens.start))
-    place = np.array([text.index(separator) for text in texts], np.int64)
-    second = ~tokens.special & (tokens.offsets[:, 0] > place[sequence])
+    boundary = np.array([text.index(separator) for text in texts], np.int64)
+    second = ~tokens.special & (tokens.offsets[:, 0] > boundary[sequence])
     first = tokens.start[1:] - 1  # of the second text's tokens
     np.minimum.at(first, sequence[second], np.flatnonzero(second))
     return (np.arange(len(sequence)) >= first[sequence]).astype(np.int64)

@@ -67,14 +67,14 @@ def fold(
     valid = (piece >= 0) & (mass > 0)
     with np.errstate(divide="ignore"):
         folded = np.log(np.where(valid, mass, 0))
-        left = np.log(np.exp(rest.astype(np.float64)) + unshared)
-    some = np.asarray(valid.any(axis=1))
+        log_rest = np.log(np.exp(rest.astype(np.float64)) + unshared)
+    has_piece = np.asarray(valid.any(axis=1))
     # Invalid slots point at a valid piece of their row: gathers and scatters need no extra column.
     valid_piece = np.where(valid, piece, -1).max(axis=1, initial=-1)
     piece = np.where(valid, piece, valid_piece[:, None]).astype(np.int64)
-    folded, left = (each.astype(log_partition.dtype) for each in (folded, left))
-    columns = (piece, folded, valid, left, log_partition)
-    return LogitTargets(*(torch.from_numpy(value[some]) for value in columns)), some
+    folded, log_rest = (array.astype(log_partition.dtype) for array in (folded, log_rest))
+    columns = (piece, folded, valid, log_rest, log_partition)
+    return LogitTargets(*(torch.from_numpy(value[has_piece]) for value in columns)), has_piece
 
 
 def first_pieces(vocabulary: VocabularyMap) -> Array:
@@ -91,8 +91,8 @@ class TargetReader:
     """Turns stored logits of any tier into targets in the student's vocabulary.
 
     pieces: the student piece of each teacher piece, or -1: [Vt], or [2,Vt] if it depends on the
-        place: row 0 inside a word, row 1 at its start. The `places` of methods, int64 [G], choose
-        the row of each token; they are None if there is one row.
+        place: row 0 inside a word, row 1 at its start. The `map_index` of methods, int64 [G], has
+        the row of each token; it is None if there is one row.
     head: weight [V,D] and bias [V] of the teacher's head, for the head tier.
     spec: caps the logits of this head.
     """
@@ -109,7 +109,7 @@ class TargetReader:
             self.weight, self.bias = (torch.from_numpy(part[self.shared]) for part in head)
 
     def of(
-        self, logits: Logits, rows: Array, places: Array | None = None
+        self, logits: Logits, rows: Array, map_index: Array | None = None
     ) -> tuple[LogitTargets, Array]:
         """Return the targets of the teacher's tokens `rows` [G], and the rows that have any: bool
         [G] (see `fold`)."""
@@ -119,15 +119,15 @@ class TargetReader:
         elif logits.tier == "sample":
             stored = _drawn(logits, rows)
         else:
-            stored = self._best_shared(logits.values[rows], log_partition, places)
+            stored = self._best_shared(logits.values[rows], log_partition, map_index)
         ids, logprobs, rest = stored
-        if places is not None:
+        if map_index is not None:
             size = self.pieces.shape[1]
-            ids = np.where(ids < size, ids + size * places[:, None], self.pieces.size)
+            ids = np.where(ids < size, ids + size * map_index[:, None], self.pieces.size)
         return fold(ids, logprobs, rest, log_partition, self.pieces.reshape(-1))
 
     def shared_of(
-        self, logits: Logits, rows: Array, places: Array | None = None
+        self, logits: Logits, rows: Array, map_index: Array | None = None
     ) -> tuple[SharedTargets, Array]:
         """Return the targets of the teacher's tokens `rows` [G] over the shared pieces, and the
         rows that have any: bool [G].
@@ -136,61 +136,61 @@ class TargetReader:
         teacher pieces with the same student piece are added.
         """
         if logits.tier != "head":
-            best, some = self.of(logits, rows, places)
-            return SharedTargets(best.ids, best.logprobs, best.valid), some
+            best, has_piece = self.of(logits, rows, map_index)
+            return SharedTargets(best.ids, best.logprobs, best.valid), has_piece
         count = len(rows) if len(self.shared) else 0
-        every = self._head_logits(logits.values[rows][:count])
-        own = self.pieces[:, self.shared]
-        pieces = np.unique(own[own >= 0])
-        if places is None:
-            found, valid = _summed(every, own[0], pieces), torch.ones(1, 1, dtype=torch.bool)
+        outputs = self._head_logits(logits.values[rows][:count])
+        mapped = self.pieces[:, self.shared]
+        pieces = np.unique(mapped[mapped >= 0])
+        if map_index is None:
+            summed, valid = _summed(outputs, mapped[0], pieces), torch.ones(1, 1, dtype=torch.bool)
         else:
-            found = torch.full((count, len(pieces)), -torch.inf)
-            for number, row in enumerate(own):
-                here = np.flatnonzero(places[:count] == number)
-                found[here] = _summed(every[here], row, pieces)
+            summed = torch.full((count, len(pieces)), -torch.inf)
+            for number, row in enumerate(mapped):
+                at_row = np.flatnonzero(map_index[:count] == number)
+                summed[at_row] = _summed(outputs[at_row], row, pieces)
             valid = torch.from_numpy(
-                np.stack([np.isin(pieces, row) for row in own])[places[:count]]
+                np.stack([np.isin(pieces, row) for row in mapped])[map_index[:count]]
             )
         ids = torch.from_numpy(pieces.astype(np.int64)).expand(count, -1)
-        return SharedTargets(ids, found, valid.expand_as(found)), np.full(len(rows), count > 0)
+        return SharedTargets(ids, summed, valid.expand_as(summed)), np.full(len(rows), count > 0)
 
     def _head_logits(self, values: Array) -> Tensor:
         outputs = torch.addmm(self.bias, torch.from_numpy(values), self.weight.T)
         return self.spec.capped(outputs, torch) if self.spec else outputs
 
     def _best_shared(
-        self, values: Array, log_partition: Array, places: Array | None
+        self, values: Array, log_partition: Array, map_index: Array | None
     ) -> tuple[Array, Array, Array]:
         logprobs = self._head_logits(values) - torch.from_numpy(log_partition)[:, None]
-        if places is not None:
+        if map_index is not None:
             shared = torch.from_numpy(self.pieces[:, self.shared] >= 0)
-            logprobs = logprobs.masked_fill(~shared[torch.from_numpy(places)], -torch.inf)
-        best, place = logprobs.topk(min(HEAD_BEST, len(self.shared)), dim=1)
+            logprobs = logprobs.masked_fill(~shared[torch.from_numpy(map_index)], -torch.inf)
+        best, index = logprobs.topk(min(HEAD_BEST, len(self.shared)), dim=1)
         # The input of the head is stored in float16: the probabilities may sum to slightly above 1.
         rest = torch.log1p(-best.double().exp().sum(1).clamp(max=1 - 1e-9)).float()
-        return self.shared[place.numpy()], best.numpy(), rest.numpy()
+        return self.shared[index.numpy()], best.numpy(), rest.numpy()
 
 
-def _summed(logits: Tensor, own: Array, pieces: Array) -> Tensor:
+def _summed(logits: Tensor, mapped: Array, pieces: Array) -> Tensor:
     """Add the probabilities of teacher pieces [S] with the same student piece: logits [G,S] become
-    logits [G,P] of the student's `pieces` [P], which ascend. `own` [S] is the student piece of each
-    teacher piece, or -1."""
-    found = torch.full((len(logits), len(pieces)), -torch.inf)
-    shared = np.flatnonzero(own >= 0)
-    place = np.searchsorted(pieces, own[shared])
-    for columns in _once_each(place):
-        slots = torch.from_numpy(place[columns])
-        found[:, slots] = torch.logaddexp(found[:, slots], logits[:, shared[columns]])
-    return found
+    logits [G,P] of the student's `pieces` [P], which ascend. `mapped` [S] is the student piece of
+    each teacher piece, or -1."""
+    sums = torch.full((len(logits), len(pieces)), -torch.inf)
+    shared = np.flatnonzero(mapped >= 0)
+    slot = np.searchsorted(pieces, mapped[shared])
+    for columns in _without_repeats(slot):
+        slots = torch.from_numpy(slot[columns])
+        sums[:, slots] = torch.logaddexp(sums[:, slots], logits[:, shared[columns]])
+    return sums
 
 
-def _once_each(place: Array) -> Iterator[Array]:
-    """Split the columns [S] into groups in which no `place` is repeated."""
+def _without_repeats(slot: Array) -> Iterator[Array]:
+    """Split the columns [S] into groups in which no `slot` is repeated."""
     # An indexed assignment stores only one of several values for the same index.
-    order = np.argsort(place, kind="stable")
-    counts = np.bincount(place)
-    turn = ranges(np.zeros_like(counts), counts)  # number of earlier columns with the same place
+    order = np.argsort(slot, kind="stable")
+    counts = np.bincount(slot)
+    turn = ranges(np.zeros_like(counts), counts)  # number of earlier columns with the same slot
     for number in range(turn.max(initial=-1) + 1):
         yield order[turn == number]
 
@@ -199,10 +199,10 @@ def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
     """Pad ragged draws: ids [G,K], log shares [G,K] and rest [G]; empty slots have -inf."""
     counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
     slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
-    place = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]
+    index = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]
     ids = np.zeros(slot.shape, np.int64)
     share = np.zeros(slot.shape)
-    ids[slot], share[slot] = logits.ids[place], logits.counts[place] / logits.draws
+    ids[slot], share[slot] = logits.ids[index], logits.counts[index] / logits.draws
     with np.errstate(divide="ignore"):
         # The shares of the draws sum to 1, so nothing is left for a rest.
         return ids, np.log(share), np.full(len(rows), -np.inf)
@@ -226,8 +226,8 @@ def word_begins(batch: Batch) -> Array:
         # Not the word at `begin`: some tokenizers add the space to the following word.
         following = np.searchsorted(start, begin)
         at, free = start[following], np.append(0, stop)[following] <= begin
-        found = np.flatnonzero((at < end) & free & ~batch.special[first:last])
+        tokens = np.flatnonzero((at < end) & free & ~batch.special[first:last])
         # Several byte-level tokens may share one character: only the first begins the word.
-        _, leading = np.unique(at[found], return_index=True)
-        begins[first + found[leading]] = True
+        _, leading = np.unique(at[tokens], return_index=True)
+        begins[first + tokens[leading]] = True
     return begins

@@ -62,10 +62,10 @@ def token_table(
 
 
 def _uncached(make: Callable[[Path], None]) -> TokenTable:
-    with tempfile.TemporaryDirectory() as there:  # mapped files stay readable when deleted
-        make(Path(there))
+    with tempfile.TemporaryDirectory() as name:  # mapped files stay readable when deleted
+        make(Path(name))
         # Without `folder` the arrays are pickled: no other process can map deleted files.
-        return replace(TokenTable.load(Path(there)), folder=None)
+        return replace(TokenTable.load(Path(name)), folder=None)
 
 
 def drop_tables(store: FeatureStore) -> None:
@@ -113,12 +113,12 @@ def _matches(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
         return False
     if not is_plain(tokenizer.to_str().encode()):
         return True
-    tried = np.unique(np.linspace(0, max(0, len(store) - 1), TRIED).astype(int))
-    texts = [store[int(i)].text for i in tried]
-    wanted = tokenize(tokenizer, texts, store.features.separator)
-    found = table.of(tried)
+    numbers = np.unique(np.linspace(0, max(0, len(store) - 1), TRIED).astype(int))
+    texts = [store[int(i)].text for i in numbers]
+    expected = tokenize(tokenizer, texts, store.features.separator)
+    cached = table.of(numbers)
     names = ("ids", "offsets", "special", "start", "types")
-    return all(np.array_equal(getattr(wanted, name), getattr(found, name)) for name in names)
+    return all(np.array_equal(getattr(expected, name), getattr(cached, name)) for name in names)
 
 
 def _in_range(table: TokenTable, vocabulary: int) -> bool:
@@ -200,8 +200,8 @@ def _write(folder: Path, texts: Iterable[str], separator: str | None, tokenizer:
     with ExitStack() as opened:
         columns = {name: opened.enter_context((folder / name).open("wb")) for name in ARRAYS}
         columns["start"].write(total.tobytes())
-        while some := list(islice(rest, TEXTS_AT_ONCE)):
-            tokens = tokenize(tokenizer, some, separator)
+        while batch := list(islice(rest, TEXTS_AT_ONCE)):
+            tokens = tokenize(tokenizer, batch, separator)
             spans = tokens.offsets.T
             start, total = total[-1] + tokens.start[1:], total[-1] + tokens.start[-1:]
             arrays = (start, tokens.ids, *spans, tokens.special, tokens.types)

@@ -103,10 +103,10 @@ def outcomes(
     """
     if following is None:
         following = targets.ids.new_zeros(len(logits))
-    found: tuple[Tensor, Tensor] = _Outcomes.apply(  # type: ignore[no-untyped-call]
+    logprobs: tuple[Tensor, Tensor] = _Outcomes.apply(  # type: ignore[no-untyped-call]
         logits, targets.ids, targets.valid, following
     )
-    return found
+    return logprobs
 
 
 def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
@@ -116,8 +116,8 @@ def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
     student: the student's log-probabilities [G,K+1]. Where the last is -inf, there are no other
         pieces, so the teacher's last one is -inf, too.
     """
-    left = targets.rest.masked_fill(student[:, -1].isneginf(), -torch.inf)
-    return torch.cat([targets.logprobs, left[:, None]], dim=1)
+    rest = targets.rest.masked_fill(student[:, -1].isneginf(), -torch.inf)
+    return torch.cat([targets.logprobs, rest[:, None]], dim=1)
 
 
 class _Outcomes(torch.autograd.Function):
@@ -131,31 +131,31 @@ class _Outcomes(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, ids: Tensor, valid: Tensor, following: Tensor
     ) -> tuple[Tensor, Tensor]:
-        whole = valid.sum(dim=1) == logits.shape[1]
+        all_stored = valid.sum(dim=1) == logits.shape[1]
         # Not log(1 - sum of the stored): where the rest is small, that difference has no digits
         # left.
-        others = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        others.scatter_(1, ids, -torch.inf)
-        most = others.amax(dim=1, keepdim=True).clamp(min=torch.finfo(others.dtype).min)
-        others = others.sub_(most).exp_()
-        mass = others.sum(dim=1, keepdim=True)
-        rest = (mass.log() + most).masked_fill_(whole[:, None], -torch.inf)
-        stored = logits.gather(1, ids).to(others.dtype).masked_fill_(~valid, -torch.inf)
-        found = torch.cat([stored, rest], dim=1)
-        log_partition = found.logsumexp(dim=1, keepdim=True)
-        found -= log_partition
-        ctx.save_for_backward(others, mass, ids, valid, whole, found, following)
-        return found, (logits.gather(1, following[:, None]) - log_partition)[:, 0]
+        unstored = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        unstored.scatter_(1, ids, -torch.inf)
+        most = unstored.amax(dim=1, keepdim=True).clamp(min=torch.finfo(unstored.dtype).min)
+        unstored = unstored.sub_(most).exp_()
+        mass = unstored.sum(dim=1, keepdim=True)
+        rest = (mass.log() + most).masked_fill_(all_stored[:, None], -torch.inf)
+        stored = logits.gather(1, ids).to(unstored.dtype).masked_fill_(~valid, -torch.inf)
+        logprobs = torch.cat([stored, rest], dim=1)
+        log_partition = logprobs.logsumexp(dim=1, keepdim=True)
+        logprobs -= log_partition
+        ctx.save_for_backward(unstored, mass, ids, valid, all_stored, logprobs, following)
+        return logprobs, (logits.gather(1, following[:, None]) - log_partition)[:, 0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, of_following: Tensor) -> tuple[Tensor, None, None, None]:
-        others, mass, ids, valid, whole, found, following = ctx.saved_tensors
-        present = torch.cat([valid, ~whole[:, None]], dim=1)
+        unstored, mass, ids, valid, all_stored, logprobs, following = ctx.saved_tensors
+        present = torch.cat([valid, ~all_stored[:, None]], dim=1)
         grad = grad.masked_fill(~present, 0.0)
         # All log-probabilities have -log_partition, whose derivative is the softmax.
-        grad = grad - (grad.sum(dim=1) + of_following)[:, None] * found.exp()
-        of_logits = others * (grad[:, -1:] / mass.clamp(min=torch.finfo(mass.dtype).tiny))
+        grad = grad - (grad.sum(dim=1) + of_following)[:, None] * logprobs.exp()
+        of_logits = unstored * (grad[:, -1:] / mass.clamp(min=torch.finfo(mass.dtype).tiny))
         of_logits.scatter_add_(1, ids, grad[:, :-1])
         return (
             of_logits.scatter_add_(1, following[:, None], of_following[:, None]),
@@ -173,9 +173,9 @@ def logit(logits: Tensor, targets: LogitTargets) -> Tensor:
     """
     if not targets.valid.any():
         return logits.sum() * 0.0
-    wanted = targets.logprobs + targets.log_partition[:, None]
+    teacher = targets.logprobs + targets.log_partition[:, None]
     return functional.mse_loss(
-        logits.float().gather(1, targets.ids)[targets.valid], wanted[targets.valid]
+        logits.float().gather(1, targets.ids)[targets.valid], teacher[targets.valid]
     )
 
 

@@ -82,10 +82,10 @@ class Parameter:
         if "_" in word:  # 5.0 for float(), but `distiller._key` writes 0_5 for 0.5
             return None
         try:
-            found = float(word)
+            number = float(word)
         except ValueError:
             return None
-        return found if self.low < found < self.high else None
+        return number if self.low < number < self.high else None
 
 
 @dataclass(frozen=True)
@@ -172,23 +172,23 @@ class Loss:
     def measure(self) -> Callable[..., Tensor]:
         """Return the formula; imports its module if it is given by name."""
         if callable(self.formula):
-            found = self._checked
+            formula = self._checked
         else:
             module, _, function = self.formula.partition(".")
-            found = getattr(import_module(f"{__package__}.{module}"), function)
+            formula = getattr(import_module(f"{__package__}.{module}"), function)
         if self.parameter is not None:
             value = self.parameter.default if self.value is None else self.value
-            return partial(found, **{self.parameter.argument: value})
-        return found
+            return partial(formula, **{self.parameter.argument: value})
+        return formula
 
-    def _checked(self, *sides: Any, **more: Any) -> Tensor:
+    def _checked(self, *sides: Any, **arguments: Any) -> Tensor:
         """Compute the formula of another package. Raises UserError if it fails, or if its value is
         not a tensor of one number."""
         import torch
 
         assert callable(self.formula)
         try:
-            value = self.formula(*sides, **more)
+            value = self.formula(*sides, **arguments)
         except Exception as error:  # a foreign formula may raise any
             if isinstance(error, UserError) or out_of_memory(error):
                 raise
@@ -199,9 +199,9 @@ class Loss:
                 " are the student's side and the teacher's (docs/losses.md, Your own loss)"
             ) from error
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise UserError(
-                f"--loss {self.name}: its formula returns {found}; expected a tensor of one number,"
+                f"--loss {self.name}: its formula returns {got}; expected a tensor of one number,"
                 " the mean over the batch"
             )
         return value.reshape(())
@@ -250,5 +250,5 @@ class Term:
 
     def value(self, *sides: Any) -> Tensor:
         """Compute the loss from the student's side and the teacher's."""
-        more = () if self.temperature is None else (self.temperature,)
-        return self.measure(*sides, *more)
+        temperature = () if self.temperature is None else (self.temperature,)
+        return self.measure(*sides, *temperature)

@@ -93,8 +93,8 @@ class TeacherHead:
         # Not in bfloat16, as autocast would: log-probabilities were off by up to 0.05 nats.
         with torch.autocast(values.device.type, enabled=False):
             outputs = torch.addmm(self._bias, values.float(), self._weight.T)
-        found: Tensor = self._spec.capped(outputs, torch) if self._spec else outputs
-        return found
+        logits: Tensor = self._spec.capped(outputs, torch) if self._spec else outputs
+        return logits
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
     if len(student) == 0:
         return student.sum() * 0.0
     # A run of probability 1 would divide by 1 - q = 0.
-    log_p, log_q = ((each.double() / flatness).clamp(max=-SURE) for each in (teacher, student))
+    log_p, log_q = ((side.double() / flatness).clamp(max=-SURE) for side in (teacher, student))
     p, other_p = log_p.exp(), -torch.expm1(log_p)
     happens = torch.where(p > 0, p * (log_p - log_q), 0.0)
     other = other_p * (other_p.log() - torch.log(-torch.expm1(log_q)))

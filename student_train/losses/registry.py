@@ -138,17 +138,17 @@ def find(name: str) -> list[Loss]:
     defined. Raises UserError for a wrong number, for code that cannot be imported, and for an
     object that is not a `Loss`.
     """
-    if found := named([name]):
-        return found
+    if losses := named([name]):
+        return losses
     base, colon, _ = name.partition(":")
-    known = next((loss.parameter for loss in named([base]) if loss.parameter), None)
-    if colon and known:
-        within = f"above {known.low:g}"
-        if known.high < math.inf:
-            within = f"between {known.low:g} and {known.high:g}"
+    parameter = next((loss.parameter for loss in named([base]) if loss.parameter), None)
+    if colon and parameter:
+        within = f"above {parameter.low:g}"
+        if parameter.high < math.inf:
+            within = f"between {parameter.low:g} and {parameter.high:g}"
         raise UserError(
-            f"--loss {name}: expected {base}:{known.letter} with a number {within}, such as"
-            f" {base}:{known.default:g}"
+            f"--loss {name}: expected {base}:{parameter.letter} with a number {within}, such as"
+            f" {base}:{parameter.default:g}"
         )
     loss = load_outside(name, GROUP, "--loss")
     if loss is None:
@@ -166,8 +166,8 @@ def find(name: str) -> list[Loss]:
 def _check_sides(name: str, loss: Loss) -> None:
     """Raise UserError if students and stores do not have the two sides of a loss together."""
     able: dict[str, dict[str, None]] = {"gold": {"classes": None, "scores": None}}
-    for each in LOSSES:
-        able.setdefault(each.teacher, {})[each.student] = None
+    for entry in LOSSES:
+        able.setdefault(entry.teacher, {})[entry.student] = None
     if loss.teacher not in able:
         expected = f"teacher={loss.teacher!r}: expected one of {', '.join(able)}"
     elif loss.student not in able[loss.teacher]:
@@ -194,9 +194,9 @@ def named(names: Iterable[str]) -> list[Loss]:
     """
     # Sorted, because the order of a set differs between processes. Variants such as `jsd:0.3` and
     # `jsd:0.5` share an entry.
-    wanted = sorted(set(names))
-    outside = [_OUTSIDE[name] for name in sorted(_OUTSIDE) if name in wanted]
-    return [each for loss in LOSSES for each in loss.variants(wanted)] + outside
+    unique = sorted(set(names))
+    outside = [_OUTSIDE[name] for name in sorted(_OUTSIDE) if name in unique]
+    return [variant for loss in LOSSES for variant in loss.variants(unique)] + outside
 
 
 def losses_for(output_kind: OutputKind | None, names: Iterable[str] | None = None) -> list[Loss]:
@@ -221,14 +221,14 @@ def reads_masked_tokens(losses: Collection[Loss]) -> bool:
 
 def features_of(losses: Iterable[Loss]) -> list[str]:
     """List the feature groups that losses read, in the order of `FEATURES`."""
-    found = {loss.feature for loss in losses}
-    return [feature for feature in FEATURES if feature in found]
+    features = {loss.feature for loss in losses}
+    return [feature for feature in FEATURES if feature in features]
 
 
 def help_text() -> str:
     """List the names for `--help`, by the head that a student needs."""
     of_any, of_pieces, of_next, of_task = (
-        ", ".join(dict.fromkeys(each.shown for each in LOSSES if (each.head, each.of_next) == kind))
+        ", ".join(dict.fromkeys(loss.shown for loss in LOSSES if (loss.head, loss.of_next) == kind))
         for kind in ((None, False), ("vocabulary", False), ("vocabulary", True), ("task", False))
     )
     return f"{of_any}; with an MLM head {of_pieces}; for a decoder {of_next}; for a task {of_task}"

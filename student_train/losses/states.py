@@ -95,8 +95,8 @@ def contrastive(student: Tensor, teacher: Tensor) -> Tensor:
     if len(student) == 0:
         return student.sum() * 0.0
     with torch.autocast(student.device.type, enabled=False):  # as in `vectors.cosines`
-        own = functional.normalize(student[:CONTRASTED].float(), dim=1)
-        others = functional.normalize(teacher[:CONTRASTED].float(), dim=1)
+        queries = functional.normalize(student[:CONTRASTED].float(), dim=1)
+        keys = functional.normalize(teacher[:CONTRASTED].float(), dim=1)
         return functional.cross_entropy(
-            SHARPNESS * own @ others.T, torch.arange(len(own), device=own.device)
+            SHARPNESS * queries @ keys.T, torch.arange(len(queries), device=queries.device)
         )

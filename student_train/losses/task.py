@@ -81,10 +81,10 @@ def kl_labels(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     [G,C] / T, mean over G and C."""
     if len(logits) == 0:
         return logits.sum() * 0.0
-    own, wanted = logits.float() / temperature, teacher / temperature
+    student, target = logits.float() / temperature, teacher / temperature
     log_sigmoid = functional.logsigmoid
-    yes = wanted.sigmoid() * (log_sigmoid(wanted) - log_sigmoid(own))
-    no = (-wanted).sigmoid() * (log_sigmoid(-wanted) - log_sigmoid(-own))
+    yes = target.sigmoid() * (log_sigmoid(target) - log_sigmoid(student))
+    no = (-target).sigmoid() * (log_sigmoid(-target) - log_sigmoid(-student))
     return (yes + no).mean() * temperature**2
 
 

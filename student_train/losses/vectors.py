@@ -17,8 +17,8 @@ def cosines(vectors: Tensor) -> Tensor:
     """Compute the cosines [B,B] between vectors [B,D]."""
     # Autocast would multiply in bfloat16: near convergence up to half of a gradient was rounding.
     with torch.autocast(vectors.device.type, enabled=False):
-        own = functional.normalize(vectors.float(), dim=1)
-        return own @ own.T
+        unit = functional.normalize(vectors.float(), dim=1)
+        return unit @ unit.T
 
 
 def similarity(student: Tensor, teacher: Tensor) -> Tensor:
