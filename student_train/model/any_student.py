@@ -113,8 +113,8 @@ def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
 def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) -> Tensor:
     """Apply a tagger's head to flat last states [M,D]: logits [M,C]. `output` replaces its
     `classifier`."""
-    found: Tensor = (output or student.classifier)(kind_of(student).tag(student, states))
-    return found
+    logits: Tensor = (output or student.classifier)(kind_of(student).tag(student, states))
+    return logits
 
 
 def class_logits(
@@ -123,8 +123,8 @@ def class_logits(
     """Apply a classifier's head to the last states [N,D] of all `present` [B,S] tokens: logits
     [B,C]. `output` replaces its `classifier`."""
     pooled = sentence_states(student, states, present)
-    found: Tensor = (output or student.classifier)(kind_of(student).classify(student, pooled))
-    return found
+    logits: Tensor = (output or student.classifier)(kind_of(student).classify(student, pooled))
+    return logits
 
 
 def sentence_states(student: PreTrainedModel, states: Tensor, present: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ def _logits_by_forward(student: Any, states: Tensor) -> Tensor:
 
 
 def _no_task(student: Any, *_: Any) -> Any:
-    own = not isinstance(student, PreTrainedModel)
-    kind = type(student).__name__ if own else student.config.model_type
+    is_module = not isinstance(student, PreTrainedModel)
+    kind = type(student).__name__ if is_module else student.config.model_type
     raise UserError(
         f"a student of type {kind} can be trained as a masked LM only; for a task"
         f" take one of {', '.join(KINDS)} (teachonce.prepare makes it)"
@@ -234,10 +234,10 @@ def forward_pass(student: Any, inputs: Inputs, maps: bool = False) -> Outputs:
         return _run(student, inputs, maps)
     # The reentrant way needs an input with a gradient, and ids have none. The state of the random
     # numbers is preserved (by default): the second pass must draw the same dropout.
-    found = [checkpoint(_run, student, part, maps, use_reentrant=False) for part in parts]
+    outputs = [checkpoint(_run, student, part, maps, use_reentrant=False) for part in parts]
     return Outputs(
-        [torch.cat(layer) for layer in zip(*(part.states for part in found), strict=True)],
-        [torch.cat(layer) for layer in zip(*(part.maps for part in found), strict=True)],
+        [torch.cat(layer) for layer in zip(*(part.states for part in outputs), strict=True)],
+        [torch.cat(layer) for layer in zip(*(part.maps for part in outputs), strict=True)],
         inputs.present,
     )
 
@@ -247,8 +247,8 @@ def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) 
     texts, and gets the outputs of all texts. Without gradients a process runs alone."""
     if ranks.size == 1 or not torch.is_grad_enabled():
         return forward_pass(student, inputs, maps)
-    rank, (each, more) = ranks.rank, divmod(len(inputs.ids), ranks.size)
-    texts = [each + (other < more) for other in range(ranks.size)]
+    rank, (share, extra) = ranks.rank, divmod(len(inputs.ids), ranks.size)
+    texts = [share + (r < extra) for r in range(ranks.size)]
     parts = inputs.split(texts)
     tokens = [int(part.present.sum()) for part in parts]
     device = inputs.ids.device
@@ -258,13 +258,13 @@ def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) 
         torch.manual_seed(seed + rank)  # else all shares have the same dropout
         # A process without texts runs over the first process's share, as its outputs need shapes
         # and gradients, and contributes none of its rows.
-        found = forward_pass(student, parts[rank if texts[rank] else 0], maps)
+        outputs = forward_pass(student, parts[rank if texts[rank] else 0], maps)
 
     def gathered(values: list[Tensor], rows: list[int]) -> list[Tensor]:
         begin, end = sum(rows[:rank]), rows[rank]
-        return [ranks.gather(each[:end], begin, sum(rows)) for each in values]
+        return [ranks.gather(tensor[:end], begin, sum(rows)) for tensor in values]
 
-    return Outputs(gathered(found.states, tokens), gathered(found.maps, texts), inputs.present)
+    return Outputs(gathered(outputs.states, tokens), gathered(outputs.maps, texts), inputs.present)
 
 
 def bytes_of_text(student: Any, length: int) -> int:

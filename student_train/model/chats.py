@@ -31,22 +31,22 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     template is not UTF-8, and UserError for stores with several templates of which the first does
     not write all chats.
     """
-    chats = [each for each in stores if each.features.learn and teacher_template(each)]
+    chats = [store for store in stores if store.features.learn and teacher_template(store)]
     if not chats:
         return ""
     line = ""
     if has_own_template(tokenizer, chats[0]):
         if not (reason := _refusal(tokenizer, chats)):
             _set_eos(tokenizer, OwnTemplate(tokenizer, chats[0]).end_of_answers())
-            own = tokenizer.get_chat_template()  # of several, the one for plain chats
+            template = tokenizer.get_chat_template()  # of several, the one for plain chats
             where = str(tokenizer.name_or_path)
-            tokenizer.chat_template = template_with_first_token(own, tokenizer, where)
+            tokenizer.chat_template = template_with_first_token(template, tokenizer, where)
             return "chats in the chat template of the tokenizer, aligned message by message"
         line = f"the tokenizer gets the teacher's chat template: {reason}"
     lines = [line, _set_eos(tokenizer, _end_of_message(chats[0]))]
     tokenizer.chat_template = template_of_student(chats[0], tokenizer)
-    others = [each for each in chats[1:] if each.features.messages]
-    if reason := _refusal(tokenizer, others):
+    other_stores = [store for store in chats[1:] if store.features.messages]
+    if reason := _refusal(tokenizer, other_stores):
         raise UserError(
             f"the student gets the chat template of the first store, {chats[0].path}, which does"
             f" not fit the other stores: {reason}; give another store first, or only stores with"
@@ -60,8 +60,8 @@ def _refusal(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     for store in stores:
         if not store.features.messages:
             return f"{store.path} has no spans of messages; dump it again with --messages"
-        own = OwnTemplate.of(tokenizer, store)
-        if own and (reason := own.refusal()):
+        template = OwnTemplate.of(tokenizer, store)
+        if template and (reason := template.refusal()):
             return f"the tokenizer's template does not write the chats of {store.path} ({reason})"
     return ""
 
@@ -85,15 +85,15 @@ def chat_marks(stores: Sequence[FeatureStore], texts: Iterable[str]) -> list[str
     """Return the special tokens of the teachers of chats that occur in `texts`, each once, in the
     order of their ids."""
     marks = list[str]()
-    for store in (each for each in stores if each.features.learn):
+    for store in (s for s in stores if s.features.learn):
         added = sorted(store.tokenizer().get_added_tokens_decoder().items())
         marks += [token.content for _, token in added if token.special]
     if not marks:
         return []
-    found = set[str]()
+    present = set[str]()
     for text in texts:
-        found.update(mark for mark in marks if mark not in found and mark in text)
-    return [mark for mark in dict.fromkeys(marks) if mark in found]
+        present.update(mark for mark in marks if mark not in present and mark in text)
+    return [mark for mark in dict.fromkeys(marks) if mark in present]
 
 
 def between(marks: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
@@ -108,9 +108,9 @@ def _end_of_message(store: FeatureStore) -> str:
     there is none. They are trained on no other special tokens than the ends of messages."""
     added = store.tokenizer().get_added_tokens_decoder()
     special = [number for number, token in added.items() if token.special]
-    found = Counter[int]()
+    counts = Counter[int]()
     for record in store[:SEQUENCES]:
         if record.learn is not None:
             learnt = record.token_ids[record.learn]
-            found.update(learnt[np.isin(learnt, special)].tolist())
-    return added[found.most_common(1)[0][0]].content if found else ""
+            counts.update(learnt[np.isin(learnt, special)].tolist())
+    return added[counts.most_common(1)[0][0]].content if counts else ""

@@ -53,7 +53,7 @@ class DecoderParts:
 
 # GPT-2's linear layers store weights as inputs x outputs, other decoders as outputs x inputs.
 GPT2_LAYER = {
-    **{f"{norm}.{what}": "D" for norm in ("ln_1", "ln_2") for what in ("weight", "bias")},
+    **{f"{norm}.{part}": "D" for norm in ("ln_1", "ln_2") for part in ("weight", "bias")},
     "attn.c_attn.weight": "D3",
     "attn.c_attn.bias": "3",
     "attn.c_proj.weight": "QD",
@@ -120,43 +120,43 @@ class Importance:
 def cut_decoder(
     student: PreTrainedModel,
     parts: DecoderParts,
-    chosen: str,
+    layer_list: str,
     source: WeightSource,
     store: FeatureStore,
 ) -> tuple[str, Array]:
     """Copy everything but word embeddings from a teacher that `check_cut` has accepted.
 
-    chosen: numbers of the teacher's layers, from 1, as in `--init layers:1,3`; "" spreads them
+    layer_list: numbers of the teacher's layers, from 1, as in `--init layers:1,3`; "" spreads them
         evenly.
     store: has the tokens on which activations are measured, if the student has smaller layers.
     Returns a line for the card, and the numbers of the channels that the student has. Raises
     UserError for layers that are missing, and for weights that do not fit the config.
     """
-    weights, own = source.teacher_weights(), Sizes.of_config(student.config.to_dict(), "student")
-    theirs = Sizes.of_config(source.teacher_settings("config.json"), source.path)
-    count = _layer_count(parts, theirs, source)
-    layers = student.config.num_hidden_layers
-    numbers = layer_numbers(chosen, count, layers) if chosen else spread_layers(count, layers)
+    weights, sizes = source.teacher_weights(), Sizes.of_config(student.config.to_dict(), "student")
+    teacher = Sizes.of_config(source.teacher_settings("config.json"), source.path)
+    count = _layer_count(parts, teacher, source)
+    depth = student.config.num_hidden_layers
+    numbers = layer_numbers(layer_list, count, depth) if layer_list else spread_layers(count, depth)
     importance, by = None, ""
     # Layers of equal sizes are copied whole, and the teacher need not run.
-    if own != theirs:
+    if sizes != teacher:
         importance, read = measure(student, parts, source, store)
         by = f", by the activations of {read:,} tokens"
-    cut = [_Cut(theirs, own, importance, number - 1) for number in numbers]
+    cut = [_Cut(teacher, sizes, importance, number - 1) for number in numbers]
     for name, parameter in student.base_model.named_parameters():
-        place, axes = 0, parts.around.get(name)
+        index, axes = 0, parts.around.get(name)
         if (numbered := split_layer(name, parts.layers)) is not None:
-            place, part = numbered
-            axes, name = parts.layer[part], f"{parts.layers}{numbers[place] - 1}.{part}"
+            index, part = numbered
+            axes, name = parts.layer[part], f"{parts.layers}{numbers[index] - 1}.{part}"
         if axes is not None:  # not the word embeddings
             values = np.asarray(weights[name], np.float32)
-            values = values[np.ix_(*map(cut[place].along, axes, values.shape))]
+            values = values[np.ix_(*map(cut[index].along, axes, values.shape))]
             # Positions are not cut, and a student may have more or fewer of them than its teacher.
             parameter[: len(values)] = torch.from_numpy(values[: len(parameter)])
-    sizes = f"{own.width} of {theirs.width} channels, {own.heads} of {theirs.heads} heads"
-    sizes += f", {own.units} of {theirs.units} feed-forward units"
-    line = f"layers {', '.join(map(str, numbers))} of {count}; {sizes}{by}"
-    return line, cut[0].along("D", theirs.width)
+    line = f"{sizes.width} of {teacher.width} channels, {sizes.heads} of {teacher.heads} heads"
+    line += f", {sizes.units} of {teacher.units} feed-forward units"
+    line = f"layers {', '.join(map(str, numbers))} of {count}; {line}{by}"
+    return line, cut[0].along("D", teacher.width)
 
 
 def spread_layers(count: int, layers: int) -> list[int]:
@@ -171,30 +171,33 @@ def spread_layers(count: int, layers: int) -> list[int]:
     return [int(n) for n in np.linspace(1, count, layers).round()]
 
 
+@dataclass(frozen=True)
 class _Cut:
     """Chooses the entries of a teacher layer's arrays that the student gets."""
 
-    def __init__(self, theirs: Sizes, own: Sizes, found: Importance | None, layer: int) -> None:
-        self._theirs, self._own, self._found, self._layer = theirs, own, found, layer
+    teacher: Sizes
+    student: Sizes
+    importance: Importance | None
+    layer: int
 
     def along(self, axis: str, size: int) -> Array:
         """Return the entries along one axis of `size`, ascending; see `DecoderParts` for the
         letters."""
-        theirs, found = self._theirs, self._found
+        teacher, importance = self.teacher, self.importance
         # `check_cut` requires heads of the student's size, and positions are cut by the caller.
-        if found is None or axis in "HP":
+        if importance is None or axis in "HP":
             return np.arange(size)
         if axis == "D":
-            return largest(found.channels, self._own.width)
+            return largest(importance.channels, self.student.width)
         if axis == "F":
-            return largest(found.units[self._layer], self._own.units)
-        heads, groups = chosen_heads(found.heads[self._layer], theirs, self._own)
+            return largest(importance.units[self.layer], self.student.units)
+        heads, groups = chosen_heads(importance.heads[self.layer], teacher, self.student)
         if axis == "K":
-            return _of_heads(groups, theirs.each)
-        queries = _of_heads(heads, theirs.each)
+            return _of_heads(groups, teacher.each)
+        queries = _of_heads(heads, teacher.each)
         if axis == "Q":
             return queries
-        width = theirs.heads * theirs.each
+        width = teacher.heads * teacher.each
         return np.concatenate([queries + n * width for n in range(3)])
 
 
@@ -203,7 +206,7 @@ def largest(values: Floats, count: int) -> Array:
     return np.sort(np.argsort(-values, kind="stable")[:count])
 
 
-def chosen_heads(importance: Floats, theirs: Sizes, own: Sizes) -> tuple[Array, Array]:
+def chosen_heads(importance: Floats, teacher: Sizes, student: Sizes) -> tuple[Array, Array]:
     """Choose the query heads [A'] of a student, and for each of its key-value heads the teacher's
     [K'].
 
@@ -211,17 +214,17 @@ def chosen_heads(importance: Floats, theirs: Sizes, own: Sizes) -> tuple[Array, 
     most important heads form a set of the size of a student's group, the next ones another set, and
     so on. The best of all sets are chosen.
     """
-    together = theirs.heads // theirs.groups
-    size = own.heads // own.groups
+    together = teacher.heads // teacher.groups
+    size = student.heads // student.groups
     sets = []
-    for group in range(theirs.groups):
+    for group in range(teacher.groups):
         first = group * together
         order = first + np.argsort(-importance[first : first + together], kind="stable")
-        whole = order[: together - together % size].reshape(-1, size)
-        sets += [(group, np.sort(heads)) for heads in whole]
+        full_sets = order[: together - together % size].reshape(-1, size)
+        sets += [(group, np.sort(heads)) for heads in full_sets]
     weight = np.array([importance[heads].sum() for _, heads in sets])
-    chosen = [sets[place] for place in largest(weight, own.groups)]
-    return np.concatenate([heads for _, heads in chosen]), np.array([g for g, _ in chosen])
+    best = [sets[i] for i in largest(weight, student.groups)]
+    return np.concatenate([heads for _, heads in best]), np.array([g for g, _ in best])
 
 
 def _of_heads(heads: Array, size: int) -> Array:
@@ -242,17 +245,17 @@ def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int
     names |= parts.around
     if missing := sorted(names.keys() - weights.keys()):
         raise UserError(f"{source.path}: the teacher's weights lack {missing[0]}; use --init vocab")
-    whole = {
+    lengths = {
         "D": sizes.width, "F": sizes.units, "H": sizes.each, "Q": sizes.heads * sizes.each,
         "K": sizes.groups * sizes.each, "3": 3 * sizes.heads * sizes.each,
     }  # fmt: skip
     for name, axes in names.items():
         shape = weights[name].shape
-        wanted = tuple(whole.get(axis, size) for axis, size in zip(axes, shape, strict=False))
-        if len(shape) != len(axes) or shape != wanted:
+        expected = tuple(lengths.get(axis, size) for axis, size in zip(axes, shape, strict=False))
+        if len(shape) != len(axes) or shape != expected:
             raise UserError(
-                f"{source.path}: {name} of the teacher has shape {list(shape)}, but {list(wanted)}"
-                " by its config.json; dump again, or use --init vocab"
+                f"{source.path}: {name} of the teacher has shape {list(shape)}, but"
+                f" {list(expected)} by its config.json; dump again, or use --init vocab"
             )
     return count
 
@@ -269,15 +272,15 @@ def measure(
     modules = dict(teacher.named_modules())
 
     def contributed(end: str) -> Floats:
-        found = []
+        per_layer = []
         for layer in range(teacher.config.num_hidden_layers):
             name = f"{parts.layers}{layer}.{end}"
             over = parts.layer[f"{end}.weight"].index("D")
-            found.append(squares[name] * modules[name].weight.double().square().sum(dim=over))
-        return torch.stack(found).numpy()
+            per_layer.append(squares[name] * modules[name].weight.double().square().sum(dim=over))
+        return torch.stack(per_layer).numpy()
 
     heads = contributed(parts.heads_into).reshape(-1, sizes.heads, sizes.each).sum(axis=2)
-    norms = [each.sqrt() for name, each in squares.items() if _axes(f"{name}.weight", parts) == "D"]
+    norms = [v.sqrt() for name, v in squares.items() if _axes(f"{name}.weight", parts) == "D"]
     channels = torch.stack(norms).mean(dim=0).numpy()
     return Importance(channels, np.sqrt(heads), np.sqrt(contributed(parts.units_into))), read
 
@@ -287,17 +290,17 @@ def _squares(
 ) -> tuple[dict[str, Tensor], int]:
     """Return mean squares over tokens, float64 by module name, and the number of tokens read: of a
     norm's outputs [D], and of the inputs of `heads_into` and `units_into`."""
-    found = dict[str, Tensor]()
+    totals = dict[str, Tensor]()
 
     def add(name: str, values: Tensor) -> None:
         total = values.double().square().sum(dim=(0, 1))
-        found[name] = found[name] + total if name in found else total
+        totals[name] = totals[name] + total if name in totals else total
 
     for name, module in teacher.named_modules():
         if name.endswith((parts.heads_into, parts.units_into)):
-            module.register_forward_pre_hook(lambda _, given, name=name: add(name, given[0]))
+            module.register_forward_pre_hook(lambda _, inputs, name=name: add(name, inputs[0]))
         elif _axes(f"{name}.weight", parts) == "D":
-            module.register_forward_hook(lambda _, given, out, name=name: add(name, out))
+            module.register_forward_hook(lambda _, inputs, out, name=name: add(name, out))
     read, longest = 0, teacher.config.max_position_embeddings
     for ids in _sequences(store):
         if int(ids.max()) >= teacher.config.vocab_size:
@@ -308,7 +311,7 @@ def _squares(
         # One sequence at a time, as padding would count in the means.
         teacher(input_ids=ids[None, :longest], use_cache=False)
         read += len(ids[:longest])
-    return {name: total / read for name, total in found.items()}, read
+    return {name: total / read for name, total in totals.items()}, read
 
 
 def _axes(name: str, parts: DecoderParts) -> str | None:
@@ -339,8 +342,8 @@ def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource
         # On the meta device, which allocates nothing: only the names are needed.
         names = list(type(student.base_model)(config).state_dict())
     # `DecoderParts` lacks only one parameter, the word embeddings.
-    (words,) = (name for name in names if _axes(name, parts) is None)
-    config.vocab_size = len(weights[words])
+    (embedding,) = (name for name in names if _axes(name, parts) is None)
+    config.vocab_size = len(weights[embedding])
     with torch.random.fork_rng(devices=[]):
         model = type(student.base_model)(config)
     # In float32: a teacher needs four bytes of memory for each weight.
@@ -354,6 +357,6 @@ def _sequences(store: FeatureStore) -> Iterator[Tensor]:
     if it has fewer."""
     lengths = store.all_lengths()
     count = max(1, round(TOKENS / max(1.0, float(lengths.mean()))))
-    chosen = np.unique(np.linspace(0, len(lengths) - 1, count).astype(int))
-    for number in chosen:
+    numbers = np.unique(np.linspace(0, len(lengths) - 1, count).astype(int))
+    for number in numbers:
         yield torch.from_numpy(np.asarray(store[int(number)].token_ids, np.int64))

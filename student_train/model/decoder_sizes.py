@@ -50,13 +50,13 @@ class Sizes:
 
         def size(*names: str, default: int = 0) -> int:
             # Null is as good as missing: GPT-2's `n_inner` is null for four times the hidden size.
-            found = next((config[n] for n in names if config.get(n) is not None), default)
-            if not isinstance(found, int) or found < 1:
+            value = next((config[n] for n in names if config.get(n) is not None), default)
+            if not isinstance(value, int) or value < 1:
                 raise UserError(
-                    f"{where}: {names[0]} in its config.json is {found!r:.40}, expected a number of"
+                    f"{where}: {names[0]} in its config.json is {value!r:.40}, expected a number of"
                     " at least 1; correct it"
                 )
-            return found
+            return value
 
         width = size("hidden_size", "n_embd")
         heads = size("num_attention_heads", "n_head")
@@ -110,36 +110,36 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
             f"{start}: {where} is a {kind:.40} and the student a {shape.kind}; layers are copied"
             f" only between models of the same kind ({able}): {remedy or 'use --init vocab'}"
         )
-    theirs = Sizes.of_config(config, where)
-    groups, each = shape.key_value_heads, shape.head_size
-    own = Sizes(shape.width, shape.heads, groups, each, shape.feed_forward)
-    if own.each != theirs.each:
+    teacher = Sizes.of_config(config, where)
+    groups, head_size = shape.key_value_heads, shape.head_size
+    student = Sizes(shape.width, shape.heads, groups, head_size, shape.feed_forward)
+    if student.each != teacher.each:
         # A shape of GPT-2 has no size of heads.
-        fitting = f"{kind}:HxLxAxFxKVx{theirs.each}, or " if kind != "gpt2" else ""
+        fitting = f"{kind}:HxLxAxFxKVx{teacher.each}, or " if kind != "gpt2" else ""
         raise UserError(
-            f"{start}: the heads of {where} have size {theirs.each}, the student's"
-            f" {own.each}, and heads are copied whole; choose --student {fitting}{kind}:HxLxA with"
-            f" H = {theirs.each} A"
+            f"{start}: the heads of {where} have size {teacher.each}, the student's"
+            f" {student.each}, and heads are copied whole; choose --student {fitting}{kind}:HxLxA"
+            f" with H = {teacher.each} A"
         )
     form, grouped = f"{kind}:HxLxAxF", f"{kind}:HxLxAxFxKV"
-    if not own.fill_width:
-        form = grouped = f"{grouped}x{own.each}"
-    for what, letter, mine, limit in (
-        ("hidden size", "H", own.width, theirs.width),
-        ("feed-forward size", "F", own.units, theirs.units),
-        ("number of heads", "A", own.heads, theirs.heads),
+    if not student.fill_width:
+        form = grouped = f"{grouped}x{student.each}"
+    for label, letter, size, limit in (
+        ("hidden size", "H", student.width, teacher.width),
+        ("feed-forward size", "F", student.units, teacher.units),
+        ("number of heads", "A", student.heads, teacher.heads),
     ):
-        if mine > limit:
+        if size > limit:
             raise UserError(
-                f"{start}: the student's {what} is {mine}, and {where} has {limit}; choose"
+                f"{start}: the student's {label} is {size}, and {where} has {limit}; choose"
                 f" --student {form} with {letter} = {limit} or less"
             )
-    sets = head_sets(theirs, own)
-    if own.groups > sets:
+    sets = head_sets(teacher, student)
+    if student.groups > sets:
         raise UserError(
-            f"{start}: {own.heads // own.groups} query heads share a key-value head in the"
-            f" student, and {theirs.heads // theirs.groups} in {where}, which has {theirs.groups}:"
-            f" choose --student {grouped} with another KV, such as {sets or own.heads}"
+            f"{start}: {student.heads // student.groups} query heads share a key-value head in the"
+            f" student, and {teacher.heads // teacher.groups} in {where}, which has"
+            f" {teacher.groups}: choose --student {grouped} with another KV, such as {sets or student.heads}"
         )
     _check_layers(config, where, start)
     copied_settings(config)
@@ -171,20 +171,20 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
 
 def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
     """Raise UserError for a model whose layers compute what a student's layers cannot."""
-    for name, own in OF_LAYERS.items():
+    for name, expected in OF_LAYERS.items():
         if name == "attention_bias" and config.get("model_type") == "qwen2":
             continue  # all of them have it
-        if config.get(name) not in (None, own):
+        if config.get(name) not in (None, expected):
             raise UserError(
                 f"{option}: {name} in the config.json of {where} is {config[name]!r:.40}, and"
-                f" layers of students have {own}; give --student llama:256x4x4 --init vocab"
+                f" layers of students have {expected}; give --student llama:256x4x4 --init vocab"
             )
 
 
-def head_sets(theirs: Sizes, own: Sizes) -> int:
+def head_sets(teacher: Sizes, student: Sizes) -> int:
     """Count the sets of query heads that a teacher offers, each as large as a group of the student
     that shares a key-value head; see `decoder_cut.chosen_heads`."""
-    return theirs.groups * ((theirs.heads // theirs.groups) // (own.heads // own.groups))
+    return teacher.groups * ((teacher.heads // teacher.groups) // (student.heads // student.groups))
 
 
 def copied_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,10 +196,10 @@ def copied_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(config.get("model_type"))
     act = "activation_function" if kind == "gpt2" else "hidden_act"
     names = {act: str, EPSILONS[kind]: float}
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         n: config[n] for n, of in names.items() if isinstance(config.get(n), of)
     }
-    return found if kind == "gpt2" else found | {"rope_parameters": _rotary(config)}
+    return settings if kind == "gpt2" else settings | {"rope_parameters": _rotary(config)}
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
@@ -211,14 +211,14 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     """Read the settings of rotary positions from a config of transformers 4 or 5."""
-    own, scaling = (config.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
-    for each in (own, scaling):
-        if not isinstance(each, dict):
+    parameters, scaling = (config.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+    for value in (parameters, scaling):
+        if not isinstance(value, dict):
             raise UserError(
-                f"--init: the rotary positions in the teacher's config.json are {each!r:.40},"
+                f"--init: the rotary positions in the teacher's config.json are {value!r:.40},"
                 " expected an object; use --init vocab"
             )
-    read = own or {"rope_theta": config.get("rope_theta"), **scaling}
+    read = parameters or {"rope_theta": config.get("rope_theta"), **scaling}
     kind = str(read.get("rope_type", read.get("type", "default")))
     names = {"default": (), "llama3": SCALED}.get(kind)
     # The base of Llama's and Qwen's configs where none is given.

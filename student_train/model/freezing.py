@@ -35,8 +35,8 @@ def group_of(name: str) -> str:
         return "words"
     if "embeddings" in name:
         return "embeddings"
-    if found := re.search(r"\.(?:layers?|h)\.(\d+)\.", name):
-        return f"layers.{int(found[1]) + 1}"
+    if match := re.search(r"\.(?:layers?|h)\.(\d+)\.", name):
+        return f"layers.{int(match[1]) + 1}"
     return "head"
 
 
@@ -89,8 +89,8 @@ def set_frozen(model: nn.Module, options: TrainOptions) -> None:
     """Set `requires_grad` of every parameter by `--freeze`, `--projection frozen` and `--lora`."""
     for name, parameter in model.named_parameters():
         part = group_of(name)
-        whole = options.lora is None or part == "projection" or ".lora_" in name
-        parameter.requires_grad_(whole and not is_frozen(part, options))
+        trained = options.lora is None or part == "projection" or ".lora_" in name
+        parameter.requires_grad_(trained and not is_frozen(part, options))
 
 
 def add_low_rank(student: PreTrainedModel, rank: int) -> None:
@@ -112,5 +112,5 @@ def merge_low_rank(student: PreTrainedModel) -> None:
         if hasattr(module, "base_layer"):
             merged: Any = module
             merged.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(student.get_submodule(parent), own, merged.get_base_layer())
+            parent, _, attribute = name.rpartition(".")
+            setattr(student.get_submodule(parent), attribute, merged.get_base_layer())

@@ -173,7 +173,7 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
     def made(
         shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
     ) -> PreTrainedConfig:
-        found = config(
+        result = config(
             **_sizes(shape, positions),
             num_key_value_heads=shape.key_value_heads,
             # Qwen3's config has a default of 128, whatever the hidden size is.
@@ -187,9 +187,9 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
         if rotary := common.get("rope_parameters"):
             # transformers 4 reads these; 5 declares `rope_scaling` a synonym and warns.
             scaling = {name: value for name, value in rotary.items() if name != "rope_theta"}
-            vars(found)["rope_theta"] = rotary["rope_theta"]
-            vars(found)["rope_scaling"] = scaling if len(scaling) > 1 else None
-        return found
+            vars(result)["rope_theta"] = rotary["rope_theta"]
+            vars(result)["rope_scaling"] = scaling if len(scaling) > 1 else None
+        return result
 
     return made
 
@@ -246,7 +246,7 @@ KINDS: dict[str, Kind] = {
         parts=Parts(
             "encoder.layer.",
             tuple(
-                f"{name}.{what}"
+                f"{name}.{part}"
                 for name in (
                     "attention.self.query",
                     "attention.self.key",
@@ -257,7 +257,7 @@ KINDS: dict[str, Kind] = {
                     "output.dense",
                     "output.LayerNorm",
                 )
-                for what in ("weight", "bias")
+                for part in ("weight", "bias")
             ),
             "embeddings.position_embeddings.weight",
             "cls.predictions.transform.",
@@ -318,10 +318,10 @@ def find_models(kind: str) -> Kind:
     Raises UserError if it cannot be imported, or is not a `Kind`.
     """
     if kind not in KINDS:
-        found = load_outside(SHAPES[kind].models, GROUP, "--student")
-        if not isinstance(found, Kind):
-            raise UserError(f"--student {kind}: expected a Kind, got {type(found).__name__}")
-        KINDS[kind] = found
+        loaded = load_outside(SHAPES[kind].models, GROUP, "--student")
+        if not isinstance(loaded, Kind):
+            raise UserError(f"--student {kind}: expected a Kind, got {type(loaded).__name__}")
+        KINDS[kind] = loaded
     return KINDS[kind]
 
 

@@ -86,21 +86,21 @@ class ModelFolder:
             self._class, self._model, self._option, local_files_only=True
         )
         encoder = f"{network.base_model_prefix}."
-        found = network.base_model.state_dict()
+        weights = network.base_model.state_dict()
         output = network.get_output_embeddings()
         # A head that the checkpoint lacks is random here, and is not copied.
         if self._causal and not missing:
             untied = output.weight is not network.get_input_embeddings().weight
-            found |= {OUTPUT: output.weight.detach()} if untied else {}
+            weights |= {OUTPUT: output.weight.detach()} if untied else {}
         if not missing and output is not None and output.bias is not None:
             # By memory, not by name: output embeddings may be tied to the word embeddings.
-            own = {value.data_ptr() for value in (output.weight, output.bias)}
-            whole = network.state_dict().items()
-            heads = {name: value for name, value in whole if not name.startswith(encoder)}
-            found |= {n: value for n, value in heads.items() if value.data_ptr() not in own}
-            found["decoder.bias"] = output.bias.detach()
+            pointers = {value.data_ptr() for value in (output.weight, output.bias)}
+            state = network.state_dict().items()
+            heads = {name: value for name, value in state if not name.startswith(encoder)}
+            weights |= {n: value for n, value in heads.items() if value.data_ptr() not in pointers}
+            weights["decoder.bias"] = output.bias.detach()
         # Contiguous, as `content` hashes the buffers. Integers such as position ids are not
         # weights.
         return {
-            n: v.float().contiguous().numpy() for n, v in found.items() if v.is_floating_point()
+            n: v.float().contiguous().numpy() for n, v in weights.items() if v.is_floating_point()
         }

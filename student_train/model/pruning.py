@@ -64,8 +64,8 @@ def _counts(store: FeatureStore, blocks: Array | None) -> Array:
         for batch in store.stream(blocks=blocks, features=(), shuffle=False):
             counts += np.bincount(batch.token_ids, minlength=len(counts))
         return counts
-    for place in range(len(store.manifest.parts)):
-        counts += np.bincount(store.part(place).all("token/id"), minlength=len(counts))
+    for number in range(len(store.manifest.parts)):
+        counts += np.bincount(store.part(number).all("token/id"), minlength=len(counts))
     return counts
 
 
@@ -74,8 +74,8 @@ def _renumber(processor: Any, number: dict[str, int]) -> None:
     if processor is None:
         return
     if processor["type"] == "Sequence":
-        for each in processor["processors"]:
-            _renumber(each, number)
+        for child in processor["processors"]:
+            _renumber(child, number)
     elif processor["type"] == "TemplateProcessing":
         for token in processor["special_tokens"].values():
             token["ids"] = [number[piece] for piece in token["tokens"]]
@@ -106,9 +106,9 @@ def retained_pieces(settings: Settings, counts: Array, size: int) -> list[str]:
         )
     retained, parts = set(needed), _parts(model)
     for piece in sorted((p for p in met if p not in needed), key=lambda p: -counts[ids[p]]):
-        more = {piece, *parts(piece)} - retained
-        if len(retained) + len(more) <= size:
-            retained |= more
+        new = {piece, *parts(piece)} - retained
+        if len(retained) + len(new) <= size:
+            retained |= new
         if len(retained) == size:
             break
     # Loading a tokenizer numbers added tokens after its vocabulary, whatever their ids were.
@@ -143,8 +143,8 @@ def pieces_of(model: Settings) -> dict[int, str]:
 def unknown_piece(model: Settings) -> str | None:
     """Return the piece for unknown text, or None."""
     if model["type"] != "Unigram":
-        found: str | None = model.get("unk_token")
-        return found
+        piece: str | None = model.get("unk_token")
+        return piece
     number = model.get("unk_id")
     return None if number is None else model["vocab"][number][0]
 
@@ -193,15 +193,15 @@ def _parts(model: Settings) -> Callable[[str], set[str]]:
         word = [(prefix if i else inside) + letter for i, letter in enumerate(letters)]
         if word and last:
             word[-1] += last
-        found = set(word)
+        pieces = set(word)
         while len(word) > 1:
             ranked = [merges.get(pair) for pair in zip(word, word[1:], strict=False)]
             if not any(ranked):
                 return set()  # no merges lead to it: BPE uses it only for a whole word
-            place = min((r[0], i) for i, r in enumerate(ranked) if r)[1]
-            word[place : place + 2] = [merges[word[place], word[place + 1]][1]]
-            found.add(word[place])
-        return {part for part in found if part in model["vocab"]}
+            index = min((r[0], i) for i, r in enumerate(ranked) if r)[1]
+            word[index : index + 2] = [merges[word[index], word[index + 1]][1]]
+            pieces.add(word[index])
+        return {part for part in pieces if part in model["vocab"]}
 
     return parts
 
@@ -213,32 +213,32 @@ def _pairs(model: Settings) -> list[tuple[str, str]]:
     return [(left, right) for left, right in halves]
 
 
-def shared_pieces(own: Any, other: Any, word: str) -> list[str]:
-    """List the pieces of tokenizer `own` that `other` has, too, and the special and added tokens of
-    `own`, in the order of `own`.
+def shared_pieces(student: Any, other: Any, word: str) -> list[str]:
+    """List the pieces of the tokenizer `student` that `other` has, too, and the special and added
+    tokens of `student`, in its order.
 
     word: the value of `--prune-to`, for messages.
     Zhao et al. 2021, section 6, alternative vocabulary pruning. Raises UserError unless both are
     fast WordPieces with the same continuation prefix, and if no piece would be removed.
     """
-    if slow := [each for each in (own, other) if not each.is_fast]:
+    if slow := [t for t in (student, other) if not t.is_fast]:
         raise UserError(
             f"--prune-to {word}: {type(slow[0]).__name__} is not a fast tokenizer (tokenizer.json);"
             " expected two WordPieces with the same continuation prefix"
         )
-    models = [json.loads(each.backend_tokenizer.to_str())["model"] for each in (own, other)]
+    models = [json.loads(t.backend_tokenizer.to_str())["model"] for t in (student, other)]
     kinds = [f"{m['type']} {m.get('continuing_subword_prefix') or ''}".strip() for m in models]
     if kinds[0] != kinds[1] or models[0]["type"] != "WordPiece":
         raise UserError(
             f"--prune-to {word}: its vocabulary is a {kinds[1]} and the student's a {kinds[0]};"
             " expected two WordPieces with the same continuation prefix"
         )
-    pieces, theirs = own.get_vocab(), other.get_vocab()
-    needed = {*own.all_special_tokens, *own.get_added_vocab(), models[0]["unk_token"]}
+    pieces, other_pieces = student.get_vocab(), other.get_vocab()
+    needed = {*student.all_special_tokens, *student.get_added_vocab(), models[0]["unk_token"]}
     shared = [
         piece
         for piece in sorted(pieces, key=pieces.__getitem__)
-        if piece in theirs or piece in needed
+        if piece in other_pieces or piece in needed
     ]
     if len(shared) == len(pieces):
         raise UserError(
@@ -268,7 +268,7 @@ def pruned(
         if name.endswith("_token_id") and isinstance(value, int):
             setattr(config, name, numbers.get(value))
         if name == "special_ids":  # of a static student
-            setattr(config, name, [numbers[each] for each in value if each in numbers])
+            setattr(config, name, [numbers[i] for i in value if i in numbers])
     rows, weights = torch.tensor([ids[piece] for piece in pieces]), student.state_dict()
     smaller = type(student)(config)
     # Rows of pieces are found by shape: `shared_pieces` refuses a vocabulary that removes none.

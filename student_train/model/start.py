@@ -102,18 +102,18 @@ def initialise(
         )
     folder = other_model(how, store, head_of(student) == "causal")
     source: WeightSource = folder or store
-    chosen = how.partition(":")[2].partition("@")[0]  # of layers:1,3@DIR
+    layer_list = how.partition(":")[2].partition("@")[0]  # of layers:1,3@DIR
     if decoder is not None:
         rows = _teacher_rows(how, source)
-        layers, channels = cut_decoder(student, decoder, chosen, source, store)
-        taken = [_take_split(student, rows, vocabulary, channels), layers]
+        layers, channels = cut_decoder(student, decoder, layer_list, source, store)
+        lines = [_take_split(student, rows, vocabulary, channels), layers]
     else:
-        taken = [_take_words(student, how, source, vocabulary)]
-        taken += [cut_layers(student, how, chosen, source)]
-        taken += _take_head(student, source, vocabulary)
+        lines = [_take_words(student, how, source, vocabulary)]
+        lines += [cut_layers(student, how, layer_list, source)]
+        lines += _take_head(student, source, vocabulary)
     if folder:
-        taken += [f"all of {Path(folder.path).name}, weights {folder.content()[:12]}"]
-    return taken
+        lines += [f"all of {Path(folder.path).name}, weights {folder.content()[:12]}"]
+    return lines
 
 
 def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
@@ -122,24 +122,24 @@ def _take_all(student: PreTrainedModel, folder: ModelFolder) -> str:
     Raises UserError for weights of another shape, such as fewer rows than the student has pieces,
     and for output embeddings that contradict `tie_word_embeddings`.
     """
-    weights, words = folder.teacher_weights(), student.get_input_embeddings().weight
+    weights, embeddings = folder.teacher_weights(), student.get_input_embeddings().weight
     if (tied := student.config.tie_word_embeddings) == (OUTPUT in weights):
         raise UserError(
             f"{folder.path}: tie_word_embeddings in its config.json is {str(tied).lower()}, but its"
             f" weights have {('an' if tied else 'no')} {OUTPUT} of their own; correct it to"
             f" {str(not tied).lower()}"
         )
-    for name, own in student.named_parameters():
+    for name, parameter in student.named_parameters():
         name = name.removeprefix(f"{student.base_model_prefix}.")
         values = weights[name]  # the loader has refused a folder without it
-        if own is words or name == OUTPUT:
-            values = values[: len(own)]  # rows behind the vocabulary are padding
-        if values.shape != own.shape:
+        if parameter is embeddings or name == OUTPUT:
+            values = values[: len(parameter)]  # rows behind the vocabulary are padding
+        if values.shape != parameter.shape:
             raise UserError(
                 f"{folder.path}: {name} has shape {list(values.shape)}, expected"
-                f" {list(own.shape)}; save the model there again, with its tokenizer"
+                f" {list(parameter.shape)}; save the model there again, with its tokenizer"
             )
-        own.copy_(torch.from_numpy(values))
+        parameter.copy_(torch.from_numpy(values))
     return f"all weights of {Path(folder.path).name}, {folder.content()[:12]}"
 
 
@@ -151,16 +151,16 @@ def _take_words(
 
     Returns a line for the model card. Raises UserError if the store has no word embeddings.
     """
-    rows, known = embedding_means(_teacher_rows(how, store), vocabulary, student.config.vocab_size)
-    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
-    width, svd = words.shape[1], how == "svd"
-    narrow = torch.from_numpy(_to_width(rows, known, width, svd)[known])
+    rows, valid = embedding_means(_teacher_rows(how, store), vocabulary, student.config.vocab_size)
+    embeddings: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    width, svd = embeddings.shape[1], how == "svd"
+    narrow = torch.from_numpy(_to_width(rows, valid, width, svd)[valid])
     if svd:
-        # The layers are random, so known pieces get the scale of the random ones.
-        narrow *= words.std() / narrow.std()
-    words[torch.from_numpy(known)] = narrow
+        # The layers are random, so valid rows get the scale of the random ones.
+        narrow *= embeddings.std() / narrow.std()
+    embeddings[torch.from_numpy(valid)] = narrow
     way = "SVD" if svd else "cut"
-    return f"word embeddings from {int(known.sum()):,} of {len(known):,} pieces ({way} to {width})"
+    return f"word embeddings from {int(valid.sum()):,} of {len(valid):,} pieces ({way} to {width})"
 
 
 def _teacher_rows(how: str, store: WeightSource) -> Array:
@@ -189,31 +189,31 @@ def _take_split(
 
     Returns a line for the model card.
     """
-    rows, known = split_means(teacher, vocabulary, student.config.vocab_size)
-    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    rows, valid = split_means(teacher, vocabulary, student.config.vocab_size)
+    embeddings: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     if channels is None:
-        rows[known] -= rows[known].mean(axis=0)
-        narrow = torch.from_numpy(_to_width(rows, known, words.shape[1], svd=True)[known])
-        narrow *= words.std() / narrow.std()
+        rows[valid] -= rows[valid].mean(axis=0)
+        narrow = torch.from_numpy(_to_width(rows, valid, embeddings.shape[1], svd=True)[valid])
+        narrow *= embeddings.std() / narrow.std()
     else:
         # The copied layers read exactly these channels, so rows are taken as they are.
-        theirs = np.flatnonzero(vocabulary.match[: len(teacher)] >= 0)
-        own = vocabulary.match[theirs]  # special tokens among them, which have no bytes
-        rows[own], known[own] = teacher[theirs], True
-        narrow = torch.from_numpy(rows[np.ix_(known, channels)])
-    words[torch.from_numpy(known)] = narrow
-    return f"word embeddings of {int(known.sum()):,} of {len(known):,} pieces from their splits"
+        teacher_ids = np.flatnonzero(vocabulary.match[: len(teacher)] >= 0)
+        student_ids = vocabulary.match[teacher_ids]  # with special tokens, which have no bytes
+        rows[student_ids], valid[student_ids] = teacher[teacher_ids], True
+        narrow = torch.from_numpy(rows[np.ix_(valid, channels)])
+    embeddings[torch.from_numpy(valid)] = narrow
+    return f"word embeddings of {int(valid.sum()):,} of {len(valid):,} pieces from their splits"
 
 
 def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
     """Average the teacher's rows [Vt,D] of the teacher pieces that each student piece splits into,
     longest first from the left. Return means [Vs,D], and which pieces have any [Vs]."""
-    own, theirs = vocabulary.student_bytes, vocabulary.teacher_bytes
-    table = {raw: number for number, raw in enumerate(theirs.written()) if number < len(teacher)}
+    student_bytes, teacher_bytes = vocabulary.student_bytes, vocabulary.teacher_bytes
+    table = {raw: i for i, raw in enumerate(teacher_bytes.written()) if i < len(teacher)}
     longest = max(map(len, table), default=0)
     means = np.zeros((size, teacher.shape[1]), np.float32)
-    known = np.zeros(size, bool)
-    for number, raw in enumerate(own.written()[:size]):
+    valid = np.zeros(size, bool)
+    for number, raw in enumerate(student_bytes.written()[:size]):
         rows, begin = list[int](), 0
         while begin < len(raw):
             ends = range(min(len(raw), begin + longest), begin, -1)
@@ -223,8 +223,8 @@ def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[A
             rows.append(table[raw[begin:end]])
             begin = end
         if raw and begin == len(raw):
-            means[number], known[number] = teacher[rows].mean(axis=0), True
-    return means, known
+            means[number], valid[number] = teacher[rows].mean(axis=0), True
+    return means, valid
 
 
 def _take_head(
@@ -237,9 +237,9 @@ def _take_head(
     if BIAS not in weights or not take_transform(student, weights):
         return []
     bias = np.asarray(weights[BIAS], np.float32)[:, None]
-    means, known = embedding_means(bias, vocabulary, student.config.vocab_size)
-    own = student.get_parameter(parts.bias)
-    own[torch.from_numpy(known)] = torch.from_numpy(means[known, 0])
+    means, valid = embedding_means(bias, vocabulary, student.config.vocab_size)
+    student_bias = student.get_parameter(parts.bias)
+    student_bias[torch.from_numpy(valid)] = torch.from_numpy(means[valid, 0])
     return ["masked-LM head"]
 
 
@@ -251,23 +251,23 @@ def _take_stored(
 
     Raises UserError if hidden size or vocabulary differ.
     """
-    words: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
+    embeddings: torch.Tensor = student.get_input_embeddings().weight  # type: ignore[assignment]
     pieces, width = stored.embeddings.shape
-    if words.shape[1] != width:
+    if embeddings.shape[1] != width:
         raise UserError(
             f"--init mixed-vocab: the stored embeddings have hidden size {width} and the student's"
-            f" {words.shape[1]}; choose --student {width}xLxA"
+            f" {embeddings.shape[1]}; choose --student {width}xLxA"
         )
     teacher = store.teacher_file("tokenizer.json").decode()
-    theirs = vocabulary_map(teacher, stored.tokenizer.decode())
-    same = np.array_equal(theirs.split_ids, vocabulary.split_ids)
-    same = same and np.array_equal(theirs.split_start, vocabulary.split_start)
-    if len(words) != pieces or not same:
+    stored_map = vocabulary_map(teacher, stored.tokenizer.decode())
+    same = np.array_equal(stored_map.split_ids, vocabulary.split_ids)
+    same = same and np.array_equal(stored_map.split_start, vocabulary.split_start)
+    if len(embeddings) != pieces or not same:
         raise UserError(
             "--init mixed-vocab: the student's vocabulary is not the one stored with the"
             " embeddings; use --vocab mixed-vocab"
         )
-    words.copy_(torch.from_numpy(stored.embeddings))
+    embeddings.copy_(torch.from_numpy(stored.embeddings))
     return f"word embeddings of all {pieces} pieces from mixed-vocabulary training"
 
 
@@ -277,8 +277,8 @@ def other_model(how: str, store: FeatureStore, causal: bool) -> ModelFolder | No
     causal: whether its model is a decoder. Raises UserError if there is no such model, or if it has
         other pieces than the store's teacher.
     """
-    kind, _, words = how.partition(":")
-    _, at, path = words.partition("@")
+    kind, _, rest = how.partition(":")
+    _, at, path = rest.partition("@")
     if kind != "layers" or not at:
         return None
     model = ModelFolder(path, f"--init {how}", causal)
@@ -299,14 +299,14 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
     if head_of(student) == "causal":
         return "vocab"
     layers, _ = layer_count(student, store)
-    own = student.config.num_hidden_layers
-    if not 0 < own <= layers:
+    count = student.config.num_hidden_layers
+    if not 0 < count <= layers:
         return "svd"
     if store.features.embedding is not None or store.features.task is not None:
         # Vectors of texts: a held-out loss of 3.94 from means of layers, 4.17 from single layers.
         return "teacher"
     # Masked LM: 4.57 nats a token from the first layers, 5.07 from means (BERT 128x2x2).
-    return f"layers:{','.join(str(group[0]) for group in layer_groups('', layers, own))}"
+    return f"layers:{','.join(str(group[0]) for group in layer_groups('', layers, count))}"
 
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
@@ -322,14 +322,14 @@ def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tup
     return sums.numpy() / np.maximum(counts, 1)[:, None].astype(np.float32), counts > 0
 
 
-def _to_width(rows: Array, known: Array, width: int, svd: bool) -> Array:
+def _to_width(rows: Array, valid: Array, width: int, svd: bool) -> Array:
     """Return rows [V,D] with `width` channels: with `svd`, projected on the principal directions of
-    the `known` rows; else the first channels. If D is smaller, zeros are appended first."""
+    the `valid` rows; else the first channels. If D is smaller, zeros are appended first."""
     if width > rows.shape[1]:
         rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     if not svd:
         return rows[:, :width]
-    # The Gram matrix has D eigenvectors, even if fewer pieces are known.
-    _, directions = np.linalg.eigh(rows[known].T @ rows[known])
+    # The Gram matrix has D eigenvectors, even if fewer rows are valid.
+    _, directions = np.linalg.eigh(rows[valid].T @ rows[valid])
     narrowed: Array = rows @ directions[:, ::-1][:, :width]
     return narrowed

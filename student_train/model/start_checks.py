@@ -35,20 +35,20 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
             return
     if how.startswith(FOLDER):
         config, folder = start_config(how, store)
-        theirs = shape_of_folder(config, folder, f"--init {how}")
-        if parse_student(theirs) != shape:
+        folder_shape = shape_of_folder(config, folder, f"--init {how}")
+        if parse_student(folder_shape) != shape:
             raise UserError(
-                f"--init {how}: the model in this folder has the shape {theirs}, and --student has"
-                f" another; give --student {folder}"
+                f"--init {how}: the model in this folder has the shape {folder_shape}, and --student"
+                f" has another; give --student {folder}"
             )
         return
     if not copies_layers(how) or not (shape.causal or how.startswith(LAYERS)):
         return
     config, where = start_config(how, store)
-    layers, chosen = layers_of(config), how.removeprefix(LAYERS).partition("@")[0]
+    layers, layer_list = layers_of(config), how.removeprefix(LAYERS).partition("@")[0]
     # A kind without attention has no layers to copy.
     if layers is not None and shape.heads and how.startswith(LAYERS):
-        layer_numbers(chosen, layers, shape.layers)
+        layer_numbers(layer_list, layers, shape.layers)
     if shape.causal:
         check_cut(how, shape, config, where)
 
@@ -88,20 +88,20 @@ def start_config(how: str, store: FeatureStore) -> tuple[Mapping[str, Any], str]
     return store.teacher_settings("config.json"), str(store.path)
 
 
-def layer_numbers(chosen: str, teacher_layers: int, student_layers: int) -> list[int]:
+def layer_numbers(layer_list: str, teacher_layers: int, student_layers: int) -> list[int]:
     """Parse the teacher's layers (from 1), one for each layer of the student.
 
     Raises UserError for another number of layers, or a layer that the teacher does not have.
     """
     try:
-        numbers = [int(word) for word in chosen.split(",")]
+        numbers = [int(word) for word in layer_list.split(",")]
     except ValueError:
         raise UserError(
-            f"--init layers:{chosen}: expected layer numbers, such as layers:1,3,5"
+            f"--init layers:{layer_list}: expected layer numbers, such as layers:1,3,5"
         ) from None
     if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
         raise UserError(
-            f"--init layers:{chosen}: expected {student_layers} numbers (one per student layer)"
+            f"--init layers:{layer_list}: expected {student_layers} numbers (one per student layer)"
             f" from 1 to {teacher_layers}"
         )
     return numbers
@@ -116,10 +116,10 @@ def checked_folder(path: str, option: str) -> Mapping[str, Any]:
     if not (folder / "config.json").is_file():
         raise UserError(f"{option}: {path}: {not_a_model(folder)}")
     try:
-        found = json.loads((folder / "config.json").read_text("utf-8"))
+        config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):  # reported when the model is loaded
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
@@ -136,22 +136,22 @@ def other_teacher(how: str, store: FeatureStore) -> FeatureStore | None:
         raise UserError(f"--init {how}: {error}") from error
     with ExitStack() as refused:
         refused.enter_context(closing(other))
-        theirs = other.teacher_file("tokenizer.json").decode()
-        check_same_pieces(how, store, theirs, "teacher", "a store of a teacher")
+        tokenizer = other.teacher_file("tokenizer.json").decode()
+        check_same_pieces(how, store, tokenizer, "teacher", "a store of a teacher")
         refused.pop_all()  # the caller closes it
     return other
 
 
-def check_same_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, what: str) -> None:
+def check_same_pieces(how: str, store: FeatureStore, tokenizer: str, owner: str, kind: str) -> None:
     """Raise UserError unless another tokenizer.json has the same pieces as the store's teacher."""
     # Pieces and their ids, which number the rows of the weights; normalisers may differ.
-    own = store.teacher_file("tokenizer.json").decode()
-    ours = read_vocabulary(own, str(store.path)).tokens
-    theirs = read_vocabulary(tokenizer, f"--init {how}").tokens
-    if theirs != ours:
+    content = store.teacher_file("tokenizer.json").decode()
+    expected = read_vocabulary(content, str(store.path)).tokens
+    pieces = read_vocabulary(tokenizer, f"--init {how}").tokens
+    if pieces != expected:
         raise UserError(
-            f"--init {how}: the {len(theirs)} pieces of its {owner} differ from the"
-            f" {len(ours)} of {store.path}; give {what} with the same vocabulary"
+            f"--init {how}: the {len(pieces)} pieces of its {owner} differ from the"
+            f" {len(expected)} of {store.path}; give {kind} with the same vocabulary"
         )
 
 

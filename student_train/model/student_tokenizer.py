@@ -123,8 +123,8 @@ def _check_reloaded(tokenizer: Any, word: str) -> None:
         tokenizer.save_pretrained(folder)
         Path(folder, "config.json").write_text(json.dumps({"model_type": QWEN2}))
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    own, read = (each(PROBES)["input_ids"] for each in (tokenizer, loaded))
-    if len(loaded) != len(tokenizer) or read != own:
+    expected, ids = (t(PROBES)["input_ids"] for t in (tokenizer, loaded))
+    if len(loaded) != len(tokenizer) or ids != expected:
         raise UserError(
             f"--vocab {word}: transformers splits the text of a Qwen2 by Qwen2's own rules, and"
             " this vocabulary has others; give a size such as 8k, or --student qwen3: or llama: in"
@@ -142,11 +142,11 @@ def _texts(
     store: FeatureStore, blocks: Array | None, others: Sequence[FeatureStore]
 ) -> Iterator[str]:
     yield from store.single_texts(blocks)
-    known = [store.identity.get("corpus")]
+    corpora = [store.identity.get("corpus")]
     for other in others:
         corpus = other.identity.get("corpus")
-        if corpus not in known:
-            known.append(corpus)
+        if corpus not in corpora:
+            corpora.append(corpus)
             yield from other.single_texts()
 
 

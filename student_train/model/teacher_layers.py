@@ -49,9 +49,9 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
     plain = list(map(_bert_name, store.teacher_weights()))
     if any(name.startswith("embeddings_project.") for name in plain):
         return 0, "the teacher's embeddings are narrower than its layers"  # a small ELECTRA's
-    found = [each for name in plain if (each := split_layer(name, parts.layers))]
+    layers = [split for name in plain if (split := split_layer(name, parts.layers))]
     # Compared for all layers together, as a ModernBERT's first layer lacks `attn_norm`.
-    if {part for _, part in found} != set(parts.layer):
+    if {part for _, part in layers} != set(parts.layer):
         return 0, f"the teacher's layers have other parameters than a {kind}'s"
     if not parts.positions:
         # Rotary positions turn fixed pairs of channels, so no part of a head can be copied.
@@ -63,27 +63,27 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
             return 0, "the teacher's config.json does not give the size of its heads"
         if own != theirs:
             return 0, f"the teacher's heads have size {theirs}, the student's {own}, and are rotary"
-    return 1 + max(number for number, _ in found), ""
+    return 1 + max(number for number, _ in layers), ""
 
 
-def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSource) -> str:
+def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: WeightSource) -> str:
     """Copy everything but word embeddings and head from the teacher. Return a line for the model
     card.
 
     how: the value of `--init`.
-    chosen: numbers of the teacher's layers, from 1, as in `--init layers:1,3`; "" for all.
+    layer_list: numbers of the teacher's layers, from 1, as in `--init layers:1,3`; "" for all.
 
     Feed-forward units that the teacher does not have are initialised so that they have no effect.
     Raises UserError if the chosen layers cannot be copied.
     """
     weights, parts = store.teacher_weights(), kind_of(student).parts
     assert parts is not None  # `initialise` has refused
-    words = student.get_input_embeddings().weight
+    embeddings = student.get_input_embeddings().weight
     plain = {_bert_name(name): name for name in weights}
     inside: dict[str, Tensor] = {}
     around: dict[str, Tensor] = {}
     for name, parameter in student.base_model.named_parameters():
-        if parameter is not words and not name.startswith("pooler."):
+        if parameter is not embeddings and not name.startswith("pooler."):
             (inside if name.startswith(parts.layers) else around)[name] = parameter
     for name in around.keys() & plain.keys():
         values = np.asarray(weights[plain[name]], np.float32)
@@ -96,20 +96,20 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSou
         types.zero_()  # DistilBERT has none: a random row would be added to every token
     count, why = layer_count(student, store)
     if not count:
-        if chosen:
+        if layer_list:
             raise UserError(
                 f"--init {how}: layers cannot be copied: {why}; use --init teacher or svd"
             )
         return f"random layers: {why}"
     if "@" in how:
         _check_whole(how, student, store)
-    groups = layer_groups(chosen, count, student.config.num_hidden_layers)
-    for name, own in inside.items():
+    groups = layer_groups(layer_list, count, student.config.num_hidden_layers)
+    for name, target in inside.items():
         number, _, part = name.removeprefix(parts.layers).partition(".")
-        theirs = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
-        found = [np.asarray(weights[plain[n]], np.float32) for n in theirs if n in plain]
-        if found:  # a ModernBERT's first layer has no norm before its attention
-            _copy_block(own, np.mean(found, axis=0), parts.stacked.get(part, 1))
+        names = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
+        sources = [np.asarray(weights[plain[n]], np.float32) for n in names if n in plain]
+        if sources:  # a ModernBERT's first layer has no norm before its attention
+            _copy_block(target, np.mean(sources, axis=0), parts.stacked.get(part, 1))
     numbers = ", ".join("+".join(map(str, group)) for group in groups)
     differences = _differences(student, store)
     return f"layers {numbers} of {count}, cut to {student.config.hidden_size}{differences}"
@@ -118,14 +118,14 @@ def cut_layers(student: PreTrainedModel, how: str, chosen: str, store: WeightSou
 def _differences(student: PreTrainedModel, store: WeightSource) -> str:
     """Describe how a student differs from the teacher in more than its weights; "" if it does
     not."""
-    theirs, own = store.teacher_settings("config.json"), student.config.to_dict()
-    acts = [next((c[n] for n in ACTIVATIONS if c.get(n)), None) for c in (theirs, own)]
-    found = []
+    teacher, config = store.teacher_settings("config.json"), student.config.to_dict()
+    acts = [next((c[n] for n in ACTIVATIONS if c.get(n)), None) for c in (teacher, config)]
+    differences = []
     if acts[0] is not None and acts[0] != acts[1]:
-        found.append(f"activation {acts[1]}, and the teacher's is {acts[0]!r:.40}")
-    if theirs.get("is_decoder"):
-        found.append("bidirectional, and the teacher reads from left to right")
-    return f" ({'; '.join(found)})" if found else ""
+        differences.append(f"activation {acts[1]}, and the teacher's is {acts[0]!r:.40}")
+    if teacher.get("is_decoder"):
+        differences.append("bidirectional, and the teacher reads from left to right")
+    return f" ({'; '.join(differences)})" if differences else ""
 
 
 def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> None:
@@ -134,33 +134,33 @@ def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> Non
     Raises UserError unless hidden size and number of heads are equal, and the student's
     feed-forward size is at least the model's. The teacher of a store may be larger.
     """
-    config, theirs = student.config, store.teacher_settings("config.json")
+    config, teacher = student.config, store.teacher_settings("config.json")
     sizes = {  # of each, under the names of BERT and of DistilBERT
         "hidden size": ("hidden_size", "dim"),
         "number of heads": ("num_attention_heads", "n_heads"),
         "feed-forward size": ("intermediate_size", "hidden_dim"),
     }
-    for what, names in sizes.items():
-        there = next((theirs[name] for name in names if name in theirs), None)
-        own = getattr(config, names[0])
+    for label, names in sizes.items():
+        expected = next((teacher[name] for name in names if name in teacher), None)
+        size = getattr(config, names[0])
         # `_copy_block` sets additional feed-forward units to have no effect.
-        wider = "feed" in what and isinstance(there, int) and own > there
-        if own != there and not wider:
+        wider = "feed" in label and isinstance(expected, int) and size > expected
+        if size != expected and not wider:
             raise UserError(
-                f"--init {how}: the {what} of {store.path} is {there}, but the student's is {own},"
-                " and layers can only be copied whole; give --student teacher:L, with L layers of"
-                " the teacher's sizes"
+                f"--init {how}: the {label} of {store.path} is {expected}, but the student's is"
+                f" {size}, and layers can only be copied whole; give --student teacher:L, with L"
+                " layers of the teacher's sizes"
             )
 
 
-def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
+def layer_groups(layer_list: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
     """Assign teacher layers (from 1) to every student layer: the chosen ones, or by default all
     layers in consecutive groups.
 
     Raises UserError for layers that the teacher does not have, and for more student layers than
     teacher layers.
     """
-    if not chosen:
+    if not layer_list:
         if student_layers > teacher_layers:
             raise UserError(
                 f"--init teacher: the student has {student_layers} layers, the teacher only"
@@ -169,7 +169,7 @@ def layer_groups(chosen: str, teacher_layers: int, student_layers: int) -> list[
             )
         bounds = np.linspace(0, teacher_layers, student_layers + 1).round().astype(int)
         return [list(range(a + 1, b + 1)) for a, b in zip(bounds, bounds[1:], strict=False)]
-    return [[n] for n in layer_numbers(chosen, teacher_layers, student_layers)]
+    return [[n] for n in layer_numbers(layer_list, teacher_layers, student_layers)]
 
 
 def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bool:
@@ -178,23 +178,23 @@ def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bo
     parts = kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     plain = {_bert_name(name): name for name in weights}
-    own = {n: p for n, p in student.named_parameters() if n.startswith(parts.transform)}
-    theirs = {name: np.asarray(weights[plain[name]], np.float32) for name in own if name in plain}
-    if not own or any(n not in theirs or theirs[n].shape != p.shape for n, p in own.items()):
+    params = {n: p for n, p in student.named_parameters() if n.startswith(parts.transform)}
+    values = {n: np.asarray(weights[plain[n]], np.float32) for n in params if n in plain}
+    if not params or any(n not in values or values[n].shape != p.shape for n, p in params.items()):
         return False
-    for name, parameter in own.items():
-        parameter.copy_(torch.from_numpy(theirs[name]))
+    for name, parameter in params.items():
+        parameter.copy_(torch.from_numpy(values[name]))
     return True
 
 
 def _bert_name(name: str) -> str:
     """Translate a parameter's name to BERT's. Names without a counterpart are unchanged."""
     if name.startswith("transformer.layer."):
-        for other, own in DISTILBERT.items():
-            name = name.replace(other, own)
-    for other, own in HEADS.items():
+        for other, bert_name in DISTILBERT.items():
+            name = name.replace(other, bert_name)
+    for other, bert_name in HEADS.items():
         if name.startswith(other):
-            return own + name.removeprefix(other)
+            return bert_name + name.removeprefix(other)
     return name
 
 
@@ -202,9 +202,9 @@ def _copy_block(parameter: Tensor, values: Array, stacked: int = 1) -> None:
     """Copy the leading block that is common to both shapes, for each of the stacked matrices."""
     # Columns beyond the block become zero: their inputs are units that the teacher does not have.
     # Stacked matrices are cut one by one: the first rows of a whole Wqkv are all of Q.
-    both = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
-    for own, theirs in both:
-        block = tuple(slice(0, min(a, b)) for a, b in zip(own.shape, theirs.shape, strict=True))
-        own[block] = torch.from_numpy(theirs[block]).to(own.dtype)
-        if own.ndim == 2:
-            own[:, theirs.shape[1] :] = 0
+    pairs = zip(parameter.chunk(stacked), np.split(values, stacked), strict=True)
+    for target, source in pairs:
+        block = tuple(slice(0, min(a, b)) for a, b in zip(target.shape, source.shape, strict=True))
+        target[block] = torch.from_numpy(source[block]).to(target.dtype)
+        if target.ndim == 2:
+            target[:, source.shape[1] :] = 0

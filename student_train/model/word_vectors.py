@@ -32,28 +32,28 @@ def set_word_vectors(
     Raises UserError, with file and line, for an unreadable file, for a row that is not a word and D
     finite numbers (D is the embedding size), and if no piece is found.
     """
-    words: Any = student.get_input_embeddings().weight
-    size, width = words.shape
-    wanted = _whole_words(tokenizer)
-    found: dict[int, list[float]] = {}
+    embeddings: Any = student.get_input_embeddings().weight
+    size, width = embeddings.shape
+    piece_ids = _whole_words(tokenizer)
+    vectors: dict[int, list[float]] = {}
     for line, word, fields in _read_rows(path, width):
-        number = wanted.get(word)
-        if number is not None and number not in found:
-            found[number] = _parse_vector(fields, f"word vectors {path}, line {line}")
-    if not found:
+        number = piece_ids.get(word)
+        if number is not None and number not in vectors:
+            vectors[number] = _parse_vector(fields, f"word vectors {path}, line {line}")
+    if not vectors:
         raise UserError(
             f"word vectors {path}: none of the student's {size} pieces is a word of the file; use"
             " vectors of the text's language and case"
         )
-    values = torch.tensor(list(found.values()))
+    values = torch.tensor(list(vectors.values()))
     with torch.no_grad():
         if others:
-            words.uniform_(-RANGE, RANGE)
+            embeddings.uniform_(-RANGE, RANGE)
             # The padding's row is not trained (`padding_idx`) and would keep these random numbers.
             if tokenizer.pad_token_id is not None:
-                words[tokenizer.pad_token_id] = 0
-        words[torch.tensor(list(found))] = values.to(words)
-    return f"word embeddings of {len(found):,} of {size:,} pieces from {path.name}"
+                embeddings[tokenizer.pad_token_id] = 0
+        embeddings[torch.tensor(list(vectors))] = values.to(embeddings)
+    return f"word embeddings of {len(vectors):,} of {size:,} pieces from {path.name}"
 
 
 def _whole_words(tokenizer: Any) -> dict[bytes, int]:
@@ -77,18 +77,18 @@ def _read_rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]
                 elif row:
                     word, *fields = row.rsplit(b" ", width)
                     # Some words have spaces inside, but none of them ends in a number.
-                    more = word.count(b" ") if _is_number(word.rpartition(b" ")[2]) else 0
-                    _check_size(path, number, width, len(fields) + more)
+                    spaces = word.count(b" ") if _is_number(word.rpartition(b" ")[2]) else 0
+                    _check_size(path, number, width, len(fields) + spaces)
                     yield number, word, fields
     except OSError as error:
         raise no_word_vectors(path, error) from None
 
 
-def _check_size(path: Path, line: int, expected: int, found: int) -> None:
-    if found != expected:
+def _check_size(path: Path, line: int, expected: int, got: int) -> None:
+    if got != expected:
         raise UserError(
             f"word vectors {path}, line {line}: expected a word and {expected} numbers, the size of"
-            f" the student's embeddings, got {found}; repair the file, or choose --student"
+            f" the student's embeddings, got {got}; repair the file, or choose --student"
             " bilstm:E,H with its vector size as E"
         )
 

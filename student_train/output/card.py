@@ -72,7 +72,7 @@ def model_card(
     report = publishable(report)  # no local paths or credentials: cards are published
     settings, result = report["settings"], report["result"]
     name = base_model or teacher_name(report["store"]["identity"])
-    more = [teacher_name(other["identity"]) for other in report.get("others", ())]
+    others = [teacher_name(other["identity"]) for other in report.get("others", ())]
     # The hub has no relation for distillation; `finetune` is its nearest word.
     base = f"base_model: {base_model}\nbase_model_relation: finetune\n" if base_model else ""
     if corpora := sorted(_corpora(report)):
@@ -95,7 +95,7 @@ def model_card(
         loading += (
             "\n\nIts head over the vocabulary was not trained: no loss of the training reads it."
         )
-    title = f"{head.what[:1].upper()}{head.what[1:]}, student of {' and '.join([name, *more])}"
+    title = f"{head.what[:1].upper()}{head.what[1:]}, student of {' and '.join([name, *others])}"
     article = "An" if head.what[0] in "aeio" else "A"
     origin = "with its initial weights: it was not trained"
     if result["steps"]:
@@ -154,7 +154,7 @@ def _model_index(report: dict[str, Any], head: Head, title: str) -> str:
     if not figures:
         return ""
     corpora = sorted(_corpora(report))
-    found = {
+    entry = {
         "task": {"type": head.pipeline},
         "dataset": {
             "name": f"held-out part of {', '.join(corpora) or 'the corpus'}",
@@ -167,7 +167,7 @@ def _model_index(report: dict[str, Any], head: Head, title: str) -> str:
         ],
     }
     # JSON is YAML as well, and quotes whatever a name holds.
-    return f"model-index: {json.dumps([{'name': title, 'results': [found]}])}\n"
+    return f"model-index: {json.dumps([{'name': title, 'results': [entry]}])}\n"
 
 
 def _corpora(report: dict[str, Any]) -> set[str]:
@@ -189,12 +189,12 @@ def _settings(settings: dict[str, Any], unread: Collection[str]) -> str:
     reduced to their last component."""
     paths = {key: PurePath(settings[key]).name for key in ("store", "vocab")}
     paths["others"] = ", ".join(PurePath(path).name for path in settings.get("others", ()))
-    given = {
+    shown = {
         k: v
         for k, v in {**settings, **paths}.items()
         if v not in (None, "", []) and k not in unread
     }
-    return "\n".join(f"| {key} | {_format(value)} |" for key, value in given.items())
+    return "\n".join(f"| {key} | {_format(value)} |" for key, value in shown.items())
 
 
 def trains_vocabulary(settings: Mapping[str, Any]) -> bool:
@@ -220,8 +220,8 @@ def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
     if not by:
         return ""
     scores = _list(trained["scores"])
-    more = f"; the extra output, trained with {scores}, is not part of it" if apart else ""
-    return f"\nIts classifier was trained with {_list(by)}{more}.\n"
+    note = f"; the extra output, trained with {scores}, is not part of it" if apart else ""
+    return f"\nIts classifier was trained with {_list(by)}{note}.\n"
 
 
 def _list(names: list[str]) -> str:
@@ -275,7 +275,7 @@ def _origin(report: dict[str, Any], name: str) -> str:
         "environment": report["environments"],
         "tokenizer, SHA-256": report["tokenizer"],
     }
-    return "\n".join(f"| {what} | `{_json(value)}` |" for what, value in rows.items())
+    return "\n".join(f"| {label} | `{_json(value)}` |" for label, value in rows.items())
 
 
 def _pruned(cut: dict[str, int] | None) -> dict[str, str]:

@@ -150,12 +150,12 @@ def _note_on_pooler(student: PreTrainedModel) -> str:
 def _import_of(student: PreTrainedModel, then: str) -> tuple[str, str]:
     """Return the code line that imports a student's class, and a note on it; two empty texts for a
     class of transformers. `then` is the note's last clause."""
-    own, module = type(student).__name__, type(student).__module__
+    name, module = type(student).__name__, type(student).__module__
     if module.startswith("transformers."):
         return "", ""
     package = module.partition(".")[0]
     note = (
-        f"Its class, `{own}`, comes with {package}, not with transformers: once `{module}` is"
+        f"Its class, `{name}`, comes with {package}, not with transformers: once `{module}` is"
         f" imported,\n{then}."
     )
     return f"import {module}\n", note

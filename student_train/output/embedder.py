@@ -42,16 +42,16 @@ def settings_of(stores: Sequence[FeatureStore]) -> dict[str, Any]:
     no teacher has a name for it.
     """
     named: dict[str, set[str]] = {}
-    read = {each.features.embedding.prompt for each in stores if each.features.embedding}
+    read = {store.features.embedding.prompt for store in stores if store.features.embedding}
     for store in stores:
         for name, prompt in vector_settings(store).prompts.items():
             named.setdefault(name, set()).add(prompt)
     # Two teachers with different texts for one name: whichever the student took, one of them did
     # not read it.
     prompts = {name: texts.pop() for name, texts in named.items() if len(texts) == 1}
-    found: dict[str, Any] = {"prompts": prompts, "similarity": similarity_of(stores)}
+    settings: dict[str, Any] = {"prompts": prompts, "similarity": similarity_of(stores)}
     if len(read) != 1 or not (text := read.pop()):
-        return found
+        return settings
     names = [name for name, prompt in prompts.items() if prompt == text]
     name = names[0] if names else "default"
-    return found | {"prompts": {**prompts, name: text}, "default_prompt": name}
+    return settings | {"prompts": {**prompts, name: text}, "default_prompt": name}

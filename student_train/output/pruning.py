@@ -40,10 +40,10 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
             f"{caller}: config.json has the architecture {config.architectures}; expected a masked"
             " LM, a classifier or a tagger"
         )
-    own = loaded(AutoTokenizer, student)
-    pieces = shared_pieces(own, loaded(AutoTokenizer, vocab), str(vocab))
-    model, tokenizer = pruned(loaded(FACTORIES[kind], student), own, pieces)
-    _write_folder(model, tokenizer, _card(Path(student), len(own), len(pieces)), target)
+    original = loaded(AutoTokenizer, student)
+    pieces = shared_pieces(original, loaded(AutoTokenizer, vocab), str(vocab))
+    model, tokenizer = pruned(loaded(FACTORIES[kind], student), original, pieces)
+    _write_folder(model, tokenizer, _card(Path(student), len(original), len(pieces)), target)
     return len(pieces)
 
 
@@ -63,12 +63,12 @@ def _write_folder(model: Any, tokenizer: Any, card: str, out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Next to `out`, because a rename works only within one file system.
         with tempfile.TemporaryDirectory(prefix=files.UNFINISHED, dir=out.parent) as folder:
-            made = Path(folder) / out.name
-            model.save_pretrained(made)
-            save_tokenizer(tokenizer, made)
-            (made / "README.md").write_text(card, "utf-8")
-            files.apply_umask(made)
-            files.sync_tree(made)
-            files.rename(made, out)
+            temporary = Path(folder) / out.name
+            model.save_pretrained(temporary)
+            save_tokenizer(tokenizer, temporary)
+            (temporary / "README.md").write_text(card, "utf-8")
+            files.apply_umask(temporary)
+            files.sync_tree(temporary)
+            files.rename(temporary, out)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {files.reason(error)}") from error

@@ -113,11 +113,11 @@ def answers_alike(figures: Row) -> bool:
 
 def flat(row: Row) -> Row:
     """Return a row with its scores as columns `TASK SCORE`."""
-    found = {name: value for name, value in row.items() if name != SCORES}
+    columns = {name: value for name, value in row.items() if name != SCORES}
     for task, scores in row.get(SCORES, {}).items():
         for name, value in scores.items():
-            found[f"{task} {name}"] = value
-    return found
+            columns[f"{task} {name}"] = value
+    return columns
 
 
 def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
@@ -160,12 +160,12 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     """
     measures = measures_of([*map(flat, rows)], {name for row in rows for name in row})
 
-    def place(row: Row) -> tuple[bool, bool, list[float]]:
+    def sort_key(row: Row) -> tuple[bool, bool, list[float]]:
         figures = flat(row)
-        each = [measure.of(figures) for measure in measures]
-        return each[:1] == [math.inf], answers_alike(figures), each
+        values = [measure.of(figures) for measure in measures]
+        return values[:1] == [math.inf], answers_alike(figures), values
 
-    return sorted(rows, key=place) if measures else list(rows)
+    return sorted(rows, key=sort_key) if measures else list(rows)
 
 
 def compares_losses(varied: Collection[str]) -> bool:

@@ -44,11 +44,11 @@ def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
     """Read a JSON file of a student or a sweep, or return None if there is none. Raises UserError,
     whose message ends in `remedy`, if the file is damaged."""
     try:
-        found: dict[str, Any] | None = read_json(path, shape) if path.exists() else None
+        record: dict[str, Any] | None = read_json(path, shape) if path.exists() else None
     except (OSError, UserError) as error:
         problem = str(error).removeprefix(f"{path}: ")
         raise UserError(f"{path} is damaged ({problem}); {remedy}") from None
-    return found
+    return record
 
 
 def trained_on_chats(folder: Path) -> bool:
@@ -76,8 +76,8 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     folder. Raises UserError for other existing files, and for `--resume` without a training.
     """
     # A training that is killed early leaves a temporary file with this prefix.
-    left = f"{files.UNFINISHED}{SETTINGS}"
-    if not out.exists() or (out.is_dir() and all(p.name.startswith(left) for p in out.iterdir())):
+    prefix = f"{files.UNFINISHED}{SETTINGS}"
+    if not out.exists() or (out.is_dir() and all(p.name.startswith(prefix) for p in out.iterdir())):
         if resume:
             raise UserError(f"{out}: has no training to resume; leave --resume out")
         return None
@@ -144,7 +144,7 @@ def check_same_settings(
     then, now = before["settings"], json.loads(json.dumps(now))
     if then.get("loss") and now.get("loss") and then["loss"] != now["loss"]:
         # As they are typed, for the message.
-        then, now = ({**each, "loss": loss_words(each["loss"])} for each in (then, now))
+        then, now = ({**values, "loss": loss_words(values["loss"])} for values in (then, now))
     changed = describe_changes(then, now)
     if changed and resume:
         raise UserError(

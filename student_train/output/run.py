@@ -138,7 +138,7 @@ def train_student(
             _say_start(plan, report["start"], collator, say)
             if ranks.is_main:
                 _make_folder(plan, out, report)
-            others = [make_collator(plan, each, tokenizer) for each in plan.stores[1:]]
+            others = [make_collator(plan, store, tokenizer) for store in plan.stores[1:]]
             trained = train_plan(
                 plan,
                 student,
@@ -178,7 +178,7 @@ def _answers_chats(plan: TrainPlan, tokenizer: Any) -> bool:
     # A template alone does not show it: every vocabulary of the teacher has the teacher's.
     if not plain_template(tokenizer):
         return False
-    if any(each.features.learn for each in plan.stores):
+    if any(store.features.learn for store in plan.stores):
         return True
     return plan.options.init.startswith(FOLDER) and trained_on_chats(
         Path(plan.options.init.removeprefix(FOLDER))
@@ -200,7 +200,7 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
             f"vectors   valid_spearman needs {LEAST_TEXTS} held-out texts, and there"
             f" {'is' if texts == 1 else 'are'} {texts}; raise --held-out"
         )
-    if not of_texts and any(each.features.embedding for each in plan.stores):
+    if not of_texts and any(store.features.embedding for store in plan.stores):
         say("losses    none uses the text vectors in the store")
     # Not refused: the students of a sweep over losses share their other options.
     for option in plan.unread():
@@ -208,9 +208,9 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
 
 
 def _make_folder(plan: TrainPlan, out: Path, report: Mapping[str, Any]) -> None:
-    for each in plan.stores:
+    for store in plan.stores:
         # Before the folder exists, so that `feature-store forget` lists it after any kill.
-        record_copy(each.path, each.manifest, "student", out)
+        record_copy(store.path, store.manifest, "student", out)
     out.mkdir(exist_ok=True)
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
 
@@ -226,10 +226,10 @@ def _pieces_after_pruning(plan: TrainPlan, collator: Collator, say: Any) -> list
         raise UserError(str(error).replace("--vocab", "--prune-to", 1)) from error
     if fewer := fewer_pieces(size, len(other)):
         say(f"prune to  {fewer.replace('--vocab', '--prune-to')}")
-    own = collator.student_tokenizer
-    retained = shared_pieces(own, other, size)
+    tokenizer = collator.student_tokenizer
+    retained = shared_pieces(tokenizer, other, size)
     say(
-        f"prune to  {len(retained):,} of {len(own):,} pieces, after the training; the figures are"
+        f"prune to  {len(retained):,} of {len(tokenizer):,} pieces, after the training; the figures are"
         " measured before, with all pieces"
     )
     return retained
