@@ -133,7 +133,7 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
         names = ["input_ids", *types, "attention_mask"]
         # `save_pretrained` writes only the attributes that are named in `init_kwargs`.
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
-    longest = max(each.features.max_length for each in plan.stores)
+    longest = max(store.features.max_length for store in plan.stores)
     length, most = plan.options.max_length or default_max_length(longest), _positions(plan)
     if most is not None and plan.options.max_length and length > most:
         raise UserError(
@@ -141,9 +141,9 @@ def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
         )
     tokenizer.model_max_length = length if most is None else min(length, most)
     name = "tokenizer_config.json"
-    theirs = plan.store.teacher_settings(name) if name in plan.store.teacher_files() else {}
+    settings = plan.store.teacher_settings(name) if name in plan.store.teacher_files() else {}
     # The teacher has read the end of a long text, so the student must read the same end.
-    if theirs.get("truncation_side") == "left":
+    if settings.get("truncation_side") == "left":
         tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
     _check_truncation(tokenizer, plan)
     return set_up_chat(tokenizer, plan.stores) if plan.options.shape.causal else ""
@@ -167,13 +167,13 @@ def _positions(plan: TrainPlan) -> int | None:
     if not plan.options.init.startswith(FOLDER):
         return None
     config, folder = start_config(plan.options.init, plan.store)
-    found = config.get("max_position_embeddings", config.get("n_positions"))
-    if not isinstance(found, int) or found < 1:
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    if not isinstance(positions, int) or positions < 1:
         raise UserError(
-            f"{folder}: max_position_embeddings or n_positions of its config.json is {found!r:.40},"
-            " expected a number of at least 1; save the model there again"
+            f"{folder}: max_position_embeddings or n_positions of its config.json is"
+            f" {positions!r:.40}, expected a number of at least 1; save the model there again"
         )
-    return found
+    return positions
 
 
 def _network(plan: TrainPlan) -> dict[str, Any]:
@@ -181,10 +181,10 @@ def _network(plan: TrainPlan) -> dict[str, Any]:
     names = scoped(TrainOptions, NETWORK)
     if plan.options.shape.kind != "bilstm":
         names -= scoped(TrainOptions, BILSTM)
-    found = {name: getattr(plan.options, name) for name in names}
+    settings = {name: getattr(plan.options, name) for name in names}
     if plan.options.projection == "student":
-        found["projection_size"] = plan.store.features.width
-    return {name: value for name, value in found.items() if value is not None}
+        settings["projection_size"] = plan.store.features.width
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _copied_settings(how: str, plan: TrainPlan) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
         raise UserError(
             f"{start}: {student.heads // student.groups} query heads share a key-value head in the"
             f" student, and {teacher.heads // teacher.groups} in {where}, which has"
-            f" {teacher.groups}: choose --student {grouped} with another KV, such as {sets or student.heads}"
+            f" {teacher.groups}: choose --student {grouped} with another KV, such as"
+            f" {sets or student.heads}"
         )
     _check_layers(config, where, start)
     copied_settings(config)

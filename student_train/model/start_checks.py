@@ -38,8 +38,8 @@ def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
         folder_shape = shape_of_folder(config, folder, f"--init {how}")
         if parse_student(folder_shape) != shape:
             raise UserError(
-                f"--init {how}: the model in this folder has the shape {folder_shape}, and --student"
-                f" has another; give --student {folder}"
+                f"--init {how}: the model in this folder has the shape {folder_shape}, and"
+                f" --student has another; give --student {folder}"
             )
         return
     if not copies_layers(how) or not (shape.causal or how.startswith(LAYERS)):

@@ -229,8 +229,8 @@ def _pieces_after_pruning(plan: TrainPlan, collator: Collator, say: Any) -> list
     tokenizer = collator.student_tokenizer
     retained = shared_pieces(tokenizer, other, size)
     say(
-        f"prune to  {len(retained):,} of {len(tokenizer):,} pieces, after the training; the figures are"
-        " measured before, with all pieces"
+        f"prune to  {len(retained):,} of {len(tokenizer):,} pieces, after the training; the figures"
+        " are measured before, with all pieces"
     )
     return retained
 

@@ -30,18 +30,18 @@ def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureSto
     _check_needs(plan)
     check_unfrozen(options)
     _check_vectors(plan)
-    for each in plan.sources:
-        check_labels(store, each.store)
-        if options.projection == "student" and each.store.features.width != store.features.width:
+    for source in plan.sources:
+        check_labels(store, source.store)
+        if options.projection == "student" and source.store.features.width != store.features.width:
             raise UserError(
-                f"--projection student: the teacher of {each.store.path} has hidden size"
-                f" {each.store.features.width}, the teacher of {store.path}"
+                f"--projection student: the teacher of {source.store.path} has hidden size"
+                f" {source.store.features.width}, the teacher of {store.path}"
                 f" {store.features.width}, and a student has one projection; choose another"
                 " --projection, or one --store"
             )
-        _check_stages(plan, each)
+        _check_stages(plan, source)
         if options.combine == "outputs":
-            check_combinable(plan.terms, store, each.store)
+            check_combinable(plan.terms, store, source.store)
     if options.combine == "outputs" and not others:
         raise UserError(
             f"--combine outputs: needs several stores, and {store.path} is the only one; give"
@@ -60,7 +60,7 @@ def check_memory(plan: TrainPlan) -> None:
     from teachonce.student_train.data.cache import check_cache
 
     kinds = set(features_of(term.loss for term in plan.terms))
-    needs = [(each, kinds, _views(plan, each)) for each in plan.stores]
+    needs = [(store, kinds, _views(plan, store)) for store in plan.stores]
     check_cache(plan.options.cache, torch.device(plan.options.device), needs)
 
 
@@ -109,24 +109,24 @@ def _check_needs(plan: TrainPlan) -> None:
                 f"--recipe {needs['recipe']} reads masked views, and {store.path} has none; dump"
                 " with --views 2 or more, or train on the unmasked view (--view 0)"
             )
-        for kind, there in (
+        for kind, stored in (
             ("hidden", store.features.hidden),
             ("attention", store.features.attention),
         ):
-            wanted = needs.get(kind, "")
-            sort, _, number = wanted.partition(":")
+            required = needs.get(kind, "")
+            sort, _, number = required.partition(":")
             first = {"groups": f"groups{number}.", "mean": f"mean{number}"}.get(sort, sort)
-            if wanted and kind in read and not any(name.startswith(first) for name in there):
-                which = " (a single layer, I its number)" if wanted == "layer:I" else ""
+            if required and kind in read and not any(name.startswith(first) for name in stored):
+                which = " (a single layer, I its number)" if required == "layer:I" else ""
                 raise UserError(
-                    f"--recipe {needs['recipe']} needs {kind} {wanted}{which}, and {store.path} has"
-                    f" {', '.join(there) or 'none'}; dump with --{kind} {wanted}"
+                    f"--recipe {needs['recipe']} needs {kind} {required}{which}, and {store.path}"
+                    f" has {', '.join(stored) or 'none'}; dump with --{kind} {required}"
                 )
 
 
 def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
-    made = store.identity.get("mixed_vocab") or {}
-    if made.get("tie", False) != needs["tied"]:
+    mixed = store.identity.get("mixed_vocab") or {}
+    if mixed.get("tie", False) != needs["tied"]:
         with_it, way = ("without", "with") if needs["tied"] else ("with", "without")
         raise UserError(
             f"--recipe {needs['recipe']}: the embeddings of {store.path} were trained {with_it}"
@@ -147,8 +147,8 @@ def _check_vectors(plan: TrainPlan) -> None:
             f"--combine outputs: --loss {losses[0].name} compares with the vectors of one teacher;"
             " give --combine losses, or one --store"
         )
-    for each in stores:
-        check_space(each)
+    for store in stores:
+        check_space(store)
     for other in stores[1:]:
         spec = other.features.embedding
         if spec is not None and spec.width != first.width:
@@ -235,14 +235,14 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
 
 def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
     """Raise UserError for a loss whose formula is for other task outputs."""
-    able = [each.name for each in losses_for(task.output_kind) if each.head == "task"]
-    what = f"gives {counted(len(task.labels), 'number')} (regression)"
+    able = [entry.name for entry in losses_for(task.output_kind) if entry.head == "task"]
+    kind = f"gives {counted(len(task.labels), 'number')} (regression)"
     if task.is_score:
-        what = "gives one score and has no classes"
+        kind = "gives one score and has no classes"
     if task.output_kind == "several labels":
-        what = "gives a text several labels at once, and gold labels of such a task are not stored"
+        kind = "gives a text several labels at once, and gold labels of such a task are not stored"
     raise UserError(
-        f"--loss {loss}: the teacher of {name} {what}; use {', '.join(able)} or losses of hidden"
+        f"--loss {loss}: the teacher of {name} {kind}; use {', '.join(able)} or losses of hidden"
         " states"
     )
 
@@ -269,10 +269,10 @@ def _check_features(stage: Stage, store: FeatureStore) -> None:
     }
     spec = features.logits
     for loss in (term.loss for term in stage.terms):
-        there, what, how = has.get(loss.feature or "", (True, "", ""))
-        if not there:
+        stored, label, flags = has.get(loss.feature or "", (True, "", ""))
+        if not stored:
             raise UserError(
-                f"--loss {loss.name}: {where} has no {what}; dump {how}, or choose another loss"
+                f"--loss {loss.name}: {where} has no {label}; dump {flags}, or choose another loss"
             )
         if spec and loss.feature == "logits" and spec.next_token != loss.of_next:
             raise UserError(_of_another_token(loss.name, where, spec.next_token))

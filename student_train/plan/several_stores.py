@@ -36,10 +36,10 @@ def check_labels(first: FeatureStore, other: FeatureStore) -> None:
             (n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]
         )
         same = sorted(one.labels) == sorted(two.labels)
-        what = "the labels in another order" if same else "other labels"
+        difference = "the labels in another order" if same else "other labels"
         problem = (
-            f"has {what} than the teacher of {first.path}: number {number} is {there} instead of"
-            f" {here}"
+            f"has {difference} than the teacher of {first.path}: number {number} is {there} instead"
+            f" of {here}"
         )
     raise UserError(
         f"--store {other.path}: its teacher {problem}; all stores of a student need the same task,"
@@ -70,25 +70,25 @@ def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureS
         )
     for kind in {"hidden", "attention"} & set(read):
         _check_states(kind, first, other)
-    for each in (first, other):
-        spec = each.features.logits
+    for store in (first, other):
+        spec = store.features.logits
         if spec and spec.tier != "head" and any(term.loss.teacher == "shared" for term in terms):
             raise UserError(
                 f"--combine outputs: --loss kl-shared of several teachers needs the logits of all"
-                f" shared pieces, and {each.path} has only some; dump with --logits head, or"
+                f" shared pieces, and {store.path} has only some; dump with --logits head, or"
                 f" {LOSSES}"
             )
         if spec and spec.tier == "sample" and "logits" in read:
             raise UserError(
-                f"--combine outputs: {each.path} has random draws, which have no geometric mean;"
+                f"--combine outputs: {store.path} has random draws, which have no geometric mean;"
                 f" dump with --logits topk:K or head, or {LOSSES}"
             )
 
 
 def _check_pieces(first: FeatureStore, other: FeatureStore) -> None:
     one, two = (
-        read_vocabulary(each.teacher_file("tokenizer.json").decode(), str(each.path)).tokens
-        for each in (first, other)
+        read_vocabulary(store.teacher_file("tokenizer.json").decode(), str(store.path)).tokens
+        for store in (first, other)
     )
     if one != two:
         raise UserError(
@@ -99,15 +99,15 @@ def _check_pieces(first: FeatureStore, other: FeatureStore) -> None:
 
 
 def _check_texts(first: FeatureStore, other: FeatureStore) -> None:
-    one, two = (_texts(each) for each in (first, other))
+    one, two = (_texts(store) for store in (first, other))
     if one == two:
         return
-    what = "other masked views"
+    difference = "other masked views"
     if _unmasked(one) != _unmasked(two):
-        what = "other text, or other part sizes,"
+        difference = "other text, or other part sizes,"
     raise UserError(
-        f"--combine outputs: {other.path} has {what} than {first.path}; dump both teachers with the"
-        f" same corpus, lengths, views and seed, or {LOSSES}"
+        f"--combine outputs: {other.path} has {difference} than {first.path}; dump both teachers with"
+        f" the same corpus, lengths, views and seed, or {LOSSES}"
     )
 
 
@@ -115,8 +115,8 @@ def _texts(store: FeatureStore) -> dict[tuple[int, str], str]:
     """Return the checksums of the text, token and mask arrays, by part and name."""
     return {
         # Checksums of the manifests: neither text is read.
-        (place, name): entry.sha256
-        for place, part in enumerate(store.manifest.parts)
+        (number, name): entry.sha256
+        for number, part in enumerate(store.manifest.parts)
         for name, entry in part.arrays.items()
         if name.startswith(("sequence/", "text/", "token/")) or "/mask/" in name
     }
@@ -127,12 +127,12 @@ def _unmasked(texts: dict[tuple[int, str], str]) -> dict[tuple[int, str], str]:
 
 
 def _check_states(kind: str, first: FeatureStore, other: FeatureStore) -> None:
-    found = []
-    for each in (other, first):
-        size = f" of size {each.features.width}" if kind == "hidden" else ""
-        found.append(f"{', '.join(getattr(each.features, kind)) or 'none'}{size}")
-    if found[0] != found[1]:
+    states = []
+    for store in (other, first):
+        size = f" of size {store.features.width}" if kind == "hidden" else ""
+        states.append(f"{', '.join(getattr(store.features, kind)) or 'none'}{size}")
+    if states[0] != states[1]:
         raise UserError(
-            f"--combine outputs: {other.path} has {kind} {found[0]}, and {first.path} {found[1]}:"
+            f"--combine outputs: {other.path} has {kind} {states[0]}, and {first.path} {states[1]}:"
             f" these have no mean; dump both with the same --{kind}, or {LOSSES}"
         )

@@ -103,7 +103,7 @@ class TrainPlan:
         losses, shape = [term.loss for term in self.terms], self.options.shape
         sides = {loss.student for loss in losses}
         aligned = any(term.alignment and not term.loss.of_next for term in self.terms)
-        own = self.options.projection == "student"  # a part of the model, whatever the losses are
+        in_model = self.options.projection == "student"  # part of the model, whatever the losses are
         maps = {loss.of_text for loss in losses if self._is_projected(loss)}
         masks = any(map(self._draws_masks, self.stages))
         task = self.store.task
@@ -114,9 +114,9 @@ class TrainPlan:
             "pool": not shape.causal and not sides.isdisjoint({"runs", "pieces"}),
             "temperature": any(loss.tempered for loss in losses),
             "targets": "pieces" in sides,
-            "projection": bool(maps) or own,
+            "projection": bool(maps) or in_model,
             # The map of text vectors has no bias, and always the initial weights of PyTorch.
-            "projection_start": False in maps and not own,
+            "projection_start": False in maps and not in_model,
             "outputs": {"classes", "scores"} <= sides,
             "dropout": shape.layers > 0,
             "classifier_pooling": task is not None and task.kind == "classification",
@@ -142,9 +142,9 @@ class TrainPlan:
         stores."""
         if loss.projection != "widths differ":
             return loss.projection == "always"
-        every = [each.features for each in self.stores]
-        vectors = {each.embedding.width for each in every if each.embedding}
-        widths = vectors if loss.of_text else {each.width for each in every}
+        features = [store.features for store in self.stores]
+        vectors = {f.embedding.width for f in features if f.embedding}
+        widths = vectors if loss.of_text else {f.width for f in features}
         return widths != {self.options.shape.width}
 
     def _draws_masks(self, stage: Stage) -> bool:
@@ -152,12 +152,12 @@ class TrainPlan:
         dump."""
         if self.options.shape.causal or self.store.task:
             return False
-        views = {view_of(0, each.features, stage.options.view) for each in self.stores}
+        views = {view_of(0, store.features, stage.options.view) for store in self.stores}
         return 0 in views and reads_masked_tokens([term.loss for term in stage.terms])
 
     def resolved(self) -> TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""
-        stages = tuple(replace(each, options=each.options.resolved()) for each in self.stages)
+        stages = tuple(replace(stage, options=stage.options.resolved()) for stage in self.stages)
         return replace(self, options=self.options.resolved(), stages=stages)
 
 
@@ -173,7 +173,7 @@ def plan_of(
     ]
     return TrainPlan(
         options,
-        tuple(StoreSplit(each, options.held_out) for each in (store, *others)),
+        tuple(StoreSplit(s, options.held_out) for s in (store, *others)),
         tuple(Stage(stage, terms, stage.batches(terms)) for stage, terms in stages),
         options.every_term(output_kind),
     )
@@ -188,11 +188,11 @@ def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:
     from the top, and the embeddings. Gradual unfreezing: Howard & Ruder 2018, section 3.3;
     Mukherjee & Awadallah 2019, section 5.2, and 2020, algorithm 1.
     """
-    every = [each for stage in options.stages for each in _unfrozen(stage, layers, options)]
+    stages = [phase for stage in options.stages for phase in _unfrozen(stage, layers, options)]
     return [
         # Modulo SEEDS, as `--seed` accepts only smaller numbers.
         options.in_stage(stage, seed=(options.seed + SEEDS_APART * number) % SEEDS)
-        for number, stage in enumerate(every or [{}])
+        for number, stage in enumerate(stages or [{}])
     ]
 
 
@@ -216,18 +216,18 @@ def _unfrozen(stage: Mapping[str, Any], layers: int, options: TrainOptions) -> l
 
 def _untrained(trained: set[str], layers: int, shape: Shape) -> list[str]:
     """Return the parts of a student that are frozen while `trained` are trained."""
-    found = []
+    frozen = []
     if "embeddings" not in trained:
         kinds = shape.kinds_of_embeddings
-        found += (
+        frozen += (
             [kind for kind in kinds if kind not in trained]
             if trained.intersection(kinds)
             else ["embeddings"]
         )
     if "layers" not in trained:
         numbered = (f"layers.{layer}" for layer in range(1, layers + 1))
-        found += [layer for layer in numbered if layer not in trained]
-    return found + [part for part in ("head", "projection") if part not in trained]
+        frozen += [layer for layer in numbered if layer not in trained]
+    return frozen + [part for part in ("head", "projection") if part not in trained]
 
 
 class Stores:

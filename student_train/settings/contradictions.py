@@ -84,9 +84,9 @@ def _check_rate(options: TrainOptions) -> None:
 
 
 def _check_start(options: TrainOptions) -> None:
-    own = options.init.removeprefix(FOLDER)
+    folder = options.init.removeprefix(FOLDER)
     # The folder of a model becomes --init when the stores are open.
-    if options.lora and own == options.init and not is_model_folder(options.student):
+    if options.lora and folder == options.init and not is_model_folder(options.student):
         raise UserError(
             f"--lora {options.lora}: trains low-rank changes of a trained model, and --init is"
             f" {options.init}; give --student DIR, the folder of such a model, or leave --lora out"
@@ -94,42 +94,42 @@ def _check_start(options: TrainOptions) -> None:
 
 
 def _check_folder(options: TrainOptions) -> None:
-    own = options.init.removeprefix(FOLDER)
-    if own != options.init and not options.shape.causal:
+    folder = options.init.removeprefix(FOLDER)
+    if folder != options.init and not options.shape.causal:
         raise UserError(
             f"--init {options.init}: only a decoder starts with all weights of a folder, and"
-            f" --student is {options.student}; give --student {own} if it is a decoder, else"
-            f" --init layers:I,J,...@{own}"
+            f" --student is {options.student}; give --student {folder} if it is a decoder, else"
+            f" --init layers:I,J,...@{folder}"
         )
-    if own != options.init and Path(options.vocab) != Path(own):
+    if folder != options.init and Path(options.vocab) != Path(folder):
         raise UserError(
-            f"--vocab {options.vocab}: the weights of {own} are for its own vocabulary; give"
-            f" --vocab {own}, or --init vocab"
+            f"--vocab {options.vocab}: the weights of {folder} are for its own vocabulary; give"
+            f" --vocab {folder}, or --init vocab"
         )
 
 
 def _check_bilstm(options: TrainOptions) -> None:
     of_bilstm = [name for name in scoped(OptionFields, BILSTM) if getattr(options, name)]
-    words = [f"{flag_of(name)} {getattr(options, name)}" for name in sorted(of_bilstm)]
-    words += ["--projection student"] if options.projection == "student" else []
+    flags = [f"{flag_of(name)} {getattr(options, name)}" for name in sorted(of_bilstm)]
+    flags += ["--projection student"] if options.projection == "student" else []
     # Before the stores decide the student, too: neither the default nor the shape of a model is a
     # BiLSTM.
-    if words and (is_shape_of_model(options.student) or options.shape.kind != "bilstm"):
+    if flags and (is_shape_of_model(options.student) or options.shape.kind != "bilstm"):
         raise UserError(
-            f"{words[0]}: applies only to a BiLSTM, and --student is {options.student}; leave it"
+            f"{flags[0]}: applies only to a BiLSTM, and --student is {options.student}; leave it"
             " out, or choose bilstm:E,H"
         )
 
 
 def _check_data(options: TrainOptions, losses: Sequence[Loss]) -> None:
     gold = {loss.name for loss in losses if loss.of_gold}
-    others = options.loss.keys() - gold
+    no_gold = options.loss.keys() - gold
     if options.data == "unlabelled" and gold:
         raise UserError(
             f"--loss {min(gold)} and --data unlabelled: unlabelled text has no gold labels;"
             " choose other losses, or --data all"
         )
-    if options.data == "balanced" and not (gold and others):
+    if options.data == "balanced" and not (gold and no_gold):
         lacking = "for unlabelled text, such as kl=1" if gold else "on gold labels, such as ce=1"
         raise UserError(f"--data balanced: --loss names no loss {lacking}; add one")
 
@@ -142,7 +142,7 @@ def _check_losses(options: TrainOptions, losses: Sequence[Loss]) -> None:
     for loss in losses:
         aligned = options.loss_alignments.of(loss.name)
         if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
-            able = [name for name, each in ALIGNMENTS.items() if each.predicted == "same"]
+            able = [name for name, strategy in ALIGNMENTS.items() if strategy.predicted == "same"]
             raise UserError(
                 f"--align {aligned}: --loss {loss.name} compares only pieces that both vocabularies"
                 f" have, and {aligned} pairs different pieces, too; use"
@@ -168,9 +168,9 @@ def _check_predictions(options: TrainOptions, losses: Sequence[Loss]) -> None:
             for loss in registry.LOSSES
             if loss.head == "vocabulary" and loss.of_next == causal
         )
-        what = "a decoder, which predicts next tokens" if causal else "not a decoder"
+        kind = "a decoder, which predicts next tokens" if causal else "not a decoder"
         raise UserError(
-            f"--loss {wrong[0]}: --student {options.student} is {what}; use {', '.join(able)} or"
+            f"--loss {wrong[0]}: --student {options.student} is {kind}; use {', '.join(able)} or"
             " losses of hidden states"
         )
     if causal:

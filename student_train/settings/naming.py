@@ -54,8 +54,8 @@ def student_folder(parent: Path, settings: Mapping[str, Any], digest: str) -> Pa
     # A shell takes it without quotes.
     readable = re.sub(r"[^\w.+@%-]", "_", "-".join(words))[:room].strip("-+._")
     new = parent / f"{readable or 'student'}-{digest}"
-    known = [each for each in sorted(parent.glob(f"[!.]*-{digest}")) if each.is_dir()]
-    return known[0] if known and new not in known else new
+    existing = [path for path in sorted(parent.glob(f"[!.]*-{digest}")) if path.is_dir()]
+    return existing[0] if existing and new not in existing else new
 
 
 def _word(name: str, value: Any) -> str:

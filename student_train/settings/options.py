@@ -82,14 +82,14 @@ class TrainOptions(OptionFields):
     @property
     def given(self) -> frozenset[str]:
         """Return the names of the options that are not at a default which stores may replace."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return frozenset(name for name, each in values.items() if not isinstance(each, NotGiven))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return frozenset(name for name, value in values.items() if not isinstance(value, NotGiven))
 
     if not TYPE_CHECKING:  # a type checker reads the arguments of the dataclass
 
         @wraps(OptionFields.__init__)
         def __init__(self, *values: Any, **named: Any) -> None:
-            names = [each.name for each in fields(self)]
+            names = [field.name for field in fields(self)]
             if unknown := sorted(named.keys() - set(names)):
                 near = suggest(unknown[0], names)
                 raise TypeError(
@@ -111,8 +111,8 @@ class TrainOptions(OptionFields):
     def _left_to_stores(self) -> frozenset[str]:
         """Return which of `loss` and `student` are decided when the stores are open: a default, or
         the shape of a model."""
-        found = frozenset({"loss", "student"} - self.given)
-        return found | {"student"} if is_shape_of_model(self.student) else found
+        names = frozenset({"loss", "student"} - self.given)
+        return names | {"student"} if is_shape_of_model(self.student) else names
 
     def _check_together(self, unknown: Set[str]) -> None:
         """Raise UserError for options that contradict each other, in a stage as well. Options are
@@ -132,19 +132,19 @@ class TrainOptions(OptionFields):
             raise UserError("--store: expected at least one store, got an empty list")
         if wrong := [one for one in (*stores, *others) if not isinstance(one, str | os.PathLike)]:
             raise UserError(f"--store {wrong[0]}: expected a path or a URL")
-        known = options_of(TrainOptions)
+        options = options_of(TrainOptions)
         stages = tuple(
-            {n: parse_value(TrainOptions, n, v) if n in known else v for n, v in stage.items()}
+            {n: parse_value(TrainOptions, n, v) if n in options else v for n, v in stage.items()}
             for stage in self.stages
         )
-        more = tuple(map(os.fspath, (*stores[1:], *others)))
-        found = {"store": stores[0], "others": more, "stages": stages}
-        vars(self).update(found)  # frozen for its callers
+        paths = tuple(map(os.fspath, (*stores[1:], *others)))
+        values = {"store": stores[0], "others": paths, "stages": stages}
+        vars(self).update(values)  # frozen for its callers
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the parsed values: the process that unpickles the options has not loaded kinds of
         # student of other packages. Parsing loads them.
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def shape(self) -> Shape:
@@ -166,10 +166,10 @@ class TrainOptions(OptionFields):
         # losses of other packages are not loaded there yet.
         for name in self.loss:
             registry.find(name)
-        found = []
+        terms = []
         for loss in registry.losses_for(output_kind, self.loss):
             name = self._alignment_of(loss)
-            found.append(
+            terms.append(
                 Term(
                     loss,
                     self.loss[loss.name],
@@ -180,7 +180,7 @@ class TrainOptions(OptionFields):
                     bool(name) and ALIGNMENTS[name].pools_logits,
                 )
             )
-        return tuple(found)
+        return tuple(terms)
 
     def _alignment_of(self, loss: Loss) -> str:
         if loss.of_text_alone or loss.of_text:
@@ -196,8 +196,8 @@ class TrainOptions(OptionFields):
     def every_term(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
         """Resolve the losses of all stages, each once, in the order of the registry."""
         stages = [self.in_stage(stage).terms(output_kind) for stage in self.stages or ({},)]
-        found = {term.loss: term for terms in stages for term in terms}
-        return tuple(found[loss] for loss in registry.losses_for(output_kind, self.losses()))
+        by_loss = {term.loss: term for terms in stages for term in terms}
+        return tuple(by_loss[loss] for loss in registry.losses_for(output_kind, self.losses()))
 
     def batches(self, terms: tuple[Term, ...]) -> tuple[BatchPlan, ...]:
         """Plan the batches that a step takes from a store, for these terms.
@@ -209,10 +209,10 @@ class TrainOptions(OptionFields):
         if self.data != "balanced":
             return (plan,)
         gold = tuple(term for term in plan.terms if term.loss.of_gold)
-        others = tuple(term for term in plan.terms if not term.loss.of_gold)
+        unlabelled = tuple(term for term in plan.terms if not term.loss.of_gold)
         return (
             replace(plan, data="labelled", terms=gold),
-            replace(plan, data="unlabelled", terms=others),
+            replace(plan, data="unlabelled", terms=unlabelled),
         )
 
     def batch_plan(self, terms: tuple[Term, ...]) -> BatchPlan:
@@ -230,21 +230,21 @@ class TrainOptions(OptionFields):
             self.shape.causal,
         )
 
-    def in_stage(self, stage: Mapping[str, Any], **more: Any) -> TrainOptions:
-        """Return the options of one stage. `more` overrides the stage, and the stage overrides the
-        training."""
-        own = {name: value for name, value in stage.items() if name != "unfreeze"}
+    def in_stage(self, stage: Mapping[str, Any], **overrides: Any) -> TrainOptions:
+        """Return the options of one stage. `overrides` replace values of the stage, and the stage
+        replaces values of the training."""
+        values = {name: value for name, value in stage.items() if name != "unfreeze"}
         # The steps of a stage replace the training's epochs as well, and its texts the tokens.
-        others = {name: default_of(TrainOptions, name) for name in ruled_out(own)}
-        return self._with(**{"stages": (), **others, **own, **more})
+        defaults = {name: default_of(TrainOptions, name) for name in ruled_out(values)}
+        return self._with(**{"stages": (), **defaults, **values, **overrides})
 
     def _with(self, **values: Any) -> TrainOptions:
         """Copy the options with other values, which must be valid."""
         # Not `replace`, which runs every check again: for a recipe of many stages that was most of
         # the time before the first step.
-        other = object.__new__(type(self))
-        vars(other).update({**vars(self), **values})
-        return other
+        options = object.__new__(type(self))
+        vars(options).update({**vars(self), **values})
+        return options
 
     def pool_of(self, alignment: str) -> str:
         """Return how the outputs of a run are pooled: `--pool`, or the alignment's default."""
@@ -259,13 +259,13 @@ class TrainOptions(OptionFields):
     def resolved_pool(self) -> str:
         """Describe how the outputs of a run are pooled: `mean` or `sum`, or `match=mean,reduce=sum`
         if the alignments in use differ."""
-        chosen = self.loss_alignments
+        alignments = self.loss_alignments
         compared = [loss.name for loss in registry.named(self.losses()) if not loss.of_text_alone]
-        used = {chosen.of(name) for name in compared} if chosen.own else {chosen.others}
+        used = {alignments.of(name) for name in compared} if alignments.own else {alignments.others}
         pools = {name: self.pool_of(name) for name in ALIGNMENTS if name in used}
         if len(set(pools.values())) > 1:
             return ",".join(f"{name}={pool}" for name, pool in pools.items())
-        return next(iter(pools.values()), self.pool_of(chosen.others))
+        return next(iter(pools.values()), self.pool_of(alignments.others))
 
     @property
     def resolved_lr(self) -> float:
@@ -276,8 +276,8 @@ class TrainOptions(OptionFields):
         if self.optimizer == "adadelta":
             return ADADELTA_LR
         rate = self.shape.learning_rate
-        whole = self.init.startswith(FOLDER) and not self.lora
-        return rate * CONTINUED if whole else rate
+        continued = self.init.startswith(FOLDER) and not self.lora
+        return rate * CONTINUED if continued else rate
 
     def judged_by(self) -> list[str]:
         """List the options that depend on validation, as typed on the command line. If the list is
@@ -323,7 +323,7 @@ class TrainOptions(OptionFields):
         """Return every setting that determines the student's weights, as JSON. Options of the
         machine and the folder are left out."""
         omitted = scoped(TrainOptions, MACHINE) | {"needs"}
-        if not any(each.judged_by() for each in (self, *map(self.in_stage, self.stages))):
+        if not any(options.judged_by() for options in (self, *map(self.in_stage, self.stages))):
             omitted |= {"eval_every"}  # validations decide nothing
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in omitted}
         resolved = {"pool": self.resolved_pool, "lr": self.resolved_lr}
@@ -379,24 +379,24 @@ def ruled_out(given: Collection[str]) -> frozenset[str]:
 
     Raises UserError if two of the given options exclude each other.
     """
-    found = set[str]()
+    excluded = set[str]()
     for scope in (LENGTH, BATCH):
         rivals = [name for name, about in options_of(TrainOptions).items() if scope in about.scope]
-        chosen = [name for name in rivals if name in given]
-        if len(chosen) > 1:
-            both = " and ".join(map(flag_of, chosen))
+        present = [name for name in rivals if name in given]
+        if len(present) > 1:
+            both = " and ".join(map(flag_of, present))
             raise UserError(f"{both} contradict each other: give one")
-        found |= set(rivals).difference(chosen) if chosen else set()
-    return frozenset(found)
+        excluded |= set(rivals).difference(present) if present else set()
+    return frozenset(excluded)
 
 
 def check_stage(stage: Mapping[str, Any], where: str) -> None:
     """Check the keys of a stage. Raises UserError, prefixed by `where`, for an unknown key."""
-    known = scoped(TrainOptions, STAGE) | {"unfreeze"}
-    if unknown := sorted(stage.keys() - known):
+    expected = scoped(TrainOptions, STAGE) | {"unfreeze"}
+    if unknown := sorted(stage.keys() - expected):
         raise UserError(
             f"{where}: {unknown[0]} is not a setting of a stage; expected one of"
-            f" {', '.join(sorted(known))}"
+            f" {', '.join(sorted(expected))}"
         )
     if "unfreeze" in stage:
         _check_unfreeze(stage["unfreeze"], where)

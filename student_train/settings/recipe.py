@@ -57,16 +57,16 @@ def find_recipe(name: str) -> Recipe:
     path, colon, inner = name.rpartition(":")
     if not colon or not path.endswith(".toml"):
         path, inner = (name, "") if name.endswith(".toml") else ("", name)
-    known = read_recipes(Path(path)) if path else all_recipes()
-    if path and not inner and len(known) == 1:
-        return next(iter(known.values()))
-    if inner not in known:
+    recipes = read_recipes(Path(path)) if path else all_recipes()
+    if path and not inner and len(recipes) == 1:
+        return next(iter(recipes.values()))
+    if inner not in recipes:
         where = f"{path}: " if path else ""
-        one = f"expected one of {', '.join(known)}"
-        others = one if path else "--recipe list prints all of them"
-        near = suggest(inner, known)
-        raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{others}")
-    return known[inner]
+        one = f"expected one of {', '.join(recipes)}"
+        remedy = one if path else "--recipe list prints all of them"
+        near = suggest(inner, recipes)
+        raise UserError(f"--recipe {name}: {where}no recipe {inner!r}; {near}{remedy}")
+    return recipes[inner]
 
 
 def described(name: str, recipe: Recipe) -> dict[str, str]:
@@ -108,7 +108,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     """
     content = read_toml(path, "--recipe", "recipe")
     _check_keys(content, KEYS, str(path))
-    found = {}
+    parsed = {}
     shared, recipes = content.get("options", {}), content.get("recipes")
     if not isinstance(shared, dict) or not isinstance(recipes, dict) or not recipes:
         raise UserError(f"{path}: expected tables [options] and [recipes.NAME]")
@@ -117,32 +117,32 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         if not isinstance(recipe, dict):
             raise UserError(f"{where}: expected a table [recipes.{name}]")
         _check_keys(recipe, OF_RECIPE, where)
-        own, stages = recipe.get("options", {}), recipe.get("stages", [])
+        values, stages = recipe.get("options", {}), recipe.get("stages", [])
         listed = isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)
-        if not isinstance(own, dict) or not listed:
+        if not isinstance(values, dict) or not listed:
             raise UserError(f"{where}: expected a table of options, and stages that are tables")
-        over = ruled_out(own)
-        options = _options({k: v for k, v in shared.items() if k not in over} | own, where)
+        over = ruled_out(values)
+        options = _options({k: v for k, v in shared.items() if k not in over} | values, where)
         typed = tuple(
             _stage(stage, f"{where}, stage {number}") for number, stage in enumerate(stages, 1)
         )
         needs = _needs(content.get("needs", {}), recipe.get("needs", {}), where)
         about, source = str(recipe.get("about", "")), str(content.get("source", path))
-        found[name] = Recipe(name, about, source, options, typed, needs)
-    return found
+        parsed[name] = Recipe(name, about, source, options, typed, needs)
+    return parsed
 
 
-def _check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
-    if unknown := sorted(table.keys() - known):
+def _check_keys(table: Mapping[str, Any], allowed: set[str], where: str) -> None:
+    if unknown := sorted(table.keys() - allowed):
         raise UserError(
-            f"{where}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
+            f"{where}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(allowed))}"
         )
 
 
-def _needs(shared: object, own: object, where: str) -> dict[str, Any]:
-    if not isinstance(shared, dict) or not isinstance(own, dict):
+def _needs(shared: object, recipe_needs: object, where: str) -> dict[str, Any]:
+    if not isinstance(shared, dict) or not isinstance(recipe_needs, dict):
         raise UserError(f"{where}: needs: expected a table")
-    needs = shared | own
+    needs = shared | recipe_needs
     _check_keys(needs, set(NEEDS), f"{where}: needs")
     for name, value in needs.items():
         # Not isinstance, for which true is an int.
@@ -158,9 +158,9 @@ def _stage(stage: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    known = options_of(TrainOptions).keys() - scoped(TrainOptions, COMMAND)
-    if unknown := sorted(values.keys() - known):
+    allowed = options_of(TrainOptions).keys() - scoped(TrainOptions, COMMAND)
+    if unknown := sorted(values.keys() - allowed):
         raise UserError(
             f"{where}: {unknown[0]} is not an option of student-train; see student-train --help"
         )
-    return read_values(TrainOptions, values, where, known)
+    return read_values(TrainOptions, values, where, allowed)

@@ -117,16 +117,16 @@ class ShapeKind:
 
 
 def _transformer(kind: str, size: str, inner: int, head_size: int = 0) -> Shape:
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?", size)
-    if not found:
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?", size)
+    if not match:
         raise ValueError(
             "expected tiny, HxLxA or bert:HxLxA (hidden size x layers x heads, such as"
             " 264x3x12; HxLxAxF: feed-forward size as well), llama:HxLxA, qwen2:HxLxA, qwen3:HxLxA"
             " or gpt2:HxLxA (decoders), teacher:L (L of its layers), bilstm:E,H (embeddings, LSTM),"
             " static:D (vectors of word pieces), or the folder of a model"
         )
-    width, layers, heads = map(int, found.groups()[:3])
-    feed_forward = inner * width if found[4] is None else int(found[4])
+    width, layers, heads = map(int, match.groups()[:3])
+    feed_forward = inner * width if match[4] is None else int(match[4])
     # transformers requires it of a Llama even if the size of its heads is given.
     multiple = not head_size or kind == "llama"
     if min(width, layers, heads) < 1 or (multiple and width % heads):
@@ -153,18 +153,18 @@ def _modernbert(kind: str, size: str) -> Shape:
 
 def _even(shape: Shape) -> Shape:
     """Return the shape of a student with rotary positions. Raises ValueError for odd heads."""
-    each = shape.head_size
-    if each % 2:
+    size = shape.head_size
+    if size % 2:
         raise ValueError(
-            f"{each} dimensions per head; rotary positions need an even number: choose hidden size"
-            f" {shape.heads * (each + 1)}, or fewer heads"
+            f"{size} dimensions per head; rotary positions need an even number: choose hidden size"
+            f" {shape.heads * (size + 1)}, or fewer heads"
         )
     return shape
 
 
 def _recurrent(kind: str, size: str) -> Shape:
-    found = re.fullmatch(r"(\d+),(\d+)", size)
-    embeddings, one_way = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d+),(\d+)", size)
+    embeddings, one_way = map(int, match.groups()) if match else (0, 0)
     if min(embeddings, one_way) < 1:
         raise ValueError(
             "expected E,H, both at least 1 (embedding size, and LSTM size in each direction, such"
@@ -180,22 +180,22 @@ def _static(kind: str, size: str) -> Shape:
 
 
 def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -> Shape:
-    found = re.fullmatch(r"(\d+x\d+x\d+)(?:x(\d+))?(?:x(\d+))?(?:x(\d+))?", size)
-    if not found or (found[3] and not grouped):
+    match = re.fullmatch(r"(\d+x\d+x\d+)(?:x(\d+))?(?:x(\d+))?(?:x(\d+))?", size)
+    if not match or (match[3] and not grouped):
         form = "HxLxA[xF[xKV[xD]]]" if grouped else "HxLxA[xF]"
         about = "hidden size x layers x heads, feed-forward size"
         about += ", key-value heads, size of a head" if grouped else ""
         raise ValueError(f"expected {form} ({about}), such as {kind}:256x4x4")
-    each = int(found[4] or 0)
-    if found[4] and (not each or each % 2):
-        more = each + 2 - each % 2
+    head_size = int(match[4] or 0)
+    if match[4] and (not head_size or head_size % 2):
+        even = head_size + 2 - head_size % 2
         raise ValueError(
-            f"heads of size {each}; rotary positions need an even number, such as {more}"
+            f"heads of size {head_size}; rotary positions need an even number, such as {even}"
         )
     # The factor 1 is replaced below by the feed-forward size of the kind.
-    shape = _transformer(kind, found[1], 1, each)
-    heads = int(found[3] or shape.heads)
-    feed_forward = int(found[2] or inner(shape.width))
+    shape = _transformer(kind, match[1], 1, head_size)
+    heads = int(match[3] or shape.heads)
+    feed_forward = int(match[2] or inner(shape.width))
     if heads < 1 or shape.heads % heads:
         raise ValueError(f"{shape.heads} heads are not a multiple of {heads} key-value heads")
     if feed_forward < 1:
@@ -247,13 +247,13 @@ def find_kind(kind: str, option: str = "--student ") -> ShapeKind | None:
     an object that is not a `ShapeKind`.
     """
     if kind not in SHAPES:
-        found = load_outside(kind, GROUP, option.rstrip())
-        if found is None:
+        loaded = load_outside(kind, GROUP, option.rstrip())
+        if loaded is None:
             return None
-        if not isinstance(found, ShapeKind):
-            raise UserError(f"{option}{kind}: expected a ShapeKind, got {type(found).__name__}")
+        if not isinstance(loaded, ShapeKind):
+            raise UserError(f"{option}{kind}: expected a ShapeKind, got {type(loaded).__name__}")
         # Stored, because the properties of `Shape` find its kind there.
-        SHAPES[kind] = found
+        SHAPES[kind] = loaded
     return SHAPES[kind]
 
 
@@ -273,19 +273,19 @@ def parse_student(student: str, option: str = "--student ") -> Shape:
     kind = named or DEFAULT_KIND
     if named == "teacher":
         raise UserError(f"{option}{student}: {OF_MODEL}")
-    if (found := find_kind(kind, option)) is None:
+    if (shape_kind := find_kind(kind, option)) is None:
         raise UserError(
             f"{option}{student}: unknown kind of student {kind}; {suggest(kind, SHAPES)}expected"
             f" one of {', '.join(SHAPES)}"
         )
     try:
-        return found.read(kind, size)
+        return shape_kind.read(kind, size)
     except ValueError as error:
         if os.path.isfile(os.path.join(student, "config.json")):  # False if the name is too long
             raise UserError(f"{option}{student}: {OF_MODEL}") from None
         problem, *meant = error.args
-        before = option.rpartition(" ")[2] + named + colon  # what the value begins with
-        hint = "".join(f": {before}{size}?" for size in meant)
+        prefix = option.rpartition(" ")[2] + named + colon  # what the value begins with
+        hint = "".join(f": {prefix}{size}?" for size in meant)
         if os.sep in student and not colon:
             lacks = "has no config.json" if os.path.isdir(student) else "no such folder"
             raise UserError(

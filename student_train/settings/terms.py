@@ -89,14 +89,14 @@ def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:
     weights: dict[str, float] = {}
     every = (words,) if isinstance(words, str) else words
     for word in (item.strip() for value in every for item in value.split(",")):
-        name, given, weight = word.partition("=")
+        name, equals, weight = word.partition("=")
         try:
-            found = float(weight if given else 1)
+            number = float(weight if equals else 1)
         except ValueError:
             raise UserError(f"--loss {word}: expected NAME=WEIGHT, such as kl=2") from None
         if name in weights:
             raise UserError(f"--loss {word}: {name} is given twice; give each loss one weight")
-        weights[name] = found
+        weights[name] = number
     return weights
 
 
@@ -116,9 +116,9 @@ def check_losses(loss: Any) -> None:
             shown = f"{weight:g}" if number else repr(weight)
             raise UserError(f"--loss {name}={shown}: expected a finite weight above 0")
         if not find(name):
-            near = suggest(name, known := loss_names())
+            near = suggest(name, names := loss_names())
             raise UserError(
-                f"--loss {name}: unknown; {near}expected one of {', '.join(known)}, or"
+                f"--loss {name}: unknown; {near}expected one of {', '.join(names)}, or"
                 " MODULE:OBJECT, a Loss of your own"
             )
 
@@ -147,34 +147,34 @@ def parse_alignments(words: str | None) -> LossAlignments:
     Raises UserError for an unknown loss or alignment, for a loss that is given twice, and for a
     loss without a teacher's side.
     """
-    own, others = dict[str, str](), list[str]()
+    by_loss, bare = dict[str, str](), list[str]()
     for word in () if words is None else map(str.strip, words.split(",")):
-        name, given, alignment = word.rpartition("=")
+        name, equals, alignment = word.rpartition("=")
         if alignment not in ALIGNMENTS:
             raise UserError(
                 f"--align {word}: expected one of {', '.join(ALIGNMENTS)}, or for a single loss"
                 " LOSS=ALIGNMENT, such as kl=match"
             )
-        if not given:
-            others.append(alignment)
+        if not equals:
+            bare.append(alignment)
             continue
         if not (losses := find(name)):
-            known = ", ".join(loss_names())
-            raise UserError(f"--align {word}: no loss {name!r}; expected one of {known}")
+            names = ", ".join(loss_names())
+            raise UserError(f"--align {word}: no loss {name!r}; expected one of {names}")
         if all(loss.of_text_alone for loss in losses):
             raise UserError(
                 f"--align {word}: {name} compares the student with its own text, not with the"
                 " teacher, and has no alignment; leave it out"
             )
-        if name in own:
+        if name in by_loss:
             raise UserError(f"--align {word}: {name} is given twice; give each loss one alignment")
-        own[name] = alignment
-    if len(others) > 1:
+        by_loss[name] = alignment
+    if len(bare) > 1:
         raise UserError(
-            f"--align {words}: {' and '.join(others)} cannot both apply to all losses; give one,"
+            f"--align {words}: {' and '.join(bare)} cannot both apply to all losses; give one,"
             " and others as LOSS=ALIGNMENT, such as kl=match"
         )
-    return LossAlignments(others[0] if others else "", own)
+    return LossAlignments(bare[0] if bare else "", by_loss)
 
 
 def check_alignments(words: Any) -> None:
