@@ -106,8 +106,8 @@ def _check_texts(first: FeatureStore, other: FeatureStore) -> None:
     if _unmasked(one) != _unmasked(two):
         difference = "other text, or other part sizes,"
     raise UserError(
-        f"--combine outputs: {other.path} has {difference} than {first.path}; dump both teachers with"
-        f" the same corpus, lengths, views and seed, or {LOSSES}"
+        f"--combine outputs: {other.path} has {difference} than {first.path}; dump both teachers"
+        f" with the same corpus, lengths, views and seed, or {LOSSES}"
     )
 
 

@@ -103,7 +103,7 @@ class TrainPlan:
         losses, shape = [term.loss for term in self.terms], self.options.shape
         sides = {loss.student for loss in losses}
         aligned = any(term.alignment and not term.loss.of_next for term in self.terms)
-        in_model = self.options.projection == "student"  # part of the model, whatever the losses are
+        in_model = self.options.projection == "student"  # part of the model, for any losses
         maps = {loss.of_text for loss in losses if self._is_projected(loss)}
         masks = any(map(self._draws_masks, self.stages))
         task = self.store.task

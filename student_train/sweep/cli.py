@@ -112,39 +112,39 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
 
         say(f"page in {write_report(page)}")
         return
-    words = {name: arguments.pop(name) for name in OF_SWEEP_NAMES if name != "page"}
-    _check(words, arguments["store"])
+    options = {name: arguments.pop(name) for name in OF_SWEEP_NAMES if name != "page"}
+    _check(options, arguments["store"])
     folder = arguments.pop("out")
     if folder is not None:
         _check_out(Path(folder))
     once = {"store"} | arguments.keys() & scoped(TrainOptions, ONCE)
     fixed = {name: arguments.pop(name) for name in once}
-    grid = words.pop("grid")
+    grid = options.pop("grid")
     space = over(read_space(grid, list(arguments)) if grid else {}, arguments)
-    if words["trials"] and not varied(space):
+    if options["trials"] and not varied(space):
         raise UserError(
             "--trials: no setting varies; give ranges or lists in --grid FILE.toml, or an option"
             " twice"
         )
     from teachonce.student_train.sweep.job import Sweep
 
-    Sweep(folder, fixed, space, f"{grid}: ", **words).run(say, as_json)
+    Sweep(folder, fixed, space, f"{grid}: ", **options).run(say, as_json)
 
 
 def _check_out(folder: Path) -> None:
     """Raise UserError for a file, and for the folder of a student or a store."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder}: is a file; give another name")
-    for file, what in (("training.json", "student"), ("zarr.json", "store")):
+    for file, kind in (("training.json", "student"), ("zarr.json", "store")):
         if (folder / file).exists():
-            raise UserError(f"--out {folder}: is the folder of a {what}; give another folder")
+            raise UserError(f"--out {folder}: is the folder of a {kind}; give another folder")
 
 
-def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:
+def _check(options: Mapping[str, Any], stores: Sequence[str]) -> None:
     """Raise UserError for options that contradict one another, or need what is not installed."""
     if not stores:
         raise UserError("--store: give the store on which the students are trained")
-    ray, gpus, prune = words["ray"], words["ray_gpus"], words["prune"]
+    ray, gpus, prune = options["ray"], options["ray_gpus"], options["prune"]
     if ray is None and gpus is not None:
         raise UserError(
             f"--ray-gpus {gpus:g}: applies only to students on Ray; add --ray, or leave --ray-gpus"
@@ -153,30 +153,30 @@ def _check(words: Mapping[str, Any], stores: Sequence[str]) -> None:
     if ray is not None:
         check_address(ray)
         check_gpus(gpus or 0)
-        if words["jobs"] is not None:
+        if options["jobs"] is not None:
             raise UserError(
-                f"--jobs {words['jobs']} and --ray contradict each other: Ray trains as many"
+                f"--jobs {options['jobs']} and --ray contradict each other: Ray trains as many"
                 " students at once as its nodes have room for; leave --jobs out"
             )
-    if prune == "median" and not words["trials"]:
+    if prune == "median" and not options["trials"]:
         raise UserError("--prune median: applies only to a search; add --trials N")
-    if words["trials"] or prune == "asha":
-        check_library("optuna", "tune", "--trials" if words["trials"] else "--prune asha")
+    if options["trials"] or prune == "asha":
+        check_library("optuna", "tune", "--trials" if options["trials"] else "--prune asha")
 
 
 def _command() -> click.Command:
     """Make the command from student-train's options. Options without the scope `ONCE` may be
     repeated."""
     varied = options_of(TrainOptions).keys() - scoped(TrainOptions, ONCE)
-    found = {str(option.name): option for option in parameters(varied)}
-    del found["allow_partial"]  # all students of a table must be trained on the same text
-    found["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
-    found["store"].required = False  # --page needs no store
-    found["loss"].help = (found["loss"].help or "").replace(REPEATED, IN_SWEEP)
+    options = {str(option.name): option for option in parameters(varied)}
+    del options["allow_partial"]  # all students of a table must be trained on the same text
+    options["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
+    options["store"].required = False  # --page needs no store
+    options["loss"].help = (options["loss"].help or "").replace(REPEATED, IN_SWEEP)
     return GroupedCommand(
         "student-sweep",
         groups={FIRST: GROUPS[FIRST], "The sweep": OF_SWEEP_NAMES, **GROUPS},
-        params=[*found.values(), *OF_SWEEP],
+        params=[*options.values(), *OF_SWEEP],
         callback=sweep,
         help=sweep.__doc__,
         epilog=EXAMPLES,

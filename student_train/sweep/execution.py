@@ -86,9 +86,9 @@ def reason(error: Exception) -> str:
         return " ".join(str(error).split())
     if isinstance(error, OSError):
         return os_error_line(error)
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {first_line(error)}"
-    return f"{what} ({where.filename}, line {where.lineno})"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    message = f"{type(error).__name__}: {first_line(error)}"
+    return f"{message} ({frame.filename}, line {frame.lineno})"
 
 
 def finish(
@@ -176,17 +176,17 @@ class Execution:
                     return
                 if not running:
                     time.sleep(WAIT)
-                for number, what, *sent in workers.events():
+                for number, kind, *values in workers.events():
                     run = running[number]
-                    if what == "say":
-                        self.say(f"[{number}] {sent[0]}")
-                    elif what == "validated":
-                        workers.answer(number, self.source.validated(run, *sent))
+                    if kind == "say":
+                        self.say(f"[{number}] {values[0]}")
+                    elif kind == "validated":
+                        workers.answer(number, self.source.validated(run, *values))
                     else:
                         del running[number]
-                        if what == "ended":
-                            self.end(run, *sent)
-                        elif self._is_repeated(run, sent[0], died[number], workers.deaths):
+                        if kind == "ended":
+                            self.end(run, *values)
+                        elif self._is_repeated(run, values[0], died[number], workers.deaths):
                             again.append(run)
         finally:
             workers.stop()
@@ -214,7 +214,7 @@ class Execution:
     def _is_repeated(self, run: Run, why: str, died: list[int], most: int) -> bool:
         """Return whether to repeat a run whose worker has died; if not, mark it as failed."""
         judged = len(validations(run.folder))
-        died[:] = [*(each for each in died if each >= judged), judged]
+        died[:] = [*(n for n in died if n >= judged), judged]
         if len(died) < most:
             self.say(f"[{run.number}] {why}; another worker resumes the run")
             return True
@@ -235,8 +235,8 @@ class Execution:
 
     def begin(self, run: Run) -> None:
         """Print that a run starts, and write it to runs.json."""
-        before = " (finished before)" if _is_trained(run.folder) else ""
-        self.say(f"[{run.number}{self.total}] {run.summary}{before}")
+        note = " (finished before)" if _is_trained(run.folder) else ""
+        self.say(f"[{run.number}{self.total}] {run.summary}{note}")
         run.state = "running"
         self.runs.write()
 

@@ -89,7 +89,7 @@ class Sweep:
                     checked_plan(options, *stores.opened)
         plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
         changed = varied(self.space)
-        losses = {loss_words(each.loss) for _, each in planned}
+        losses = {loss_words(options.loss) for _, options in planned}
         if compares_losses(changed) and len(losses) > 1:
             # The default depends on the student: values of different losses cannot be compared.
             changed = [*changed, "loss"]
@@ -125,8 +125,8 @@ class Sweep:
     def _run_of(self, runs: Runs, point: Point, options: TrainOptions | None = None) -> Run:
         """Add the run of a point to the sweep."""
         options = options or self._options(point)
-        given = {"loss": loss_words(options.loss), **arguments_of(point)}
-        settings = {name: str(given[name]) for name in runs.varied}
+        arguments = {"loss": loss_words(options.loss), **arguments_of(point)}
+        settings = {name: str(arguments[name]) for name in runs.varied}
         resolved = self._resolved(options)
         if self.ray is not None:  # each node resolves its own
             resolved = replace(resolved, device=options.device, precision=options.precision)
@@ -232,18 +232,18 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
         else:
             start = sorted(scoped(TrainOptions, START))
             starts[tuple(getattr(options, name) for name in start)] = options
-    return {each.out_folder(): prepare(each, *stores) for each in starts.values()}
+    return {options.out_folder(): prepare(options, *stores) for options in starts.values()}
 
 
 def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> list[str]:
     """Score the reference models. Returns a line for each failure."""
     problems = []
     for name, model in plan.models.items():
-        found = runs.references[name] = dict[str, Any]()
+        scores = runs.references[name] = dict[str, Any]()
         for task in plan.tasks:
             try:
                 check_scored(task, model, name, runs.folder)
-                found[task.name] = score(task, model, name, runs.folder, say)
+                scores[task.name] = score(task, model, name, runs.folder, say)
             except UserError as error:
                 problems.append(f"{name}: {error}")
                 say(problems[-1])
@@ -258,9 +258,9 @@ def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: lis
         click.echo(json.dumps(rows, indent=1))
     elif rows:
         show(table(rows, runs.varied))
-        if held_against := table_of_references(runs.references):
+        if lines := table_of_references(runs.references):
             click.echo()
-            show(held_against)
+            show(lines)
     if rows:
         say(describe_best(rows))
     if ended := sum(run.state == "pruned" for run in runs.runs):
@@ -284,8 +284,8 @@ def _counts(failed: list[Run], runs: int) -> str:
     """Return how many runs failed, and how many other students have no scores."""
     trained = sum(run.state == "finished" for run in failed)
     untrained, of = len(failed) - trained, f"of {counted(runs, 'student')}"
-    words = [f"{untrained} {of} failed"] if untrained else []
+    parts = [f"{untrained} {of} failed"] if untrained else []
     if trained:
         verb = "is" if trained == 1 else "are"
-        words.append(f"{trained} {'' if words else f'{of} '}{verb} trained but not scored")
-    return " and ".join(words)
+        parts.append(f"{trained} {'' if parts else f'{of} '}{verb} trained but not scored")
+    return " and ".join(parts)

@@ -54,8 +54,8 @@ class Mailbox:
     def reports(self) -> list[tuple[Any, ...]]:
         """Return all reports since the last call."""
         with self._changed:
-            found, self._reports = self._reports, []
-            return found
+            reports, self._reports = self._reports, []
+            return reports
 
     def answer(self, key: Key, why: str) -> None:
         with self._changed:
@@ -143,21 +143,21 @@ class Cluster:
     def events(self) -> list[Event]:
         """Raise UserError for a node that differs from the driver's; Stopped after a signal."""
         self._stop.check()
-        found, ready = self._sent(), list[Any]()
+        events, ready = self._sent(), list[Any]()
         if self._running:
             ready, _ = self._ray.wait(list(self._running), timeout=POLL)
         self._stop.check()
         if ready:
             # Once more, because `_sent` drops reports of workers whose end has been returned.
-            found += self._sent()
-        return [*found, *map(self._ended, ready)]
+            events += self._sent()
+        return [*events, *map(self._ended, ready)]
 
     def _sent(self) -> list[Event]:
         """Return the reports of workers that are still running."""
         alive = self._running.values()
-        sent = self._ray.get(self._mailbox.reports.remote())
+        reports = self._ray.get(self._mailbox.reports.remote())
         # A worker that was taken for dead may have reported before it ended.
-        return [(key[0], *what) for key, *what in sent if key in alive]
+        return [(key[0], *event) for key, *event in reports if key in alive]
 
     def _ended(self, task: Any) -> Event:
         number, _ = self._running.pop(task)
@@ -181,14 +181,14 @@ class Cluster:
         """Make the workers save their students and exit."""
         # Validations are still answered: a worker that waits for an answer could not save.
         with suppress(self._ray.exceptions.RayError):
-            for each in self._running:
+            for task in self._running:
                 # It reaches a worker as Ctrl-C does.
-                self._ray.cancel(each)
+                self._ray.cancel(task)
             end = time.monotonic() + SAVING
             while self._running and time.monotonic() < end:
-                for number, what, *_ in self._sent():
-                    if what == "validated":
+                for number, kind, *_ in self._sent():
+                    if kind == "validated":
                         self.answer(number, "")
                 ready, _ = self._ray.wait(list(self._running), timeout=POLL)
-                for each in ready:
-                    del self._running[each]
+                for task in ready:
+                    del self._running[task]

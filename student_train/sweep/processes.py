@@ -32,30 +32,30 @@ class Processes:
         # By slot, not by run number, so that students that run at once are on different GPUs.
         slot = min(set(range(self._jobs)) - {slot for slot, *_ in self._running.values()})
         context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads
-        ours, theirs = context.Pipe()
+        parent_end, child_end = context.Pipe()
         gpu = slot % self._gpus if self._gpus else None
-        child = context.Process(target=in_child, args=(work, gpu, theirs))
+        child = context.Process(target=in_child, args=(work, gpu, child_end))
         child.start()
-        theirs.close()  # else `recv` would never see the end of the child
-        self._running[number] = slot, ours, child
+        child_end.close()  # else `recv` would never see the end of the child
+        self._running[number] = slot, parent_end, child
 
     def events(self) -> list[Event]:
         """Wait until a child sends an event or exits; return the events of all children."""
         ready = connection.wait([pipe for _, pipe, _ in self._running.values()])
-        found = list[Event]()
+        events = list[Event]()
         for number, (_, pipe, child) in list(self._running.items()):
             if pipe not in ready:
                 continue
             try:
-                found.append((number, *pipe.recv()))
+                events.append((number, *pipe.recv()))
             # EOFError, or ConnectionResetError if the child has not read our last answer.
             except (EOFError, OSError):
                 child.join()
-                found.append((number, "died", _describe_exit(child.exitcode)))
-            if found[-1][1] in ("ended", "died"):
+                events.append((number, "died", _describe_exit(child.exitcode)))
+            if events[-1][1] in ("ended", "died"):
                 child.join()
                 del self._running[number]
-        return found
+        return events
 
     def answer(self, number: int, why: str) -> None:
         with suppress(OSError):  # the worker has died; `events` reports that
@@ -67,8 +67,8 @@ class Processes:
         for _, _, child in self._running.values():
             child.terminate()
         while self._running:
-            for number, what, *_ in self.events():
-                if what == "validated":
+            for number, kind, *_ in self.events():
+                if kind == "validated":
                     self.answer(number, "")
 
 

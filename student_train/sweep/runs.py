@@ -157,7 +157,7 @@ def validations(folder: Path) -> list[tuple[int, dict[str, float]]]:
 
     Raises UserError for an invalid line.
     """
-    path, found = folder / METRICS, []
+    path, rows = folder / METRICS, []
     lines = read_small(path, MOST_METRICS).splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
@@ -170,5 +170,5 @@ def validations(folder: Path) -> list[tuple[int, dict[str, float]]]:
             continue
         if problem := schema_violation(figures, {"step": int, **valid}):
             raise UserError(f"{path}, line {number}: {problem}; remove that line")
-        found.append((figures.pop("step"), figures))
-    return found
+        rows.append((figures.pop("step"), figures))
+    return rows

@@ -71,8 +71,8 @@ def read_plan(path: Path) -> ScoringPlan:
 def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
     """Check the tables with the checks of `downstream`; return its error message, or ""."""
     # TOML has dates, which JSON lacks: `downstream` refuses them as texts.
-    given = json.dumps({"tasks": tasks, "models": models}, default=str)
-    done = subprocess.run(CHECK, input=given, capture_output=True, text=True)
+    tables = json.dumps({"tasks": tasks, "models": models}, default=str)
+    done = subprocess.run(CHECK, input=tables, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"--downstream: the tables cannot be checked: {_last_line(done)}")
     # Only the last line, because libraries may print others before it.
@@ -95,8 +95,8 @@ def score(
     file = out / FILE
     if not file.exists():
         say(f"scores    {name}: {task.name}")
-        words = [*DOWNSTREAM, *task.words, "--model", model, "--out", str(out)]
-        done = subprocess.run(words, capture_output=True, text=True)
+        command = [*DOWNSTREAM, *task.words, "--model", model, "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             last = _last_line(done)
             raise UserError(
@@ -109,8 +109,8 @@ def check_scored(task: Task, model: str, name: str, sweep: Path) -> None:
     """Raise UserError if the scores of a reference model `name` are of another model."""
     folder, scored = task.folder(sweep, name), model
     with suppress(OSError, ValueError, TypeError, LookupError):  # none yet, or `score` reports it
-        found = json.loads((folder / FILE).read_text("utf-8"))
-        scored = str(found["models"][0]["model"] if "models" in found else found["model"])
+        scores = json.loads((folder / FILE).read_text("utf-8"))
+        scored = str(scores["models"][0]["model"] if "models" in scores else scores["model"])
     if scored != model:
         raise UserError(
             f"{folder}: has the scores of {scored}, and [models] {name} is {model} now; give it"
@@ -133,33 +133,33 @@ SHAPE = {
 
 def _figures(scores: Mapping[str, Any], file: Path) -> dict[str, float]:
     try:
-        found = _main_figures(scores)
-        problem = schema_violation(found, {"*": float})
+        figures = _main_figures(scores)
+        problem = schema_violation(figures, {"*": float})
     except (LookupError, TypeError, ValueError, StopIteration) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
         raise UserError(f"{file} is damaged ({problem}); remove it to score again")
-    return found
+    return figures
 
 
 def _main_figures(scores: Mapping[str, Any]) -> dict[str, float]:
     if "models" in scores:  # a measurement of speed
         (row,) = scores["models"]
-        found = {"disk_bytes": row["disk_bytes"]}
+        figures = {"disk_bytes": row["disk_bytes"]}
         for device in scores["devices"]:
             for name in ("sentence_ms", "batch_ms"):
-                found[f"{device} {name}"] = row[device][name]
+                figures[f"{device} {name}"] = row[device][name]
                 quartiles = row[device][f"{name}_quartiles"]
-                found |= {
+                figures |= {
                     f"{device} {name} {which}": time
                     for which, time in zip(QUARTILES, quartiles, strict=True)
                 }
-        return found
-    split = next(iter([each for each in scores["mean"] if each == "test"] or scores["mean"]))
+        return figures
+    split = next(iter([s for s in scores["mean"] if s == "test"] or scores["mean"]))
     scale, several = scores["scale"], len(scores["seeds"]) > 1
-    found = dict[str, float]()
+    figures = dict[str, float]()
     for heading, name in scores["measures"].items():
-        found[heading] = scale * scores["mean"][split][name]
+        figures[heading] = scale * scores["mean"][split][name]
         if several:
-            found[f"{heading} {DEVIATION}"] = scale * scores["deviation"][split][name]
-    return found
+            figures[f"{heading} {DEVIATION}"] = scale * scores["deviation"][split][name]
+    return figures

@@ -37,17 +37,17 @@ Point = Mapping[str, Any]
 """One value of each dimension of a Space."""
 
 
-def read_space(path: Path, known: Sequence[str]) -> Space:
+def read_space(path: Path, options: Sequence[str]) -> Space:
     """Read a file of `--grid`: a list of settings, or a range of numbers, for each option.
 
     Raises UserError, with file and key, for anything else, and for an invalid value.
     """
     space = dict[str, Choices | Interval]()
     for name, value in read_toml(path, "--grid", "grid of settings").items():
-        if name not in known:
+        if name not in options:
             raise UserError(
-                f"{path}: unknown key {name!r}; {suggest(name, known)}options that a sweep"
-                f" can vary are {', '.join(sorted(known))}"
+                f"{path}: unknown key {name!r}; {suggest(name, options)}options that a sweep"
+                f" can vary are {', '.join(sorted(options))}"
             )
         if name == "loss" and isinstance(value, dict):
             for loss, weight in value.items():
@@ -65,7 +65,7 @@ def _dimension(name: str, value: Any, where: str, loss: str = "") -> Choices | I
     values = value if isinstance(value, list) else [value]
     if not values:
         raise UserError(f"{where}: {name}: an empty list; give at least one setting")
-    return tuple(dict.fromkeys(_setting(name, each, where, loss) for each in values))
+    return tuple(dict.fromkeys(_setting(name, item, where, loss) for item in values))
 
 
 def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interval:
@@ -102,9 +102,9 @@ def _setting(name: str, value: Any, where: str, loss: str) -> Any:
 def over(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
     """Override the settings of the file by the settings of the command line."""
     named = {name for name, values in given.items() if values}
-    others = {name: each for name, each in space.items() if option_of(name) not in named}
+    from_file = {name: choices for name, choices in space.items() if option_of(name) not in named}
     # A setting that is given twice is one student.
-    return {name: tuple(dict.fromkeys(given[name])) for name in given if name in named} | others
+    return {name: tuple(dict.fromkeys(given[name])) for name in given if name in named} | from_file
 
 
 def option_of(dimension: str) -> str:
@@ -114,27 +114,27 @@ def option_of(dimension: str) -> str:
 
 def varied(space: Space) -> list[str]:
     """Return the options with more than one value."""
-    more = (n for n, each in space.items() if isinstance(each, Interval) or len(each) > 1)
-    return list(dict.fromkeys(map(option_of, more)))
+    names = (n for n, v in space.items() if isinstance(v, Interval) or len(v) > 1)
+    return list(dict.fromkeys(map(option_of, names)))
 
 
 def arguments_of(point: Point) -> dict[str, Any]:
     """Convert a point to arguments of the command line. Loss weights become one --loss."""
-    found = {name: value for name, value in point.items() if not name.startswith(WEIGHT)}
+    arguments = {name: value for name, value in point.items() if not name.startswith(WEIGHT)}
     weights = {n.removeprefix(WEIGHT): v for n, v in point.items() if n.startswith(WEIGHT)}
     if weights:
-        found["loss"] = loss_words(weights)
-    return found
+        arguments["loss"] = loss_words(weights)
+    return arguments
 
 
 def points(space: Space, where: str = "") -> Iterator[Point]:
     """Yield every combination of the settings. Raises UserError, which begins with `where`, for a
     range, because it has no finite list of values."""
     choices = list[Choices]()
-    for name, each in space.items():
-        if isinstance(each, Interval):
+    for name, dimension in space.items():
+        if isinstance(dimension, Interval):
             raise UserError(f"{where}{name}: a range needs --trials N; or give a list")
-        choices.append(each)
+        choices.append(dimension)
     for values in itertools.product(*choices):
         yield dict(zip(space, values, strict=True))
 

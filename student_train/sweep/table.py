@@ -47,16 +47,16 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
 
     The validation loss is left out if students have different losses.
     """
-    found = (name for name in COLUMNS if any(name in row for row in rows))
+    names = (name for name in COLUMNS if any(name in row for row in rows))
     # Values of different losses cannot be compared.
     incomparable = () if compares_losses(varied) else (LOSS.name,)
-    columns = [*(varied or ["folder"]), *(name for name in found if name not in incomparable)]
+    columns = [*(varied or ["folder"]), *(name for name in names if name not in incomparable)]
     scores = dict.fromkeys(name for row in rows for name in flat(row) if name not in row)
     columns += [name for name in scores if not name.endswith(SPREADS)]
     lines = [columns]
     for row in map(flat, rows):
         cells = (row.get(column, "") for column in columns)
-        lines.append([_cell(each) for each in cells])
+        lines.append([_cell(cell) for cell in cells])
     return lines
 
 
@@ -111,15 +111,15 @@ def aligned(lines: list[list[str]]) -> Table:
     from rich.table import Table
 
     # Narrow, and with broken headings, so that the table of a usual sweep fits into 80 columns.
-    made = Table(box=None, pad_edge=False, collapse_padding=True)
+    grid = Table(box=None, pad_edge=False, collapse_padding=True)
     for heading in lines[0]:
         if heading in COLUMNS:
-            made.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
+            grid.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
         else:
-            made.add_column(heading, overflow="fold")
+            grid.add_column(heading, overflow="fold")
     for line in lines[1:]:
-        made.add_row(*line)
-    return made
+        grid.add_row(*line)
+    return grid
 
 
 OF_PLACE = ("store", "out")  # settings that say where a student is, not what it is
@@ -158,18 +158,18 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
     """
     reports = dict[Path, dict[str, Any]]()
     for folder in map(Path, folders):
-        each = [folder, *sorted(path.parent for path in folder.glob("*/training.json"))]
-        found = {path: report for path in each if "result" in (report := read_report(path) or {})}
-        if not found:
+        paths = [folder, *sorted(p.parent for p in folder.glob("*/training.json"))]
+        finished = {p: report for p in paths if "result" in (report := read_report(p) or {})}
+        if not finished:
             raise UserError(f"{folder}: no finished student; give folders that student-train wrote")
-        reports |= {path.resolve(): report for path, report in found.items()}  # "." has a name, too
+        reports |= {p.resolve(): report for p, report in finished.items()}  # "." has a name, too
     alike = Counter(folder.name for folder in reports)
     settings = [report["settings"] for report in reports.values()]
-    names = dict.fromkeys(name for each in settings for name in each if name not in OF_PLACE)
-    varied = [n for n in names if any(each.get(n) != settings[0].get(n) for each in settings)]
+    names = dict.fromkeys(name for s in settings for name in s if name not in OF_PLACE)
+    varied = [n for n in names if any(s.get(n) != settings[0].get(n) for s in settings)]
     contents = [store_contents(report) for report in reports.values()]
     # By content: a store that was moved is the same store.
-    varied += ["store"] if any(each != contents[0] for each in contents) else []
+    varied += ["store"] if any(content != contents[0] for content in contents) else []
     rows = [
         {
             **{name: _word(report["settings"].get(name)) for name in varied},

@@ -88,10 +88,10 @@ class ListedRuns:
         """Restore the state of an earlier command from runs.json and the validations."""
         self._runs, self._study = iter(list(runs.runs)), study
         if study is not None:
-            before = {each["folder"]: each for each in runs.earlier}
+            earlier = {row["folder"]: row for row in runs.earlier}
             for run in runs.runs:
                 study.trials[run.number] = study.study.ask()
-                study.repeat(run, before.get(run.folder.name, {}))
+                study.repeat(run, earlier.get(run.folder.name, {}))
 
     def next(self) -> Run | None:
         return next((run for run in self._runs if run.state != "pruned"), None)
@@ -124,16 +124,16 @@ class Trials(Study):
         """
         super().__init__(prune, runs.varied, "--trials")
         self.space, self.count, self.seed, self.runs, self.make = space, count, seed, runs, make
-        self.distributions = {n: self._distribution(each) for n, each in space.items()}
+        self.distributions = {n: self._distribution(dimension) for n, dimension in space.items()}
         self.postponed: list[Run] = []
 
-    def _distribution(self, each: Any) -> Any:
+    def _distribution(self, dimension: Any) -> Any:
         kinds = self.optuna.distributions
-        if not isinstance(each, Interval):
-            return kinds.CategoricalDistribution(each)
-        if each.whole:
-            return kinds.IntDistribution(int(each.low), int(each.high), log=each.log)
-        return kinds.FloatDistribution(each.low, each.high, log=each.log)
+        if not isinstance(dimension, Interval):
+            return kinds.CategoricalDistribution(dimension)
+        if dimension.whole:
+            return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+        return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
     def next(self) -> Run | None:
         """Return the next trial, or None if there are enough or the next one is running already."""
@@ -179,10 +179,10 @@ class Trials(Study):
     def _point(self, params: Mapping[str, Any]) -> Point:
         """Round the drawn numbers, within their ranges."""
         point = dict(params)
-        for name, each in self.space.items():
-            if isinstance(each, Interval) and not each.whole:
+        for name, dimension in self.space.items():
+            if isinstance(dimension, Interval) and not dimension.whole:
                 rounded = float(f"{params[name]:.{DIGITS}g}")
-                point[name] = min(max(rounded, each.low), each.high)
+                point[name] = min(max(rounded, dimension.low), dimension.high)
         return point
 
     def _under_way(self, run: Run) -> bool:

@@ -67,20 +67,20 @@ class Distiller(nn.Module):
         # A validation sets it, to collect the states [G,Ds] of the last layer and the states that
         # losses compare, not projected.
         self.observed: dict[str, Tensor] | None = None
-        own, self.layers = size_of(student)
+        width, self.layers = size_of(student)
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
         self.every = tuple(every) or self.terms
         for loss in (term.loss for term in self.every):
             if loss.of_text or loss.projection == "none":
                 continue
-            if loss.projection == "widths differ" and own == features.width:
+            if loss.projection == "widths differ" and width == features.width:
                 continue
             if own_projection(student) is not None:
                 self.projected_losses.add(loss.name)
                 continue
             for name in features.hidden:
-                linear = nn.Linear(own, features.width)
+                linear = nn.Linear(width, features.width)
                 if start == "he":  # He et al. 2015; 2.4 times the deviation of PyTorch's start
                     nn.init.kaiming_normal_(linear.weight)
                     nn.init.zeros_(linear.bias)
@@ -93,7 +93,7 @@ class Distiller(nn.Module):
             self.scores = nn.Linear(classes.in_features, classes.out_features)
         if of_text := [term for term in self.every if term.loss.of_text]:
             assert features.embedding is not None  # `plan/checks.py` refuses such a store
-            self.projections[VECTORS] = self._vector_head(of_text, own, features.embedding.width)
+            self.projections[VECTORS] = self._vector_head(of_text, width, features.embedding.width)
         # `set_frozen` does the same for each stage of a training; your own loop has only this.
         self.projections.requires_grad_(not frozen)
 
@@ -118,21 +118,21 @@ class Distiller(nn.Module):
             self.projections[VECTORS] = other.projections[VECTORS]
 
     @staticmethod
-    def _vector_head(terms: list[Term], own: int, width: int) -> VectorHead:
+    def _vector_head(terms: list[Term], hidden: int, width: int) -> VectorHead:
         """Make the mean pooling, and a map to the teacher's vector size if a loss needs it."""
         # Imported here: it takes seconds, and only students of text vectors need it.
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-        projected = own != width and any(term.loss.projection != "none" for term in terms)
-        size = width if projected else own
+        projected = hidden != width and any(term.loss.projection != "none" for term in terms)
+        size = width if projected else hidden
         if too_wide := [n for term in terms for n in term.widths if n >= size]:
             raise UserError(
                 f"--matryoshka {too_wide[0]}: the student's vectors have size {size}; give smaller"
                 " sizes"
             )
         # Without a bias: the student can add any constant to its states itself.
-        dense = [Dense(own, width, bias=False, activation_function=None)] if projected else []
-        return VectorHead(Pooling(own, "mean"), *dense, Normalize())
+        dense = [Dense(hidden, width, bias=False, activation_function=None)] if projected else []
+        return VectorHead(Pooling(hidden, "mean"), *dense, Normalize())
 
     @classmethod
     def of(cls, student: Any, options: TrainOptions, store: FeatureStore) -> Distiller:
@@ -166,13 +166,13 @@ class Distiller(nn.Module):
 
         terms: the losses to compute, by default the distiller's own.
         """
-        device, found = batch.inputs.ids.device.type, dict[str, Tensor]()
+        device, losses = batch.inputs.ids.device.type, dict[str, Tensor]()
         with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             sides = self.sides(batch, terms)
             for term in sides.terms:
                 if (loss := sides.measured(term)) is not None:
-                    found[term.name] = loss
-            return found, sides.task_logits()
+                    losses[term.name] = loss
+            return losses, sides.task_logits()
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
         """Run the student over a batch, and return the inputs of the losses of `terms`."""
@@ -199,10 +199,10 @@ class Distiller(nn.Module):
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
         """Project student states [G,Ds] to the teacher's hidden size [G,D] for the feature `name`.
         Return them unchanged if the loss needs no projection."""
-        own = own_projection(self.student)
-        if own is not None and loss.name in self.projected_losses:
-            found: Tensor = own(states)
-            return found
+        projection = own_projection(self.student)
+        if projection is not None and loss.name in self.projected_losses:
+            projected: Tensor = projection(states)
+            return projected
         key = _key(loss, name)
         return self.projections[key](states) if key in self.projections else states
 

@@ -68,10 +68,10 @@ def evaluate_batches(
     was_training = distiller.training
     distiller.eval()
     device = next(distiller.parameters()).device
-    sums, found = _Sums(terms), False
+    sums, has_batches = _Sums(terms), False
     try:
         for batch in batches:
-            moved, found = batch.to(device), True
+            moved, has_batches = batch.to(device), True
             distiller.observed = {}
             sums.add(moved, *distiller.measured(moved, terms))
             compared = {name: s for name, s in distiller.observed.items() if name != LAST}
@@ -81,15 +81,15 @@ def evaluate_batches(
     finally:  # after Ctrl-C in a notebook, the next step must have its dropout
         distiller.train(was_training)
         distiller.observed = None
-    return sums.figures() if found else {}
+    return sums.figures() if has_batches else {}
 
 
-def check_validation(found: dict[str, float], step: int) -> None:
+def check_validation(figures: dict[str, float], step: int) -> None:
     """Raise UserError if the held-out loss is not finite."""
-    loss = found["valid_loss"]
+    loss = figures["valid_loss"]
     if not math.isfinite(loss):
         raise UserError(
-            f"step {step}: the held-out loss is not finite ({nonfinite_parts(found)}valid_loss"
+            f"step {step}: the held-out loss is not finite ({nonfinite_parts(figures)}valid_loss"
             f" {loss:g}): the teacher's values in the store are too large, or the training has"
             " diverged; leave out the loss that is not finite, make the store again, or lower --lr"
         )
@@ -137,13 +137,13 @@ class StateSpread:
 
     def add(self, states: Mapping[str, torch.Tensor]) -> None:
         """Add states [G,D], by name."""
-        for name, each in states.items():
+        for name, values in states.items():
             # The share is a small difference of two large sums, which float32 would lose.
-            each = each.double()
-            self.counts[name] = self.counts.get(name, 0) + len(each)
-            total = each.sum(dim=0)
+            values = values.double()
+            self.counts[name] = self.counts.get(name, 0) + len(values)
+            total = values.sum(dim=0)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
-            self.squares[name] = self.squares.get(name, 0.0) + float(each.square().sum())
+            self.squares[name] = self.squares.get(name, 0.0) + float(values.square().sum())
 
     def figures(self) -> dict[str, float]:
         """Return the smallest figure of all states, by the name `states_varying`; {} without
@@ -156,18 +156,18 @@ class StateSpread:
         return {VARYING: min(shares)} if shares else {}
 
 
-def warning_of_constant_states(found: Mapping[str, float], options: TrainOptions) -> str:
+def warning_of_constant_states(figures: Mapping[str, float], options: TrainOptions) -> str:
     """Return a warning if a student's states hardly vary, else ""."""
-    share = found.get(VARYING)
+    share = figures.get(VARYING)
     losses = registry.named(options.losses())
     compared = [loss.name for loss in losses if loss.feature in STATES]
     if share is None or share >= (CONSTANT if compared else CONSTANT_LAST):
         return ""
     remedies = ["a smaller --lr"]
     if compared:
-        others = {"--projection-start pytorch": options.projection_start != "pytorch"}
-        others |= {"--projection trainable": options.projection == "frozen"}
-        remedies = [option for option, differs in others.items() if differs]
+        settings = {"--projection-start pytorch": options.projection_start != "pytorch"}
+        settings |= {"--projection trainable": options.projection == "frozen"}
+        remedies = [option for option, differs in settings.items() if differs]
         remedies.append(f"a smaller weight of {' and '.join(compared)}")
     return (
         f"states    {share:.2%} of the squared length of the student's states varies (healthy: over"
@@ -191,16 +191,16 @@ class _Sums:
         self.vectors = _VectorPairs()
 
     def add(
-        self, batch: StudentBatch, found: Mapping[str, torch.Tensor], logits: torch.Tensor | None
+        self, batch: StudentBatch, losses: Mapping[str, torch.Tensor], logits: torch.Tensor | None
     ) -> None:
         """Add a batch's losses by name, and the logits of its task."""
         targets = batch.aligned[batch.of_task].task if batch.of_task else None
         labels = int((targets.gold != NO_LABEL).sum()) if targets else 0
         for term in self.terms:
             name, loss = term.name, term.loss
-            if name in found:
+            if name in losses:
                 count = len(batch.labels) if loss.of_text_alone else labels if loss.of_gold else 1
-                self.sums[name] = self.sums.get(name, 0.0) + float(found[name]) * count
+                self.sums[name] = self.sums.get(name, 0.0) + float(losses[name]) * count
                 self.counts[name] = self.counts.get(name, 0.0) + count
         self.characters += batch.characters
         self.bytes += batch.predicted_bytes
@@ -235,22 +235,22 @@ class _VectorPairs:
     """Holds, on the CPU, the text vectors of a student and its teacher for the first texts."""
 
     def __init__(self) -> None:
-        self.own, self.teacher = list[torch.Tensor](), list[torch.Tensor]()
+        self.student, self.teacher = list[torch.Tensor](), list[torch.Tensor]()
         self.texts = 0
 
-    def add(self, own: torch.Tensor, teacher: torch.Tensor) -> None:
+    def add(self, student: torch.Tensor, teacher: torch.Tensor) -> None:
         """Add the vectors of the same texts, [B,D] and [B,W]."""
         room = MOST_TEXTS - self.texts
-        for held, vectors in ((self.own, own), (self.teacher, teacher)):
-            held.append(vectors[:room].float().cpu())
-        self.texts += len(self.own[-1])
+        for batches, vectors in ((self.student, student), (self.teacher, teacher)):
+            batches.append(vectors[:room].float().cpu())
+        self.texts += len(self.student[-1])
 
     def figures(self) -> dict[str, float]:
         """Return the rank correlation of the cosines of all pairs of texts as `valid_spearman`; {}
         if there are fewer than LEAST_TEXTS texts, or if all cosines of one side are equal."""
         if self.texts < LEAST_TEXTS:
             return {}
-        return _ranked(_cosines(self.own), _cosines(self.teacher))
+        return _ranked(_cosines(self.student), _cosines(self.teacher))
 
 
 def _cosines(vectors: list[torch.Tensor]) -> torch.Tensor:
@@ -264,15 +264,15 @@ def _cosines(vectors: list[torch.Tensor]) -> torch.Tensor:
 class _Answers:
     """Holds, on the CPU, the answers of a student and its teacher for G texts or tokens.
 
-    own, teacher: for `one label` the best label [G]; for `several labels` which labels are given,
-        bool [G,C]; for `numbers` the numbers, float32 [G,C]. teacher: None if it has no logits.
+    student, teacher: for `one label` the best label [G]; for `several labels` which labels are
+        given, bool [G,C]; for `numbers` the numbers, float32 [G,C]. teacher: None if it has no logits.
     gold: int64 [G].
     """
 
     # Not the logits: for a tagger of 20 labels, student's and teacher's logits took 160 bytes of
     # the device for each held-out token.
     output_kind: OutputKind
-    own: torch.Tensor
+    student: torch.Tensor
     teacher: torch.Tensor | None
     gold: torch.Tensor
 
@@ -290,48 +290,48 @@ def _answers(logits: torch.Tensor, kind: OutputKind) -> torch.Tensor:
     return (logits > 0 if kind == "several labels" else logits.argmax(dim=1)).cpu()
 
 
-def _compared(every: list[_Answers]) -> dict[str, float]:
+def _compared(answers: list[_Answers]) -> dict[str, float]:
     """Return the figures that compare the student's answers with gold labels and the teacher."""
-    kind, own = every[0].output_kind, torch.cat([each.own for each in every])
-    answers = [each.teacher for each in every if each.teacher is not None]
-    teacher = torch.cat(answers) if answers else None
+    kind, student = answers[0].output_kind, torch.cat([a.student for a in answers])
+    teachers = [a.teacher for a in answers if a.teacher is not None]
+    teacher = torch.cat(teachers) if teachers else None
     if kind == "numbers":
-        return {} if teacher is None else _ranked(own, teacher)
+        return {} if teacher is None else _ranked(student, teacher)
     if kind == "several labels":
-        return {} if teacher is None else {"valid_agreement": _share(own, teacher)}
-    gold = torch.cat([each.gold for each in every])
-    found, known = dict[str, float](), gold != NO_LABEL
-    if known.any():
-        found |= _same_labels("valid_accuracy", own[known], gold[known])
-    return found if teacher is None else found | _same_labels("valid_agreement", own, teacher)
+        return {} if teacher is None else {"valid_agreement": _share(student, teacher)}
+    gold = torch.cat([a.gold for a in answers])
+    result, labelled = dict[str, float](), gold != NO_LABEL
+    if labelled.any():
+        result |= _same_labels("valid_accuracy", student[labelled], gold[labelled])
+    return result if teacher is None else result | _same_labels("valid_agreement", student, teacher)
 
 
-def _share(own: torch.Tensor, other: torch.Tensor) -> float:
-    return float((own == other).float().mean())
+def _share(student: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((student == reference).float().mean())
 
 
 MATTHEWS = "_matthews"
 
 
-def _same_labels(name: str, own: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+def _same_labels(name: str, student: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
     """Return the share of equal labels [G], and their Matthews' correlation, which is 0 if all
     labels of one side are the same; {} without labels."""
     # Imported here: scikit-learn takes a second or two, and only students of a task need it.
     from sklearn.metrics import matthews_corrcoef
 
-    if not len(own):
+    if not len(student):
         return {}
     correlation = 0.0
-    if len(torch.cat([own, other]).unique()) > 1:  # of a single label scikit-learn warns
-        correlation = float(matthews_corrcoef(other.numpy(), own.numpy()))
-    return {name: _share(own, other), f"{name}{MATTHEWS}": correlation}
+    if len(torch.cat([student, reference]).unique()) > 1:  # of a single label scikit-learn warns
+        correlation = float(matthews_corrcoef(reference.numpy(), student.numpy()))
+    return {name: _share(student, reference), f"{name}{MATTHEWS}": correlation}
 
 
-def warning_of_one_label(found: Mapping[str, float]) -> str:
+def warning_of_one_label(figures: Mapping[str, float]) -> str:
     """Return a warning if all held-out labels of the student, or all teacher's or gold labels, are
     the same, else ""."""
     for name, other in (("valid_agreement", "teacher's"), ("valid_accuracy", "gold ones")):
-        if found.get(f"{name}{MATTHEWS}") == 0:
+        if figures.get(f"{name}{MATTHEWS}") == 0:
             return (
                 f"warning   {name}{MATTHEWS} is 0: on the held-out part all labels of the student"
                 f" are the same (raise --lr or --epochs), or the {other} are"
@@ -345,8 +345,8 @@ def _ranked(student: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
     # Imported here: scipy.stats takes a second, and few students need it.
     from scipy.stats import spearmanr
 
-    own, teacher = student.numpy().T, other.numpy().T
-    if own.shape[1] < 2 or not (own.std(axis=1) * teacher.std(axis=1)).all():
+    predicted, expected = student.numpy().T, other.numpy().T
+    if predicted.shape[1] < 2 or not (predicted.std(axis=1) * expected.std(axis=1)).all():
         return {}
-    found = [spearmanr(one, other).statistic for one, other in zip(own, teacher, strict=True)]
-    return {"valid_spearman": float(sum(found) / len(found))}
+    rhos = [spearmanr(one, other).statistic for one, other in zip(predicted, expected, strict=True)]
+    return {"valid_spearman": float(sum(rhos) / len(rhos))}

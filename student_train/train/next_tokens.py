@@ -60,26 +60,26 @@ class NextTokens:
         if "chunks" in sides and self._targets and (chunks := self._targets.chunks):
             following[chunks.before] = chunks.following
             needed[chunks.before] = True
-        places, found = list[Tensor](), list[Tensor]()
+        rows, parts = list[Tensor](), list[Tensor]()
         compared = [term for term in terms if term.loss.student == "predictions"]
         if compared and (distribution := self._distribution()):
             at, targets = distribution
             logprobs, losses = _compared(head, pieces, states[at], targets, compared)
             self.losses = dict(zip(compared, losses, strict=True))
-            places, found = [at], [logprobs]
+            rows, parts = [at], [logprobs]
             needed[at] = False
 
         def of_text(states: Tensor, following: Tensor) -> Tensor:
             return next_logprobs(head(states), following)
 
         if sides & {"next", "chunks"}:
-            places.append(needed.nonzero()[:, 0])
-            found += _in_slices(of_text, pieces, states[places[-1]], following[places[-1]])
+            rows.append(needed.nonzero()[:, 0])
+            parts += _in_slices(of_text, pieces, states[rows[-1]], following[rows[-1]])
         # [N], in row t the log-probability of the token after flat token t, if a loss reads it.
         self._logprobs = states.new_zeros(0)
-        if found:
-            values = torch.cat(found)
-            self._logprobs = values.new_zeros(len(states)).index_copy(0, torch.cat(places), values)
+        if parts:
+            values = torch.cat(parts)
+            self._logprobs = values.new_zeros(len(states)).index_copy(0, torch.cat(rows), values)
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
         """Return the student's side and the teacher's of a term; [] if the batch has no such
@@ -88,8 +88,8 @@ class NextTokens:
             case "next":
                 return [(self._logprobs[self._batch.masked],)]
             case "chunks" if self._targets and (chunks := self._targets.chunks):
-                own = self._logprobs[chunks.before]
-                return [(pool_members(own[:, None], chunks.begin, "sum")[:, 0], chunks.logprobs)]
+                values = self._logprobs[chunks.before]
+                return [(pool_members(values[:, None], chunks.begin, "sum")[:, 0], chunks.logprobs)]
             case "predictions" if distribution := self._distribution():
                 at, targets = distribution
                 whole = targets.whole()
@@ -119,9 +119,9 @@ def _compared(
 
     def measured(states: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         whole = targets.whole()
-        own = whole.predictions(head(states))
-        values = torch.stack([term.value(own, whole) for term in terms])
-        return own.following, values * (len(states) / count)
+        predictions = whole.predictions(head(states))
+        values = torch.stack([term.value(predictions, whole) for term in terms])
+        return predictions.following, values * (len(states) / count)
 
     logprobs, values = zip(*_in_slices(measured, pieces, states, targets), strict=True)
     return torch.cat(logprobs), torch.stack(values).sum(dim=0)
@@ -141,11 +141,11 @@ def _in_slices(
     # gradients only if an argument requires one, and the weights of the head are not an argument.
     again = partial(checkpoint, measure, use_reentrant=False, preserve_rng_state=False)
     slices = (slice(first, first + size) for first in range(0, len(states), size))
-    return [again(states[some], _sliced(targets, some)) for some in slices]
+    return [again(states[part], _sliced(targets, part)) for part in slices]
 
 
-def _sliced(targets: Any, some: slice) -> Any:
+def _sliced(targets: Any, part: slice) -> Any:
     if isinstance(targets, Tensor):
-        return targets[some]
-    each = vars(targets).items()
-    return type(targets)(**{n: v[some] if isinstance(v, Tensor) else v for n, v in each})
+        return targets[part]
+    fields = vars(targets).items()
+    return type(targets)(**{n: v[part] if isinstance(v, Tensor) else v for n, v in fields})

@@ -41,13 +41,13 @@ class Sides:
         self._distiller, self._batch = distiller, batch
         self.terms = tuple(terms)
         maps = any(term.loss.student == "maps" for term in terms)
-        own = any(term.loss.of_text_alone for term in terms)
+        text_alone = any(term.loss.of_text_alone for term in terms)
         causal = any(term.loss.of_next for term in terms)
         vectors = batch.vectors is not None
         # Left out if nothing reads it: under `reduce` alone the student reads only its second
         # input.
         if (
-            own
+            text_alone
             or causal
             or any(aligned.inputs is None for aligned in batch.aligned.values())
             or (vectors and batch.unmasked is None)
@@ -61,7 +61,7 @@ class Sides:
         self._masked = None
         # Only of the tokens with a label: with 120,000 pieces the head costs as much as the
         # encoder.
-        if own and not causal:
+        if text_alone and not causal:
             self._masked = distiller.logits(native.last[batch.masked])
         self._aligned = {
             name: _AlignedSides(
@@ -87,7 +87,7 @@ class Sides:
         name of a loss without a weight.
         """
         if isinstance(term, str):
-            named = {each.name: each for each in self.terms}
+            named = {t.name: t for t in self.terms}
             if term not in named:
                 raise ValueError(f"no loss {term!r} is trained; expected one of {', '.join(named)}")
             term = named[term]
@@ -142,8 +142,8 @@ class _AlignedSides:
             case "classes" | "scores" if self._aligned.task is not None:
                 task = self._aligned.task
                 target = task.gold if loss.teacher == "gold" else task.logits
-                own = self.classes if loss.student == "classes" else self.scores
-                return [] if target is None else [(own, target)]
+                logits = self.classes if loss.student == "classes" else self.scores
+                return [] if target is None else [(logits, target)]
         return []
 
     def task_logits(self, terms: Sequence[Term]) -> Tensor:
@@ -153,7 +153,7 @@ class _AlignedSides:
         return self.scores if "scores" in read and "classes" not in read else self.classes
 
     def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
-        loss, aligned, distiller, found = term.loss, self._aligned, self._distiller, []
+        loss, aligned, distiller, arguments = term.loss, self._aligned, self._distiller, []
         targets = {
             "normalised": aligned.normalised,
             "raw": aligned.states,
@@ -164,23 +164,23 @@ class _AlignedSides:
             if loss.student == "runs":
                 states = self._read.states[MEANS.get(name, 1) :]
                 layers = distiller.counterpart(states, name)
-                own = aligned.runs.pool(layers, term.pool)
+                pooled = aligned.runs.pool(layers, term.pool)
             else:
-                own = sentence_states(distiller.student, self._read.last, self._read.present)
+                pooled = sentence_states(distiller.student, self._read.last, self._read.present)
             if distiller.observed is not None:
-                distiller.observed[f"{loss.name} {name}"] = own.detach()
-            own = dropped_states(distiller.student, own)
-            found.append((distiller.projected(loss, name, own), target))
-        return found
+                distiller.observed[f"{loss.name} {name}"] = pooled.detach()
+            pooled = dropped_states(distiller.student, pooled)
+            arguments.append((distiller.projected(loss, name, pooled), target))
+        return arguments
 
     def _of_maps(self) -> list[tuple[Any, ...]]:
-        pooling, found = self._aligned.map_pooling, []
+        pooling, arguments = self._aligned.map_pooling, []
         for name, target in self._aligned.maps.items():
             assert pooling is not None
-            here = pooling.present
+            present = pooling.present
             maps = pooling.pool(self._distiller.counterpart(self._read.maps, name))
-            found.append((maps, target, here[:, :, None] & here[:, None, :]))
-        return found
+            arguments.append((maps, target, present[:, :, None] & present[:, None, :]))
+        return arguments
 
     def _logits(self, term: Term) -> Tensor:
         """Compute vocabulary logits [G,V] of the runs with logit targets, once: all terms of an

@@ -41,8 +41,8 @@ class StoreTraining:
         self._source = sources[0][0]
         self.store = self._source.store
         self._read = [
-            (one.store, each.reading(feature_source(one.store, plan.options.cache, self.device)))
-            for one, each in sources
+            (s.store, c.reading(feature_source(s.store, plan.options.cache, self.device)))
+            for s, c in sources
         ]
         self.distiller = Distiller.of(student, plan.options, self.store).to(self.device)
         self.distiller.bf16 = plan.options.precision == "bf16"
@@ -69,9 +69,9 @@ class StoreTraining:
         stage = self.plan.stages[number]
         return max(
             self.store.batch_count(
-                stage.options.seed, 0, **each.batching, blocks=self._source.blocks(each)
+                stage.options.seed, 0, **batch.batching, blocks=self._source.blocks(batch)
             )
-            for each in stage.batches
+            for batch in stage.batches
         )
 
     def describe_masks(self, steps: int) -> str:
@@ -92,7 +92,7 @@ class StoreTraining:
 
         first: number of the first batch. every: yield every `every`-th batch.
         """
-        streams = [self._batches(each, first, every) for each in self.stage.batches]
+        streams = [self._batches(batch, first, every) for batch in self.stage.batches]
         return streams[0] if len(streams) == 1 else _in_turn(streams)
 
     def _batches(self, batch: BatchPlan, first: int, every: int) -> Generator[StudentBatch]:
@@ -122,17 +122,17 @@ class StoreTraining:
 
     def _combined(self, batches: Sequence[StudentBatch]) -> StudentBatch:
         return combine_teachers(
-            [each.to(self.device) for each in batches], self.store.features.vocabulary
+            [batch.to(self.device) for batch in batches], self.store.features.vocabulary
         )
 
     def validate(self) -> dict[str, float]:
         """Measure the losses on the held-out blocks; see `evaluate`."""
         blocks, plan = self._source.held_out, self.stage.measured
-        each = [
+        iters = [
             held_out(store, collator.serving(plan), blocks, plan)
             for store, collator in (self._read if len(blocks) else ())
         ]
-        batches = map(self._combined, zip(*each, strict=True)) if len(each) > 1 else chain(*each)
+        batches = map(self._combined, zip(*iters, strict=True)) if len(iters) > 1 else chain(*iters)
         return evaluate_batches(self.distiller, batches, plan)
 
 
@@ -150,5 +150,5 @@ def _together(
         yield from zip(*streams, strict=True)
     # Each stream has a thread or processes of its own, which end when it is closed.
     finally:
-        for each in streams:
-            each.close()
+        for stream in streams:
+            stream.close()

@@ -101,7 +101,7 @@ def train(
         raise UserError("train: resume=True needs out, the folder of the training to continue")
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options.resolved(), *stores, layers=size_of(student)[1])
-    collators = [collator, *(each for _, each in others)]
+    collators = [collator, *(c for _, c in others)]
     folder = None if out is None else Path(out)
     callbacks = Callbacks(on_step, on_validation, say, say_progress)
     return train_plan(plan, student, collators, folder, resume=resume, callbacks=callbacks)
@@ -179,8 +179,8 @@ class _StudentTraining(Training):
         self.device = torch.device(options.device)
         # Seeded here, because the projections are drawn next.
         torch.manual_seed(options.seed)
-        every = list(zip(plan.sources, collators, strict=True))
-        groups = [every] if options.combine == "outputs" else [[each] for each in every]
+        sources = list(zip(plan.sources, collators, strict=True))
+        groups = [sources] if options.combine == "outputs" else [[source] for source in sources]
         self.trainings = [StoreTraining(plan, student, group) for group in groups]
         # A student has one vector for a text, whatever store the text is of.
         for training in self.trainings[1:]:
@@ -218,8 +218,8 @@ class _StudentTraining(Training):
         for training in self.trainings:
             training.enter(number)
         set_frozen(self.model, self.options)
-        every = self.options.eval_every or max(1, steps // 10)
-        self.eval_every = self.trainings[0].steps_in(number) if every == "epoch" else every
+        interval = self.options.eval_every or max(1, steps // 10)
+        self.eval_every = self.trainings[0].steps_in(number) if interval == "epoch" else interval
         self.optimizer = optimizer_of(
             self.model,
             self.options.optimizer,
@@ -262,12 +262,12 @@ class _StudentTraining(Training):
     def _stage(self) -> Iterator[Losses]:
         options = self.options
         for line in dict.fromkeys(
-            each.describe_masks(self.last - self.first) for each in self.trainings
+            training.describe_masks(self.last - self.first) for training in self.trainings
         ):
             if line:
                 self.say(f"masks     {line}")
         first = self.readers.first_from((self.step - self.first) * options.accumulate)
-        batches = [each.batches(first, self.readers.size) for each in self.trainings]
+        streams = [training.batches(first, self.readers.size) for training in self.trainings]
         self.model.train()
         # Processes that share texts each compute the whole loss (see `Ranks.gather`). The losses of
         # a balanced stage are added, not averaged (Mukherjee & Awadallah 2019, equation 8).
@@ -276,25 +276,25 @@ class _StudentTraining(Training):
             while self.step < self.last and not self.schedule.is_over:
                 rate = options.resolved_lr * self.schedule.factor(self.step - self.first)
                 self.read = 0
-                losses = self.update(rate, self._own(batches), self._losses, count)
+                losses = self.update(rate, self._owned(streams), self._losses, count)
                 tokens = int(self.ranks.summed({"tokens": self.read})["tokens"]) // self.copies
                 self.tokens += tokens
                 yield {**losses, "lr": rate, "tokens": tokens}
         finally:
-            for each in batches:
-                each.close()
+            for stream in streams:
+                stream.close()
 
-    def _own(self, batches: Sequence[Generator[StudentBatch]]) -> Iterator[tuple[int, Taken]]:
+    def _owned(self, streams: Sequence[Generator[StudentBatch]]) -> Iterator[tuple[int, Taken]]:
         """Yield the batches of a step that this process computes, each with its number."""
         count = self.options.accumulate
-        before = (self.step - self.first) * count  # batches of the stage
+        done = (self.step - self.first) * count  # batches of the stage
         numbers = itertools.count()
-        for batch in range(before, before + count):
-            for training, some in zip(self.trainings, batches, strict=True):
-                for each, number in zip(training.stage.batches, numbers, strict=False):
+        for batch in range(done, done + count):
+            for training, stream in zip(self.trainings, streams, strict=True):
+                for plan, number in zip(training.stage.batches, numbers, strict=False):
                     # Batches of other processes are numbered, too: the number seeds the dropout.
                     if self.readers.owns(batch):
-                        yield number, (training, each.terms, next(some).to(self.device))
+                        yield number, (training, plan.terms, next(stream).to(self.device))
 
     def _losses(self, taken: Taken) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the weighted sum of a batch's losses, and each loss.
@@ -334,15 +334,15 @@ class _StudentTraining(Training):
     def _pace(self) -> tuple[str, str]:
         taken = time.perf_counter() - self.started
         steps = self.step - self.first_step  # of this process, as the tokens and the time
-        read, left = self.tokens - self.tokens_before, self.steps - self.step
-        return pace(read, taken, steps, left, "student tokens")
+        read, remaining = self.tokens - self.tokens_before, self.steps - self.step
+        return pace(read, taken, steps, remaining, "student tokens")
 
     def _line(self, losses: Losses) -> str:
         """Return a progress line with losses, speed and remaining time."""
-        found = f"loss {losses['loss']:.4g}"
+        figures = f"loss {losses['loss']:.4g}"
         if "valid_loss" in self.validation:
-            found += f", valid_loss {self.validation['valid_loss']:.4g}"
-        return f"step      {self.step:,} of {self.steps:,}: {found}; {', '.join(self._pace())}"
+            figures += f", valid_loss {self.validation['valid_loss']:.4g}"
+        return f"step      {self.step:,} of {self.steps:,}: {figures}; {', '.join(self._pace())}"
 
     def is_due(self) -> bool:
         if self.options.checkpoint_every is not None:
@@ -355,44 +355,44 @@ class _StudentTraining(Training):
         """Compute the held-out losses, pass them to the schedule, and store the best weights."""
         # One process validates for all: their schedules and best weights must not differ in the
         # last bits.
-        each = [each.validate() for each in self.trainings] if self.ranks.is_main else []
-        each = self.ranks.broadcast(each)
-        found = dict(each[0])
-        for number, values in enumerate(each[1:], 2):
-            found |= {f"store{number}_{name}": value for name, value in values.items()}
+        results = [training.validate() for training in self.trainings] if self.ranks.is_main else []
+        results = self.ranks.broadcast(results)
+        figures = dict(results[0])
+        for number, values in enumerate(results[1:], 2):
+            figures |= {f"store{number}_{name}": value for name, value in values.items()}
         # The figures that a schedule or a sweep judges by count all stores.
         for name in ("valid_loss", "valid_spearman"):
-            if all(name in values for values in each):
-                found[name] = sum(values[name] for values in each) / len(each)
-        if "valid_loss" in found:
-            check_validation(found, self.step)
-            self.schedule.validated(found["valid_loss"])
+            if all(name in values for values in results):
+                figures[name] = sum(values[name] for values in results) / len(results)
+        if "valid_loss" in figures:
+            check_validation(figures, self.step)
+            self.schedule.validated(figures["valid_loss"])
             best = self.best["found"]["valid_loss"] if self.best else math.inf
-            if self.options.best and found["valid_loss"] < best:
+            if self.options.best and figures["valid_loss"] < best:
                 # A copy, as the next step changes the tensors of a state dict in place.
-                self.best = {"found": found, "weights": copy.deepcopy(self.model.state_dict())}
+                self.best = {"found": figures, "weights": copy.deepcopy(self.model.state_dict())}
         # States of a training that diverges are constant, too, and only a lower rate helps.
-        constant = warning_of_constant_states(found, self.options)
-        if line := self._warning_of_divergence(found) or constant:
+        constant = warning_of_constant_states(figures, self.options)
+        if line := self._warning_of_divergence(figures) or constant:
             self.say(line)
-        self.record(found)
-        self.validation, self.judged_at, self.judged_in_stage = found, self.step, True
+        self.record(figures)
+        self.validation, self.judged_at, self.judged_in_stage = figures, self.step, True
         release_memory()
         # Last, as a sweep's callback may raise to stop: the figures are logged by then.
         if self.callbacks.on_validation:
-            self.callbacks.on_validation(self.step, found)
+            self.callbacks.on_validation(self.step, figures)
 
-    def _warning_of_divergence(self, found: Mapping[str, float]) -> str:
+    def _warning_of_divergence(self, figures: Mapping[str, float]) -> str:
         """Return a warning if the student is much worse than before its first step, at two
         validations or at the end, else ""."""
         # A high rate may overshoot in the warm-up, and recover.
         if self.step < self.steps and not self.judged_in_stage:
             return ""
-        seen = (found, self.validation if self.step < self.steps else found)
-        if any(each.get("valid_loss", 0.0) <= WORSE * self.first_loss for each in seen):
+        seen = (figures, self.validation if self.step < self.steps else figures)
+        if any(f.get("valid_loss", 0.0) <= WORSE * self.first_loss for f in seen):
             return ""
         return (
-            f"warning   step {self.step:,}: valid_loss {found['valid_loss']:.4g} is far above the"
+            f"warning   step {self.step:,}: valid_loss {figures['valid_loss']:.4g} is far above the"
             f" loss before the first step, {self.first_loss:.4g}: the training diverges; lower --lr"
             f" ({self.options.resolved_lr:g})"
         )

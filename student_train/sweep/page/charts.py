@@ -53,12 +53,12 @@ def front(points: Sequence[Point], measure: Measure) -> list[Point]:
     """
     judged = [p for p in points if measure.of(p.student.figures) < math.inf]
     judged.sort(key=lambda p: (measure.of(p.student.figures), p.cost))
-    found = [
+    on_front = [
         point
-        for place, point in enumerate(judged)
-        if not any(better.low <= point.high for better in judged[:place])
+        for rank, point in enumerate(judged)
+        if not any(better.low <= point.high for better in judged[:rank])
     ]
-    return sorted(found, key=lambda p: p.cost)
+    return sorted(on_front, key=lambda p: p.cost)
 
 
 def trade_off(
@@ -143,9 +143,9 @@ def importances(
     # Seeded, so that the same files give the same page.
     forest = RandomForestRegressor(100, random_state=0, bootstrap=len(students) > 9)
     forest.fit(table, quality)
-    found = permutation_importance(forest, table, quality, random_state=0)
+    result = permutation_importance(forest, table, quality, random_state=0)
     # A setting without effect may lower the error by chance.
-    rises = np.maximum(found.importances_mean, 0)
+    rises = np.maximum(result.importances_mean, 0)
     return {n: float(r / (rises.sum() or 1)) for n, r in zip(names, rises, strict=True)}
 
 
@@ -157,8 +157,8 @@ def _codes(words: Sequence[str]) -> list[float]:
         numbers = []
     if numbers and all(abs(number) < LARGEST for number in numbers):  # neither NaN nor infinite
         return numbers
-    known = sorted(set(words))
-    return [float(known.index(word)) for word in words]
+    distinct = sorted(set(words))
+    return [float(distinct.index(word)) for word in words]
 
 
 def importance_bars(shares: Mapping[str, float], measure: Measure) -> Chart | None:
@@ -195,9 +195,9 @@ def _figure_of_curves(
     if measure.name.startswith("valid_"):
         candidates: Sequence[Measure] = [measure]
     else:
-        candidates = sorted(comparable(varied), key=lambda each: each is not LOSS)
+        candidates = sorted(comparable(varied), key=lambda m: m is not LOSS)
     validated = {name for student in students for _, figures in student.curve for name in figures}
-    return next((each.name for each in candidates if each.name in validated), None)
+    return next((m.name for m in candidates if m.name in validated), None)
 
 
 def curves(
@@ -220,7 +220,7 @@ def curves(
     drawn_of = list(dict.fromkeys(row["student"] for row in rows))
     legend = alt.Legend(columns=2, symbolType="stroke", symbolSize=400)
     of_each = {"sort": None, "title": "student", "legend": legend}
-    dashes = [DASHES[place // COLORS % len(DASHES)] for place in range(len(drawn_of))]
+    dashes = [DASHES[i // COLORS % len(DASHES)] for i in range(len(drawn_of))]
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("step:Q", title="step"),
         y=alt.Y("figure:Q", title=name, scale=alt.Scale(zero=False)),
@@ -228,7 +228,7 @@ def curves(
         tooltip=["student:N", "step:Q", "figure:Q"],
     )
     references = lines if name == measure.name else {}
-    rules = [each.encode(y=alt.Y("quality:Q", title=name)) for each in _rules(alt, references)]
+    rules = [rule.encode(y=alt.Y("quality:Q", title=name)) for rule in _rules(alt, references)]
     dashed = base.mark_line().encode(  # students of the same colour have different dashes
         strokeDash=alt.StrokeDash(
             "student:N", scale=alt.Scale(domain=drawn_of, range=dashes), **of_each

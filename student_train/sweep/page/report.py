@@ -72,11 +72,11 @@ class StudentFiles:
     @property
     def latency(self) -> Point | None:
         """Return the milliseconds per sentence on the CPU: the median, with its quartiles."""
-        found = [name for name in self.figures if name.endswith("cpu sentence_ms")]
-        if not found:
+        names = [name for name in self.figures if name.endswith("cpu sentence_ms")]
+        if not names:
             return None
-        median = self.figures[found[0]]
-        low, high = (self.figures.get(f"{found[0]} {which}", median) for which in QUARTILES)
+        median = self.figures[names[0]]
+        low, high = (self.figures.get(f"{names[0]} {which}", median) for which in QUARTILES)
         return Point(self, median, low, high)
 
     @property
@@ -88,9 +88,9 @@ class StudentFiles:
     def shown(self, measure: Measure) -> str:
         """Return the figure of a measure, with its deviation over seeds if there is one."""
         deviation = self.figures.get(f"{measure.name} {DEVIATION}")
-        more = "" if deviation is None else f" ± {format_number(deviation)}"
-        found = self.figures.get(measure.name)
-        return "" if found is None else f"{format_number(found)}{more}"
+        spread = "" if deviation is None else f" ± {format_number(deviation)}"
+        figure = self.figures.get(measure.name)
+        return "" if figure is None else f"{format_number(figure)}{spread}"
 
 
 def write_report(folder: Path) -> Path:
@@ -110,8 +110,8 @@ def write_report(folder: Path) -> Path:
     measures = measures_of([s.figures for s in students], runs["varied"])
     _add_deviations(students, measures)
     references = runs.get("references", {}).items()
-    others = {name: figures_of({SCORES: each}) for name, each in references}
-    views = [_view(students, measure, runs["varied"], others, folder) for measure in measures]
+    models = {name: figures_of({SCORES: scores}) for name, scores in references}
+    views = [_view(students, measure, runs["varied"], models, folder) for measure in measures]
     page = folder / PAGE
     write_page(
         page,
@@ -119,7 +119,7 @@ def write_report(folder: Path) -> Path:
         "sweep.html.jinja",
         WHAT,
         title=f"Sweep {folder.resolve().name}",
-        lead=_lead(students, measures, [name for name, scores in others.items() if not scores]),
+        lead=_lead(students, measures, [name for name, scores in models.items() if not scores]),
         students=students,
         ranked=_ranked(students, measures[0]) if measures else students,
         columns=runs["varied"],
@@ -146,7 +146,7 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
         report = read_report(path) or {}
         student.losses = trained_losses(report.get("settings", {}))
         student.figures = figures_of({**report.get("result", {}), SCORES: run.get(SCORES, {})})
-        student.curve = [(step, figures_of(each)) for step, each in validations(path)]
+        student.curve = [(step, figures_of(figures)) for step, figures in validations(path)]
         if (path / WEIGHTS).exists():
             student.bytes = sum(
                 file.stat().st_size
@@ -193,13 +193,13 @@ def _view(
     students: Sequence[StudentFiles],
     measure: Measure,
     varied: Sequence[str],
-    others: Mapping[str, Mapping[str, Any]],
+    models: Mapping[str, Mapping[str, Any]],
     folder: Path,
 ) -> dict[str, Any]:
     """Make what the page shows for a measure: the student to ship, the `order` of the students'
     numbers, their shares of the teacher's figure if it is known, and charts with their tables."""
     lines = _lines(students, measure)
-    lines |= {name: each[measure.name] for name, each in others.items() if measure.name in each}
+    lines |= {name: f[measure.name] for name, f in models.items() if measure.name in f}
     done = [s for s in students if measure.of(s.figures) < math.inf]
     sizes = [Point(s, *(s.bytes / 1e6,) * 3) for s in done if s.bytes]
     times = [s.latency for s in done if s.latency]
@@ -222,12 +222,12 @@ def _view(
 def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, float]:
     """Return the reference values of a measure: the teacher's, and the best student's of each loss
     that needs no teacher."""
-    found = {"teacher": 1.0} if measure.name in OF_TEACHER else {}
+    lines = {"teacher": 1.0} if measure.name in OF_TEACHER else {}
     for loss, line in TEXT_ALONE.items():
         alone = [s for s in _with_figure(students, measure) if s.losses == {loss}]
         if alone and len(alone) < len(students):
-            found[line] = alone[0].figures[measure.name]
-    return found
+            lines[line] = alone[0].figures[measure.name]
+    return lines
 
 
 def _lead(
@@ -236,7 +236,7 @@ def _lead(
     """Return a line with the number of students by state, one if none can be compared, and one
     with the other models that have no scores."""
     states = [s.state for s in students]
-    counts = [f"{states.count(each)} {each}" for each in dict.fromkeys(states)]
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     lines = [f"{counted(len(students), 'student')}: {', '.join(counts)}."]
     if not measures:
         lines.append("No student has a comparable figure yet.")
@@ -271,10 +271,10 @@ def _choice(
             f"; the best that is at least a quarter smaller is number {small[0].number}, with"
             f" {small[0].shown(measure)} in {readable(small[0].bytes or 0)}"
         )
-    place = Path(folder.name) if folder.is_absolute() else folder
-    path = shlex.quote(str(place / best.folder))
+    shown = Path(folder.name) if folder.is_absolute() else folder
+    path = shlex.quote(str(shown / best.folder))
     if folder.is_absolute():
-        text += f". To export it, run this command in the folder that contains {place}"
+        text += f". To export it, run this command in the folder that contains {shown}"
     if f"{measure.name} {DEVIATION}" not in best.figures:
         text += (
             ". These figures have no standard deviations: with several seeds the order may differ"
@@ -286,10 +286,10 @@ def _choice(
 def of_teacher(student: StudentFiles, measure: Measure, lines: Mapping[str, float]) -> str:
     """Return a student's share of the teacher's figure in percent; "" if it is not known, or if the
     smallest figure is the best."""
-    own, teacher = student.figures.get(measure.name), lines.get("teacher")
-    if not measure.largest or own is None or not teacher or teacher <= 0:
+    figure, teacher = student.figures.get(measure.name), lines.get("teacher")
+    if not measure.largest or figure is None or not teacher or teacher <= 0:
         return ""
-    return f"{100 * own / teacher:.1f} %"
+    return f"{100 * figure / teacher:.1f} %"
 
 
 def _ranked(students: Sequence[StudentFiles], measure: Measure) -> list[StudentFiles]:
