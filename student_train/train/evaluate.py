@@ -265,7 +265,8 @@ class _Answers:
     """Holds, on the CPU, the answers of a student and its teacher for G texts or tokens.
 
     student, teacher: for `one label` the best label [G]; for `several labels` which labels are
-        given, bool [G,C]; for `numbers` the numbers, float32 [G,C]. teacher: None if it has no logits.
+        given, bool [G,C]; for `numbers` the numbers, float32 [G,C]. teacher: None if it has no
+        logits.
     gold: int64 [G].
     """
 
