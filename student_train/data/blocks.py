@@ -95,15 +95,15 @@ def describe_masks(features: Features, requested: int | None, epochs: float) -> 
     """Describe in a line which masked views are read in `epochs` epochs, and whether masks repeat.
     Return "" for view 0, whose masks are drawn again in each epoch."""
     count = math.ceil(epochs)
-    read = [view_of(epoch, features, requested) for epoch in range(min(count, features.views))]
-    if not read or read[0] == 0:
+    views = [view_of(epoch, features, requested) for epoch in range(min(count, features.views))]
+    if not views or views[0] == 0:
         return ""
-    different = len(set(read))
+    different = len(set(views))
     if different == count:
-        return f"a masked view an epoch, {', '.join(map(str, read))}: new masks each epoch"
-    masked = f"views {', '.join(map(str, sorted(set(read))))} in turn, a view an epoch"
+        return f"a masked view an epoch, {', '.join(map(str, views))}: new masks each epoch"
+    masked = f"views {', '.join(map(str, sorted(set(views))))} in turn, a view an epoch"
     if different == 1:
-        masked = f"view {read[0]} in each epoch"
+        masked = f"view {views[0]} in each epoch"
     return (
         f"masked {masked}: {count} epochs read {different} masks of each text; for new masks each"
         f" epoch dump with --views {count + 1}"

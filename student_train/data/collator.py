@@ -131,8 +131,8 @@ class Collator:
     def _serve(self, plan: BatchPlan) -> None:
         losses = [term.loss for term in plan.terms]
         # Stores of a task are read from view 0, which the teacher has read without masks.
-        plain = plan.causal or self.task or not reads_masked_tokens(losses)
-        if plan.rare_masks and self.table is None and not plain:
+        unmasked = plan.causal or self.task or not reads_masked_tokens(losses)
+        if plan.rare_masks and self.table is None and not unmasked:
             raise UserError(
                 "--mask-words rare: pieces are masked by their counts in a store's text; give"
                 " Collator its store, or use uniform"
@@ -143,7 +143,7 @@ class Collator:
             -1 if plan.causal else self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
-            0.0 if plain else plan.mask_prob,
+            0.0 if unmasked else plan.mask_prob,
             self.table.counts if plan.rare_masks and self.table else None,
             plan.max_masks,
         )
@@ -171,19 +171,19 @@ class Collator:
         In view 0 the masks are drawn from `key`; other views have the teacher's masks. Raises
         StoreError if the stored tokens do not match the stored texts.
         """
-        return self._made(*self._read(batch), view, key)
+        return self._make_batch(*self._read(batch), view, key)
 
     def for_validation(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:
         """Make a student batch, and count the characters and bytes that it predicts."""
         batch, native, learnt = self._read(batch)
-        result, count = self._made(batch, native, learnt, view, key), 0
+        result, count = self._make_batch(batch, native, learnt, view, key), 0
         predicted = result.masked.numpy() + (1 if self.causal else 0)
         if self.causal:
             pieces = self.vocabulary.student_bytes
             count = predicted_bytes(batch.texts, native, pieces, learnt)
         return replace(result, characters=_characters(native, predicted), predicted_bytes=count)
 
-    def _made(
+    def _make_batch(
         self,
         batch: Batch,
         native: Tokens,
@@ -192,25 +192,25 @@ class Collator:
         key: tuple[int, ...],
     ) -> StudentBatch:
         if self.causal:
-            read = following(native, learnt)
+            tokens = following(native, learnt)
         elif view:
-            read = self.masker.stored(native, batch.spans, batch.spans_start, key)
+            tokens = self.masker.stored(native, batch.spans, batch.spans_start, key)
         else:
-            read = self.masker.dynamic(native, key)
-        masked = np.flatnonzero(read.labels != IGNORED)
+            tokens = self.masker.dynamic(native, key)
+        masked = np.flatnonzero(tokens.labels != IGNORED)
         vectors = "embedding" in self.feature_groups
         # The teacher computed its text vector from the unmasked text, so the student must, too.
-        second = vectors and not np.array_equal(read.ids, native.ids)
+        second = vectors and not np.array_equal(tokens.ids, native.ids)
         try:
-            aligned = self._aligned(batch, native, read, view, key)
+            aligned = self._aligned(batch, native, tokens, view, key)
         except AlignmentError as error:
             raise StoreError(
                 f"{self.path}: its tokens do not match its texts: {error}; {VERIFY}"
             ) from error
         return StudentBatch(
-            inputs=self._inputs(read.ids, native),
+            inputs=self._inputs(tokens.ids, native),
             masked=torch.from_numpy(masked),
-            labels=torch.from_numpy(read.labels[masked]),
+            labels=torch.from_numpy(tokens.labels[masked]),
             tokens=len(native.ids),
             aligned=aligned,
             vectors=_float(batch.embedding) if vectors else None,
@@ -243,7 +243,7 @@ class Collator:
         return self.table.of(batch.index)
 
     def _aligned(
-        self, batch: Batch, native: Tokens, read: MaskedTokens, view: int, key: tuple[int, ...]
+        self, batch: Batch, native: Tokens, tokens: MaskedTokens, view: int, key: tuple[int, ...]
     ) -> dict[str, Distillation]:
         teacher = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         if self.separator is not None:
@@ -254,7 +254,7 @@ class Collator:
             teacher = replace(teacher, types=types if typed else np.zeros_like(types))
         sides = Tokenizations(batch.texts, teacher, native, self.vocabulary, self.max_length)
         return {
-            name: self._distillation(batch, sides, aligned, read, view, key)
+            name: self._distillation(batch, sides, aligned, tokens, view, key)
             for name, aligned in self.alignments.items()
         }
 
@@ -263,18 +263,18 @@ class Collator:
         batch: Batch,
         sides: Tokenizations,
         aligned: Aligned,
-        read: MaskedTokens,
+        tokens: MaskedTokens,
         view: int,
         key: tuple[int, ...],
     ) -> Distillation:
         student, alignment = sides.align(aligned.name)
-        if read.learnt is not None:
-            alignment = learnt_runs(alignment, read.learnt)
+        if tokens.learnt is not None:
+            alignment = learnt_runs(alignment, tokens.learnt)
         inputs = None
         if aligned.strategy.second_input:
             # The student sees the teacher's masks in its second input; view 0 has none.
-            read = self.masker.stored(student, batch.spans, batch.spans_start, key)
-            inputs = self._inputs(read.ids, student)
+            tokens = self.masker.stored(student, batch.spans, batch.spans_start, key)
+            inputs = self._inputs(tokens.ids, student)
         logit_runs: Runs | None = None
         logits: LogitTargets | None = None
         head: HeadTargets | None = None
@@ -287,7 +287,7 @@ class Collator:
                 batch, aligned, sides, student, alignment
             )
         elif "logits" in aligned.features and not self.causal:
-            predicted = partial(self._predicted, read.labels)
+            predicted = partial(self._predicted, tokens.labels)
             logit_runs, logits, shared = self.distributions.of_runs(
                 batch, aligned, sides, alignment, predicted
             )
@@ -314,11 +314,11 @@ class Collator:
     def _encoded(self, batch: Batch, aligned: Aligned, view: int, runs: Array) -> EncodedTargets:
         """Select the teacher's encoded states and maps for half-open runs [G,2] of its tokens."""
         pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
-        read = aligned.teacher
-        if {"normalised", "raw"} & read:
+        sides = aligned.teacher
+        if {"normalised", "raw"} & sides:
             tokens = Runs.of(runs)
             pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
-        if {"sentence", "raw sentence"} & read:
+        if {"sentence", "raw sentence"} & sides:
             first = batch.start[:-1]
             sentences = self.source.states(batch, view, first, torch.arange(len(first)))
         maps = None
@@ -333,10 +333,10 @@ class Collator:
                 MapPooling.of(runs, batch.start),
             )
         return EncodedTargets(
-            pooled if "normalised" in read else {},
-            pooled if "raw" in read else {},
-            sentences if "sentence" in read else {},
-            sentences if "raw sentence" in read else {},
+            pooled if "normalised" in sides else {},
+            pooled if "raw" in sides else {},
+            sentences if "sentence" in sides else {},
+            sentences if "raw sentence" in sides else {},
             maps,
         )
 

@@ -85,8 +85,8 @@ class Distributions:
     def prepare(self, aligned: Aligned, *, causal: bool) -> None:
         """Make the table of student pieces that the losses of an alignment read, if any."""
         # With the teacher's vocabulary, targets are computed from the head: nothing is folded.
-        whole = causal and self.whole is not None
-        read = aligned.teacher & {"distribution", "logits", "shared"} and not whole
+        exact = causal and self.whole is not None
+        read = aligned.teacher & {"distribution", "logits", "shared"} and not exact
         if not read or aligned.reader_key in self._readers:
             return
         strategy = aligned.strategy

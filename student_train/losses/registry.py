@@ -165,15 +165,15 @@ def find(name: str) -> list[Loss]:
 
 def _check_sides(name: str, loss: Loss) -> None:
     """Raise UserError if students and stores do not have the two sides of a loss together."""
-    able: dict[str, dict[str, None]] = {"gold": {"classes": None, "scores": None}}
+    sides: dict[str, dict[str, None]] = {"gold": {"classes": None, "scores": None}}
     for entry in LOSSES:
-        able.setdefault(entry.teacher, {})[entry.student] = None
-    if loss.teacher not in able:
-        expected = f"teacher={loss.teacher!r}: expected one of {', '.join(able)}"
-    elif loss.student not in able[loss.teacher]:
+        sides.setdefault(entry.teacher, {})[entry.student] = None
+    if loss.teacher not in sides:
+        expected = f"teacher={loss.teacher!r}: expected one of {', '.join(sides)}"
+    elif loss.student not in sides[loss.teacher]:
         expected = (
             f"student={loss.student!r}: with teacher={loss.teacher!r} expected one of"
-            f" {', '.join(able[loss.teacher])}"
+            f" {', '.join(sides[loss.teacher])}"
         )
     elif loss.projection not in ("none", "always", "widths differ"):
         expected = f"projection={loss.projection!r}: expected none, always or widths differ"
@@ -207,8 +207,8 @@ def losses_for(output_kind: OutputKind | None, names: Iterable[str] | None = Non
     """
     other = "vocabulary" if output_kind else "task"
     names = [*loss_names(), *_OUTSIDE] if names is None else names
-    able = [loss for loss in named(names) if loss.head != other]
-    return [loss for loss in able if loss.output_kind in (None, output_kind)]
+    losses = [loss for loss in named(names) if loss.head != other]
+    return [loss for loss in losses if loss.output_kind in (None, output_kind)]
 
 
 def reads_masked_tokens(losses: Collection[Loss]) -> bool:

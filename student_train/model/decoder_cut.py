@@ -140,8 +140,8 @@ def cut_decoder(
     importance, by = None, ""
     # Layers of equal sizes are copied whole, and the teacher need not run.
     if sizes != teacher:
-        importance, read = measure(student, parts, source, store)
-        by = f", by the activations of {read:,} tokens"
+        importance, tokens = measure(student, parts, source, store)
+        by = f", by the activations of {tokens:,} tokens"
     cut = [_Cut(teacher, sizes, importance, number - 1) for number in numbers]
     for name, parameter in student.base_model.named_parameters():
         index, axes = 0, parts.around.get(name)
@@ -268,10 +268,10 @@ def measure(
     and units, and the number of tokens read."""
     teacher = _teacher(student, parts, source)
     sizes = Sizes.of_config(source.teacher_settings("config.json"), source.path)
-    squares, read = _squares(teacher, parts, store)
+    squares, tokens = _squares(teacher, parts, store)
     modules = dict(teacher.named_modules())
 
-    def contributed(end: str) -> Floats:
+    def contribution(end: str) -> Floats:
         per_layer = []
         for layer in range(teacher.config.num_hidden_layers):
             name = f"{parts.layers}{layer}.{end}"
@@ -279,10 +279,10 @@ def measure(
             per_layer.append(squares[name] * modules[name].weight.double().square().sum(dim=over))
         return torch.stack(per_layer).numpy()
 
-    heads = contributed(parts.heads_into).reshape(-1, sizes.heads, sizes.each).sum(axis=2)
+    heads = contribution(parts.heads_into).reshape(-1, sizes.heads, sizes.each).sum(axis=2)
     norms = [v.sqrt() for name, v in squares.items() if _axes(f"{name}.weight", parts) == "D"]
     channels = torch.stack(norms).mean(dim=0).numpy()
-    return Importance(channels, np.sqrt(heads), np.sqrt(contributed(parts.units_into))), read
+    return Importance(channels, np.sqrt(heads), np.sqrt(contribution(parts.units_into))), tokens
 
 
 def _squares(
@@ -301,7 +301,7 @@ def _squares(
             module.register_forward_pre_hook(lambda _, inputs, name=name: add(name, inputs[0]))
         elif _axes(f"{name}.weight", parts) == "D":
             module.register_forward_hook(lambda _, inputs, out, name=name: add(name, out))
-    read, longest = 0, teacher.config.max_position_embeddings
+    tokens, longest = 0, teacher.config.max_position_embeddings
     for ids in _sequences(store):
         if int(ids.max()) >= teacher.config.vocab_size:
             raise UserError(
@@ -310,8 +310,8 @@ def _squares(
             )
         # One sequence at a time, as padding would count in the means.
         teacher(input_ids=ids[None, :longest], use_cache=False)
-        read += len(ids[:longest])
-    return {name: total / read for name, total in totals.items()}, read
+        tokens += len(ids[:longest])
+    return {name: total / tokens for name, total in totals.items()}, tokens
 
 
 def _axes(name: str, parts: DecoderParts) -> str | None:
@@ -322,11 +322,11 @@ def _axes(name: str, parts: DecoderParts) -> str | None:
 
 def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource) -> Any:
     """Make the teacher from its stored weights, as a model of the student's class."""
-    read = source.teacher_settings("config.json")
-    sizes, config = Sizes.of_config(read, source.path), copy.deepcopy(student.config)
+    stored = source.teacher_settings("config.json")
+    sizes, config = Sizes.of_config(stored, source.path), copy.deepcopy(student.config)
     # Only the sizes in the copy of the student's config change: `prepare` gave it the teacher's
     # other settings.
-    if wrong := {n: v for n, v in copied_settings(read).items() if getattr(config, n) != v}:
+    if wrong := {n: v for n, v in copied_settings(stored).items() if getattr(config, n) != v}:
         raise ValueError(f"the student's config lacks the teacher's {wrong}; see `prepare`")
     weights = source.teacher_weights()
     config.hidden_size, config.num_attention_heads = sizes.width, sizes.heads

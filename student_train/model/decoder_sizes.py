@@ -73,8 +73,8 @@ class Sizes:
         """Read the sizes in a config of transformers, whose attributes have common names in all
         families. Raises UserError as `of_config` does."""
         names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-        read = {n: getattr(config, n, None) for n in (*names, "intermediate_size", "n_inner")}
-        return cls.of_config(read, config.name_or_path or f"the {config.model_type}")
+        sizes = {n: getattr(config, n, None) for n in (*names, "intermediate_size", "n_inner")}
+        return cls.of_config(sizes, config.name_or_path or f"the {config.model_type}")
 
     @property
     def layer_weights(self) -> int:
@@ -104,11 +104,11 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
     """
     kind, start = str(config.get("model_type")), f"--init {how}"
     if kind != shape.kind or kind not in EPSILONS:
-        able = ", ".join(EPSILONS)
+        kinds = ", ".join(EPSILONS)
         remedy = f"give --student {kind}:..., or --init vocab" if kind in EPSILONS else ""
         raise UserError(
             f"{start}: {where} is a {kind:.40} and the student a {shape.kind}; layers are copied"
-            f" only between models of the same kind ({able}): {remedy or 'use --init vocab'}"
+            f" only between models of the same kind ({kinds}): {remedy or 'use --init vocab'}"
         )
     teacher = Sizes.of_config(config, where)
     groups, head_size = shape.key_value_heads, shape.head_size
@@ -219,12 +219,12 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
                 f"--init: the rotary positions in the teacher's config.json are {value!r:.40},"
                 " expected an object; use --init vocab"
             )
-    read = parameters or {"rope_theta": config.get("rope_theta"), **scaling}
-    kind = str(read.get("rope_type", read.get("type", "default")))
+    rope = parameters or {"rope_theta": config.get("rope_theta"), **scaling}
+    kind = str(rope.get("rope_type", rope.get("type", "default")))
     names = {"default": (), "llama3": SCALED}.get(kind)
     # The base of Llama's and Qwen's configs where none is given.
-    base = read.get("rope_theta") or 10000.0
-    numbers = {name: read.get(name) for name in names or ()} | {"rope_theta": base}
+    base = rope.get("rope_theta") or 10000.0
+    numbers = {name: rope.get(name) for name in names or ()} | {"rope_theta": base}
     if names is None or not all(isinstance(n, (int, float)) for n in numbers.values()):
         raise UserError(
             f"--init: the teacher's rotary positions are of the type {kind:.40}, expected default"

@@ -81,8 +81,8 @@ def is_frozen(part: str, options: TrainOptions) -> bool:
     """Return whether a part is frozen. `embeddings` includes words, positions and types; `layers`
     includes every layer."""
     frozen = {*options.freeze, *(["projection"] if options.projection == "frozen" else [])}
-    with_it = "embeddings" if part in OF_EMBEDDINGS else part.split(".")[0]
-    return bool({part, with_it} & frozen)
+    group = "embeddings" if part in OF_EMBEDDINGS else part.split(".")[0]
+    return bool({part, group} & frozen)
 
 
 def set_frozen(model: nn.Module, options: TrainOptions) -> None:

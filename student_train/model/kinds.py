@@ -170,7 +170,7 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
     config: the config class of the kind.
     """
 
-    def made(
+    def make_config(
         shape: Shape, tokenizer: Any, positions: int, dropout: float = 0.0, **common: Any
     ) -> PreTrainedConfig:
         result = config(
@@ -191,7 +191,7 @@ def _gated(config: Callable[..., PreTrainedConfig]) -> Callable[..., PreTrainedC
             vars(result)["rope_scaling"] = scaling if len(scaling) > 1 else None
         return result
 
-    return made
+    return make_config
 
 
 def _bilstm(

@@ -46,10 +46,10 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
     kind, parts = student.config.model_type, kind_of(student).parts
     if parts is None:
         return 0, f"a {kind} has no layers in common with a teacher"
-    plain = list(map(_bert_name, store.teacher_weights()))
-    if any(name.startswith("embeddings_project.") for name in plain):
+    bert_names = list(map(_bert_name, store.teacher_weights()))
+    if any(name.startswith("embeddings_project.") for name in bert_names):
         return 0, "the teacher's embeddings are narrower than its layers"  # a small ELECTRA's
-    layers = [split for name in plain if (split := split_layer(name, parts.layers))]
+    layers = [split for name in bert_names if (split := split_layer(name, parts.layers))]
     # Compared for all layers together, as a ModernBERT's first layer lacks `attn_norm`.
     if {part for _, part in layers} != set(parts.layer):
         return 0, f"the teacher's layers have other parameters than a {kind}'s"
@@ -79,20 +79,20 @@ def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: Weigh
     weights, parts = store.teacher_weights(), kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     embeddings = student.get_input_embeddings().weight
-    plain = {_bert_name(name): name for name in weights}
+    bert_names = {_bert_name(name): name for name in weights}
     inside: dict[str, Tensor] = {}
     around: dict[str, Tensor] = {}
     for name, parameter in student.base_model.named_parameters():
         if parameter is not embeddings and not name.startswith("pooler."):
             (inside if name.startswith(parts.layers) else around)[name] = parameter
-    for name in around.keys() & plain.keys():
-        values = np.asarray(weights[plain[name]], np.float32)
+    for name in around.keys() & bert_names.keys():
+        values = np.asarray(weights[bert_names[name]], np.float32)
         if name == parts.positions:
             # RoBERTa's positions start after its padding id, a student's at 0.
             values = values[first_position(store.teacher_settings("config.json")) :]
         _copy_block(around[name], values)
     types = around.get(TYPES)
-    if types is not None and TYPES not in plain:
+    if types is not None and TYPES not in bert_names:
         types.zero_()  # DistilBERT has none: a random row would be added to every token
     count, why = layer_count(student, store)
     if not count:
@@ -107,7 +107,7 @@ def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: Weigh
     for name, target in inside.items():
         number, _, part = name.removeprefix(parts.layers).partition(".")
         names = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
-        sources = [np.asarray(weights[plain[n]], np.float32) for n in names if n in plain]
+        sources = [np.asarray(weights[bert_names[n]], np.float32) for n in names if n in bert_names]
         if sources:  # a ModernBERT's first layer has no norm before its attention
             _copy_block(target, np.mean(sources, axis=0), parts.stacked.get(part, 1))
     numbers = ", ".join("+".join(map(str, group)) for group in groups)
@@ -177,9 +177,9 @@ def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bo
     same size."""
     parts = kind_of(student).parts
     assert parts is not None  # `initialise` has refused
-    plain = {_bert_name(name): name for name in weights}
+    bert_names = {_bert_name(name): name for name in weights}
     params = {n: p for n, p in student.named_parameters() if n.startswith(parts.transform)}
-    values = {n: np.asarray(weights[plain[n]], np.float32) for n in params if n in plain}
+    values = {n: np.asarray(weights[bert_names[n]], np.float32) for n in params if n in bert_names}
     if not params or any(n not in values or values[n].shape != p.shape for n, p in params.items()):
         return False
     for name, parameter in params.items():

@@ -215,13 +215,13 @@ def _answers(settings: dict[str, Any], student: PreTrainedModel) -> str:
         ]
         for side in ("classes", "scores")
     }
-    apart = settings.get("outputs") == "separate" and trained["classes"] and trained["scores"]
-    by = trained["classes"] if apart else [*trained["classes"], *trained["scores"]]
-    if not by:
+    separate = settings.get("outputs") == "separate" and trained["classes"] and trained["scores"]
+    names = trained["classes"] if separate else [*trained["classes"], *trained["scores"]]
+    if not names:
         return ""
     scores = _list(trained["scores"])
-    note = f"; the extra output, trained with {scores}, is not part of it" if apart else ""
-    return f"\nIts classifier was trained with {_list(by)}{note}.\n"
+    note = f"; the extra output, trained with {scores}, is not part of it" if separate else ""
+    return f"\nIts classifier was trained with {_list(names)}{note}.\n"
 
 
 def _list(names: list[str]) -> str:

@@ -30,19 +30,19 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
     if target.exists():
         raise UserError(f"{target} exists already; {ANOTHER}")
 
-    def loaded(factory: Any, path: str | Path) -> Any:
+    def load_local(factory: Any, path: str | Path) -> Any:
         return load(factory, ResolvedModel(str(path), str(path)), caller, local_files_only=True)
 
-    config = loaded(AutoConfig, student)
+    config = load_local(AutoConfig, student)
     kind = declared_kind({"architectures": config.architectures})
     if kind is None or kind == "causal":
         raise UserError(
             f"{caller}: config.json has the architecture {config.architectures}; expected a masked"
             " LM, a classifier or a tagger"
         )
-    original = loaded(AutoTokenizer, student)
-    pieces = shared_pieces(original, loaded(AutoTokenizer, vocab), str(vocab))
-    model, tokenizer = pruned(loaded(FACTORIES[kind], student), original, pieces)
+    original = load_local(AutoTokenizer, student)
+    pieces = shared_pieces(original, load_local(AutoTokenizer, vocab), str(vocab))
+    model, tokenizer = pruned(load_local(FACTORIES[kind], student), original, pieces)
     _write_folder(model, tokenizer, _card(Path(student), len(original), len(pieces)), target)
     return len(pieces)
 

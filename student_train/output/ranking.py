@@ -135,8 +135,8 @@ def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
 
 def comparable(varied: Collection[str]) -> list[Measure]:
     """List the measures of validations that are comparable if these settings vary."""
-    able = [measure for measure in MEASURES if not measure.of_text.intersection(varied)]
-    return [*able, LOSS] if compares_losses(varied) else able
+    measures = [measure for measure in MEASURES if not measure.of_text.intersection(varied)]
+    return [*measures, LOSS] if compares_losses(varied) else measures
 
 
 def _of_task(column: str) -> Measure:

@@ -201,8 +201,8 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
             f"--student {options.student}: a decoder has no head for {task.kind}, which the teacher"
             f" of {name} is for; choose HxLxA, bert:HxLxA or bilstm:E,H"
         )
-    able = {loss.name for loss in losses_for(output_kind_of(store), options.loss)}
-    wrong = sorted(options.loss.keys() - able)
+    valid = {loss.name for loss in losses_for(output_kind_of(store), options.loss)}
+    wrong = sorted(options.loss.keys() - valid)
     if wrong and task and any(loss.head == "task" for loss in named(wrong[:1])):
         _refuse_answers(wrong[0], task, name)
     if wrong and task:
@@ -235,14 +235,14 @@ def _check_task(stage: Stage, store: FeatureStore, held_out: Array) -> None:
 
 def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
     """Raise UserError for a loss whose formula is for other task outputs."""
-    able = [entry.name for entry in losses_for(task.output_kind) if entry.head == "task"]
+    valid = [entry.name for entry in losses_for(task.output_kind) if entry.head == "task"]
     kind = f"gives {counted(len(task.labels), 'number')} (regression)"
     if task.is_score:
         kind = "gives one score and has no classes"
     if task.output_kind == "several labels":
         kind = "gives a text several labels at once, and gold labels of such a task are not stored"
     raise UserError(
-        f"--loss {loss}: the teacher of {name} {kind}; use {', '.join(able)} or losses of hidden"
+        f"--loss {loss}: the teacher of {name} {kind}; use {', '.join(valid)} or losses of hidden"
         " states"
     )
 
@@ -251,10 +251,10 @@ def _check_static(stage: Stage) -> None:
     """Raise UserError for losses of tokens if the student has no layers."""
     other = [term.name for term in stage.terms if not term.loss.of_text]
     if stage.options.shape.kind == "static" and other:
-        able = ", ".join(loss.name for loss in LOSSES if loss.of_text)
+        valid = ", ".join(loss.name for loss in LOSSES if loss.of_text)
         raise UserError(
             f"--loss {other[0]}: --student {stage.options.student} has no layers and no heads, and"
-            f" is trained on text vectors only; use {able} with a store of vectors (teacher-dump"
+            f" is trained on text vectors only; use {valid} with a store of vectors (teacher-dump"
             " --head embedding), or choose HxLxA"
         )
 
@@ -326,13 +326,13 @@ def _check_projection(options: TrainOptions, store: FeatureStore) -> None:
 
 def _check_view(stage: Stage, store: FeatureStore) -> None:
     options = stage.options
-    plain = view_of(0, store.features, options.view) == 0
-    if options.mask_words == "rare" and not plain:
+    unmasked = view_of(0, store.features, options.view) == 0
+    if options.mask_words == "rare" and not unmasked:
         raise UserError(
             f"--mask-words rare: a masked view of {store.path} has the masks of its dump"
             " (teacher-dump --mask-words rare); use --view 0"
         )
-    if options.max_masks is not None and not plain:
+    if options.max_masks is not None and not unmasked:
         raise UserError(
             f"--max-masks {options.max_masks}: a masked view of {store.path} has the masks of its"
             " dump; use --view 0"
@@ -342,7 +342,7 @@ def _check_view(stage: Stage, store: FeatureStore) -> None:
         for term in stage.terms
         if term.loss.student == "pieces" and ALIGNMENTS[term.alignment].second_input
     ]
-    if options.targets == "masked" and second and plain:
+    if options.targets == "masked" and second and unmasked:
         raise UserError(
             f"--targets masked: under --align {second[0]} the student reads view 0 unmasked;"
             " use a store with masked views (teacher-dump --views 2), or --targets all"

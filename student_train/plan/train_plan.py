@@ -197,10 +197,10 @@ def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:
 
 
 def _unfrozen(stage: Mapping[str, Any], layers: int, options: TrainOptions) -> list[dict[str, Any]]:
-    plain = {name: value for name, value in stage.items() if name != "unfreeze"}
-    if len(plain) == len(stage):
-        return [plain]
-    always, order, trained = plain.get("freeze", options.freeze), stage["unfreeze"], set[str]()
+    settings = {name: value for name, value in stage.items() if name != "unfreeze"}
+    if len(settings) == len(stage):
+        return [settings]
+    always, order, trained = settings.get("freeze", options.freeze), stage["unfreeze"], set[str]()
     if order == UNFREEZE:
         order = [f"layers.{layer}" for layer in range(layers, 0, -1)]
         order = ["head", "projection", *order, "embeddings"]
@@ -209,7 +209,7 @@ def _unfrozen(stage: Mapping[str, Any], layers: int, options: TrainOptions) -> l
             trained.add("projection")
     shape = options.shape
     return [
-        plain | {"freeze": (*always, *_untrained(trained.union(order[:count]), layers, shape))}
+        settings | {"freeze": (*always, *_untrained(trained.union(order[:count]), layers, shape))}
         for count in range(1, len(order) + 1)
     ]
 

@@ -142,11 +142,11 @@ def _check_losses(options: TrainOptions, losses: Sequence[Loss]) -> None:
     for loss in losses:
         aligned = options.loss_alignments.of(loss.name)
         if loss.teacher == "shared" and ALIGNMENTS[aligned].predicted != "same":
-            able = [name for name, strategy in ALIGNMENTS.items() if strategy.predicted == "same"]
+            valid = [name for name, strategy in ALIGNMENTS.items() if strategy.predicted == "same"]
             raise UserError(
                 f"--align {aligned}: --loss {loss.name} compares only pieces that both vocabularies"
                 f" have, and {aligned} pairs different pieces, too; use"
-                f" {' or '.join(f'--align {loss.name}={name}' for name in able)}"
+                f" {' or '.join(f'--align {loss.name}={name}' for name in valid)}"
             )
     nested = [loss for loss in registry.named(options.losses()) if loss.nests]
     if options.matryoshka and not nested:
@@ -163,14 +163,14 @@ def _check_predictions(options: TrainOptions, losses: Sequence[Loss]) -> None:
     predicted = [loss for loss in losses if loss.head == "vocabulary"]
     wrong = [loss.name for loss in predicted if loss.of_next != causal]
     if wrong:
-        able = dict.fromkeys(
+        valid = dict.fromkeys(
             loss.name
             for loss in registry.LOSSES
             if loss.head == "vocabulary" and loss.of_next == causal
         )
         kind = "a decoder, which predicts next tokens" if causal else "not a decoder"
         raise UserError(
-            f"--loss {wrong[0]}: --student {options.student} is {kind}; use {', '.join(able)} or"
+            f"--loss {wrong[0]}: --student {options.student} is {kind}; use {', '.join(valid)} or"
             " losses of hidden states"
         )
     if causal:

@@ -335,12 +335,12 @@ class TrainOptions(OptionFields):
 
     def chosen(self) -> dict[str, Any]:
         """Return the settings of `describing` that are not at their default."""
-        plain = {
+        at_default = {
             f.name for f in fields(self) if getattr(self, f.name) == default_of(type(self), f.name)
         }
         if self.align == DEFAULT_ALIGNMENT:  # given or not, it is the same student
-            plain.add("align")
-        return {name: value for name, value in self.describing().items() if name not in plain}
+            at_default.add("align")
+        return {name: value for name, value in self.describing().items() if name not in at_default}
 
     def losses(self) -> set[str]:
         """Return the names of the losses of all stages."""

@@ -152,9 +152,9 @@ def _needs(shared: object, recipe_needs: object, where: str) -> dict[str, Any]:
 
 
 def _stage(stage: Mapping[str, Any], where: str) -> dict[str, Any]:
-    plain = {name: value for name, value in stage.items() if name != "unfreeze"}
+    values = {name: value for name, value in stage.items() if name != "unfreeze"}
     check_stage(stage, where)
-    return {**stage, **read_values(TrainOptions, plain, where, plain)}
+    return {**stage, **read_values(TrainOptions, values, where, values)}
 
 
 def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:

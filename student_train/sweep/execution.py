@@ -167,12 +167,12 @@ class Execution:
 
     def at_once(self, workers: Workers) -> None:
         """Execute all runs in workers, as many in parallel as `Workers.places` returns."""
-        running, again = dict[int, Run](), list[Run]()
+        running, queue = dict[int, Run](), list[Run]()
         died = defaultdict[int, list[int]](list)  # by run: the number of validations at each death
         try:
             while True:
-                self._fill(workers, running, again)
-                if not running and not again:
+                self._fill(workers, running, queue)
+                if not running and not queue:
                     return
                 if not running:
                     time.sleep(WAIT)
@@ -187,24 +187,24 @@ class Execution:
                         if kind == "ended":
                             self.end(run, *values)
                         elif self._is_repeated(run, values[0], died[number], workers.deaths):
-                            again.append(run)
+                            queue.append(run)
         finally:
             workers.stop()
 
-    def _fill(self, workers: Workers, running: dict[int, Run], again: list[Run]) -> None:
+    def _fill(self, workers: Workers, running: dict[int, Run], queue: list[Run]) -> None:
         """Start runs until as many are active as `Workers.places` allows. If it allows none, one
-        run waits in `again`."""
+        run waits in `queue`."""
         places = workers.places()
         # At least 1: else `at_once` would take a cluster without places for the end.
         while len(running) < max(1, places):
-            repeated = bool(again)
-            run = again.pop(0) if repeated else self.source.next()
+            repeated = bool(queue)
+            run = queue.pop(0) if repeated else self.source.next()
             if run is None:
                 return
             if not repeated and self._done_before(run):
                 continue
             if not places:  # a node may join
-                again.append(run)
+                queue.append(run)
                 return
             if run.state != "running":
                 self.begin(run)

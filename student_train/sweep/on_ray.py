@@ -118,13 +118,13 @@ class Cluster:
         self._running = dict[Any, Key]()
         self._started, self._line = 0, ""
         # On the driver's node: a mailbox that is lost with another node would end the sweep.
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        on_driver = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
         # Each worker that waits for an answer takes one of these threads. The mailbox needs no
         # processor.
         mailbox = ray.remote(num_cpus=0, max_concurrency=1000)(Mailbox)
-        self._mailbox = mailbox.options(scheduling_strategy=here).remote()
+        self._mailbox = mailbox.options(scheduling_strategy=on_driver).remote()
         self._task = remote_worker(ray, worker, gpus)
 
     def places(self) -> int:

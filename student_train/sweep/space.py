@@ -81,9 +81,9 @@ def _range(name: str, table: Mapping[str, Any], where: str, loss: str) -> Interv
         raise UserError(
             f"{where}: {name}: low {low}, high {high}: expected low{least} less than high"
         )
-    read = [_setting(name, end, where, loss) for end in (low, high)]
+    parsed = [_setting(name, end, where, loss) for end in (low, high)]
     # The option decides: a range of a fractional option has fractions even if its ends are whole.
-    whole = type(low) is type(high) is int and not loss and not isinstance(read[0], float)
+    whole = type(low) is type(high) is int and not loss and not isinstance(parsed[0], float)
     return Interval(low, high, log, whole)
 
 
@@ -95,8 +95,8 @@ def _setting(name: str, value: Any, where: str, loss: str) -> Any:
     if name == "recipe":
         return str(value)
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    read = read_values(TrainOptions, {name: value}, where, [name])[name]
-    return text if options_of(TrainOptions)[name].read else read
+    parsed = read_values(TrainOptions, {name: value}, where, [name])[name]
+    return text if options_of(TrainOptions)[name].read else parsed
 
 
 def over(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:

@@ -85,9 +85,9 @@ class Distiller(nn.Module):
                     nn.init.kaiming_normal_(linear.weight)
                     nn.init.zeros_(linear.bias)
                 self.projections[_key(loss, name)] = linear
-        read = {term.loss.student for term in self.every}
+        sides = {term.loss.student for term in self.every}
         self.scores: nn.Module | None = None
-        if separate and {"classes", "scores"} <= read:
+        if separate and {"classes", "scores"} <= sides:
             # Mukherjee & Awadallah 2019, section 4.1: W^r in addition to W^s.
             classes: Any = student.classifier
             self.scores = nn.Linear(classes.in_features, classes.out_features)
@@ -212,10 +212,10 @@ class Distiller(nn.Module):
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
         """Run the student forward, as `shared_pass` does."""
-        read = shared_pass(self.student, inputs, maps, self.ranks)
+        outputs = shared_pass(self.student, inputs, maps, self.ranks)
         if self.observed is not None:
-            self.observed.setdefault(LAST, read.last.detach())
-        return read
+            self.observed.setdefault(LAST, outputs.last.detach())
+        return outputs
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
         """Return the student's counterpart of the teacher feature `name`.

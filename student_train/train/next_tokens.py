@@ -139,9 +139,9 @@ def _in_slices(
     size = max(1, most // pieces)
     # Nothing random is recomputed, so no state of a generator is stored. The reentrant way tracks
     # gradients only if an argument requires one, and the weights of the head are not an argument.
-    again = partial(checkpoint, measure, use_reentrant=False, preserve_rng_state=False)
+    recomputed = partial(checkpoint, measure, use_reentrant=False, preserve_rng_state=False)
     slices = (slice(first, first + size) for first in range(0, len(states), size))
-    return [again(states[part], _sliced(targets, part)) for part in slices]
+    return [recomputed(states[part], _sliced(targets, part)) for part in slices]
 
 
 def _sliced(targets: Any, part: slice) -> Any:

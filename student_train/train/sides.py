@@ -73,8 +73,8 @@ class Sides:
         }
         self._vectors: Tensor | None = None
         if vectors and batch.unmasked is not None:
-            read = distiller.encode(batch.unmasked)
-            self._vectors = distiller.vectors(batch.unmasked, read)
+            outputs = distiller.encode(batch.unmasked)
+            self._vectors = distiller.vectors(batch.unmasked, outputs)
         elif vectors:
             self._vectors = distiller.vectors(batch.inputs, native)
 
@@ -122,8 +122,8 @@ class Sides:
 class _AlignedSides:
     """Computes the inputs of the losses of one alignment, for one batch."""
 
-    def __init__(self, distiller: Distiller, aligned: Distillation, read: Outputs) -> None:
-        self._distiller, self._aligned, self._read = distiller, aligned, read
+    def __init__(self, distiller: Distiller, aligned: Distillation, outputs: Outputs) -> None:
+        self._distiller, self._aligned, self._outputs = distiller, aligned, outputs
         self._pieces: Tensor | None = None
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
@@ -149,8 +149,8 @@ class _AlignedSides:
     def task_logits(self, terms: Sequence[Term]) -> Tensor:
         """Return the logits [G,C] by which the student is scored: its classifier's, or, in a stage
         that trains only the separate output layer, that layer's."""
-        read = {term.loss.student for term in terms}
-        return self.scores if "scores" in read and "classes" not in read else self.classes
+        sides = {term.loss.student for term in terms}
+        return self.scores if "scores" in sides and "classes" not in sides else self.classes
 
     def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
         loss, aligned, distiller, arguments = term.loss, self._aligned, self._distiller, []
@@ -162,11 +162,12 @@ class _AlignedSides:
         }[loss.teacher]
         for name, target in targets.items():
             if loss.student == "runs":
-                states = self._read.states[MEANS.get(name, 1) :]
+                states = self._outputs.states[MEANS.get(name, 1) :]
                 layers = distiller.counterpart(states, name)
                 pooled = aligned.runs.pool(layers, term.pool)
             else:
-                pooled = sentence_states(distiller.student, self._read.last, self._read.present)
+                outputs = self._outputs
+                pooled = sentence_states(distiller.student, outputs.last, outputs.present)
             if distiller.observed is not None:
                 distiller.observed[f"{loss.name} {name}"] = pooled.detach()
             pooled = dropped_states(distiller.student, pooled)
@@ -178,14 +179,14 @@ class _AlignedSides:
         for name, target in self._aligned.maps.items():
             assert pooling is not None
             present = pooling.present
-            maps = pooling.pool(self._distiller.counterpart(self._read.maps, name))
+            maps = pooling.pool(self._distiller.counterpart(self._outputs.maps, name))
             arguments.append((maps, target, present[:, :, None] & present[:, None, :]))
         return arguments
 
     def _logits(self, term: Term) -> Tensor:
         """Compute vocabulary logits [G,V] of the runs with logit targets, once: all terms of an
         alignment have the same pooling."""
-        runs, distiller, last = self._aligned.logit_runs, self._distiller, self._read.last
+        runs, distiller, last = self._aligned.logit_runs, self._distiller, self._outputs.last
         assert runs is not None
         if self._pieces is None:
             if term.pools_logits:
@@ -209,8 +210,8 @@ class _AlignedSides:
         return self.classes if separate is None else self._task_output(separate)
 
     def _task_output(self, output: nn.Module | None) -> Tensor:
-        student, read, task = self._distiller.student, self._read, self._aligned.task
+        student, outputs, task = self._distiller.student, self._outputs, self._aligned.task
         assert task is not None
         if task.tokens is None:
-            return class_logits(student, read.last, read.present, output)
-        return tag_logits(student, read.last[task.tokens], output)
+            return class_logits(student, outputs.last, outputs.present, output)
+        return tag_logits(student, outputs.last[task.tokens], output)

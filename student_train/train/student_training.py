@@ -332,10 +332,10 @@ class _StudentTraining(Training):
                 self.say(self._line(losses))
 
     def _pace(self) -> tuple[str, str]:
-        taken = time.perf_counter() - self.started
+        seconds = time.perf_counter() - self.started
         steps = self.step - self.first_step  # of this process, as the tokens and the time
         read, remaining = self.tokens - self.tokens_before, self.steps - self.step
-        return pace(read, taken, steps, remaining, "student tokens")
+        return pace(read, seconds, steps, remaining, "student tokens")
 
     def _line(self, losses: Losses) -> str:
         """Return a progress line with losses, speed and remaining time."""
@@ -388,8 +388,8 @@ class _StudentTraining(Training):
         # A high rate may overshoot in the warm-up, and recover.
         if self.step < self.steps and not self.judged_in_stage:
             return ""
-        seen = (figures, self.validation if self.step < self.steps else figures)
-        if any(f.get("valid_loss", 0.0) <= WORSE * self.first_loss for f in seen):
+        validations = (figures, self.validation if self.step < self.steps else figures)
+        if any(f.get("valid_loss", 0.0) <= WORSE * self.first_loss for f in validations):
             return ""
         return (
             f"warning   step {self.step:,}: valid_loss {figures['valid_loss']:.4g} is far above the"
