@@ -270,6 +270,7 @@ class Distillation:
     task: TaskTargets | None
     encoded: EncodedTargets | None  # states and maps until they are decoded; None afterwards
     chunks: ChunkTargets | None = None
+    inside: Tensor | None = None  # bool [M]: labels that begin inside a token of the teacher
     head: HeadTargets | None = None  # in place of `logits`, if both have the same vocabulary
     # float32 [G,D] by name: pooled states, normalised per channel
     normalised: dict[str, Tensor] = field(default_factory=dict)
@@ -282,7 +283,7 @@ class Distillation:
     def __repr__(self) -> str:
         """Return the number of runs and the targets, as the tensors would fill screens."""
         targets = self if self.encoded is None else self.encoded
-        names = ["logits", "shared", "task", "chunks", "head"]
+        names = ["logits", "shared", "task", "chunks", "inside", "head"]
         names = [name for name in names if getattr(self, name) is not None]
         of_states = ("normalised", "states", "sentences", "raw_sentences", "maps")
         names += [name for name in of_states if getattr(targets, name)]

@@ -30,6 +30,7 @@ from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.student_train.data.distributions import Aligned, Distributions
 from teachonce.student_train.data.next_tokens import (
     following,
+    inside_tokens,
     last_tokens,
     learnt_of_student,
     learnt_runs,
@@ -282,6 +283,9 @@ class Collator:
         chunks: ChunkTargets | None = None
         if "observed" in aligned.teacher:
             chunks = self.distributions.of_text(batch, sides, student, alignment)
+        inside: Tensor | None = None
+        if "edges" in aligned.teacher:
+            inside = inside_tokens(alignment, tokens.labels)
         if "distribution" in aligned.teacher and self.causal:
             logit_runs, logits, head = self.distributions.of_next(
                 batch, aligned, sides, student, alignment
@@ -301,6 +305,7 @@ class Collator:
             logits=logits,
             shared=shared,
             chunks=chunks,
+            inside=inside,
             head=head,
             map_pooling=(
                 MapPooling.of(alignment.student, student.start)

@@ -129,6 +129,17 @@ def chunk_targets(
     )
 
 
+def inside_tokens(alignment: Alignment, labels: Array) -> Tensor:
+    """Return which of the next tokens do not begin where one of the teacher's tokens begins: bool
+    [M].
+
+    labels: int64 [N], the token after each token; IGNORED where there is none (`following`).
+    """
+    inside = np.ones(len(labels) + 1, bool)
+    inside[alignment.student[:, 0]] = False
+    return torch.from_numpy(inside[np.flatnonzero(labels != IGNORED) + 1])
+
+
 def observed_logprobs(
     logits: Logits,
     token_ids: Array,

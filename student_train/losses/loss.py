@@ -21,6 +21,7 @@ Teacher = Literal[
     "classes",  # logits of the classes of a task
     "distribution",  # probabilities of pieces, from the tier topk, sample or head
     "observed",  # probabilities of the text between shared ends of tokens
+    "edges",  # which of the student's tokens begin inside one of the teacher's
     "shared",  # logits of the pieces in both vocabularies, up to a constant
     "logits",  # logits of pieces; the tier `sample` does not have them
     "normalised",  # states of aligned runs, normalised per channel with the store's calibration
@@ -143,6 +144,11 @@ class Loss:
         """Return whether the loss is a mean over tokens of the text, masked or next, without the
         teacher."""
         return self.teacher == "nothing"
+
+    @property
+    def per_prediction(self) -> bool:
+        """Return whether the loss is a mean over all tokens, masked or next, that are predicted."""
+        return self.teacher in ("nothing", "edges")
 
     @property
     def of_text(self) -> bool:

@@ -158,6 +158,20 @@ def next_token(student: Tensor) -> Tensor:
     return -student.mean() if len(student) else student.sum()
 
 
+def next_inside(student: Tensor, inside: Tensor) -> Tensor:
+    """Compute the cross-entropy of the next tokens that begin inside one of the teacher's tokens,
+    sum over these, divided by M.
+
+    student: the student's log-probabilities of all next tokens [M]. inside: bool [M].
+
+    The teacher has no distribution there: it predicts the whole of its token. With equal weights,
+    `kl` and this loss together count every token once.
+    """
+    if len(student) == 0:
+        return student.sum()
+    return -student.masked_fill(~inside, 0.0).mean()
+
+
 def kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) over the stored pieces and the rest, as `logits.kl` does;
     mean over G. If the next piece is not stored, add the cross-entropy inside the rest.

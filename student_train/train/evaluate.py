@@ -199,7 +199,7 @@ class _Sums:
         for term in self.terms:
             name, loss = term.name, term.loss
             if name in losses:
-                count = len(batch.labels) if loss.of_text_alone else labels if loss.of_gold else 1
+                count = len(batch.labels) if loss.per_prediction else labels if loss.of_gold else 1
                 self.sums[name] = self.sums.get(name, 0.0) + float(losses[name]) * count
                 self.counts[name] = self.counts.get(name, 0.0) + count
         self.characters += batch.characters

@@ -86,7 +86,11 @@ class NextTokens:
         targets."""
         match term.loss.student:
             case "next":
-                return [(self._logprobs[self._batch.masked],)]
+                values = self._logprobs[self._batch.masked]
+                if term.loss.teacher == "nothing":
+                    return [(values,)]
+                assert self._targets is not None and self._targets.inside is not None
+                return [(values, self._targets.inside)]
             case "chunks" if self._targets and (chunks := self._targets.chunks):
                 values = self._logprobs[chunks.before]
                 return [(pool_members(values[:, None], chunks.begin, "sum")[:, 0], chunks.logprobs)]

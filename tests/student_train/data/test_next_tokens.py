@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from teachonce.student_train.data.distributions import Aligned, Distributions
 from teachonce.student_train.data.next_tokens import (
     _normalised,
     following,
+    inside_tokens,
     learnt_of_student,
     learnt_runs,
     next_pieces,
@@ -73,6 +75,28 @@ def test_the_learnt_tokens_of_a_student(texts: list[list[int]], seed: int, share
     runs = np.array([(i, i + 2) for i in range(0, len(student.ids) - 1, 2)], np.int32)
     chosen = learnt_runs(Alignment(runs, runs), found)
     assert chosen.student.tolist() == [run for run in runs.tolist() if found[slice(*run)].all()]
+
+
+@settings(max_examples=100)
+@given(texts=CUTS, seed=st.integers(0, 99))
+def test_tokens_that_begin_inside_one_of_the_teacher(texts: list[list[int]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    teacher = tokens_of(texts)
+    student = tokens_of([split_again(sizes, rng) for sizes in texts])
+    runs, expected = list[list[tuple[int, int]]](), list[bool]()
+    for text in range(len(texts)):
+        # The cuts of a text, with the number of the token that begins there.
+        sides = [
+            {int(each.offsets[i, 0]): i for i in range(each.start[text] + 1, each.start[text + 1])}
+            | {sum(texts[text]): int(each.start[text + 1])}
+            for each in (teacher, student)
+        ]
+        cuts = sorted(sides[0].keys() & sides[1].keys())
+        runs += [[(own[a], own[b]) for own in sides] for a, b in pairwise(cuts)]
+        expected += [begin not in sides[0] for begin in sorted(sides[1])[:-1]]
+    found = np.array(runs, np.int32)
+    inside = inside_tokens(Alignment(found[:, 0], found[:, 1]), following(student).labels)
+    assert inside.tolist() == expected
 
 
 def test_a_piece_of_the_teacher_is_read_as_the_student_normalises_it() -> None:

@@ -80,7 +80,8 @@ def test_every_loss_and_its_gradient_are_finite(
     if isinstance(others[0], NextTargets):
         own = others[0].predictions(student)
     elif loss.student == "next":
-        own, others = next_logprobs(student, others[0]), []
+        own, following = next_logprobs(student, others[0]), others[0]
+        others = [following > 0] if loss.teacher == "edges" else []
     value = loss.measure(own, *others)
     value.backward()
     assert value.isfinite() and student.grad is not None and student.grad.isfinite().all()

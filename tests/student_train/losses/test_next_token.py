@@ -14,6 +14,8 @@ from teachonce.student_train.losses.next_token import (
     alm,
     jsd,
     kl,
+    next_inside,
+    next_token,
     reverse_kl,
 )
 from teachonce.support.arrays import Array
@@ -42,6 +44,17 @@ def targets_of(logprobs: Array, size: int) -> NextTargets:
         log_partition=torch.zeros(len(best)),
         following=torch.from_numpy(best[:, 0].astype(np.int64)),
     )
+
+
+def test_tokens_inside_those_of_the_teacher_count_by_all_tokens() -> None:
+    logprobs = torch.tensor([-1.0, -2.0, -4.0, -8.0], requires_grad=True)
+    inside = torch.tensor([False, True, False, True])
+    found = next_inside(logprobs, inside)
+    found.backward()
+    assert found.item() == (2 + 8) / 4
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [0, -0.25, 0, -0.25]
+    others = next_inside(logprobs, ~inside)
+    assert (found + others).item() == next_token(logprobs).item()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])

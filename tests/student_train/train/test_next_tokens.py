@@ -20,7 +20,14 @@ from teachonce.student_train.train.distiller import Distiller
 from tests.making.decoders import random_llama
 from tests.making.dumps import dumped, write_corpus
 
-LOSSES = {"next": 0.5, "kl-next": 0.5, "reverse-kl": 0.2, "jsd:0.3": 0.2, "alm": 0.1}
+LOSSES = {
+    "next": 0.5,
+    "next-inside": 0.5,
+    "kl-next": 0.5,
+    "reverse-kl": 0.2,
+    "jsd:0.3": 0.2,
+    "alm": 0.1,
+}
 
 
 @pytest.fixture(scope="module")
