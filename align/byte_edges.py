@@ -40,10 +40,10 @@ class PieceBytes:
     def of(cls, vocabulary: Vocabulary) -> PieceBytes:
         # In the other styles of marks, the start of a word is not a byte of the piece.
         blank = vocabulary.marks.style == "blank"
-        each = zip(vocabulary.pieces, vocabulary.special, strict=True)
+        pairs = zip(vocabulary.pieces, vocabulary.special, strict=True)
         written = [
             b"" if special else b" " * (blank and piece.begins) + piece.text
-            for piece, special in each
+            for piece, special in pairs
         ]
         blanks = [len(piece) - len(piece.rstrip(b" ")) for piece in written]
         return cls(
@@ -55,9 +55,9 @@ class PieceBytes:
 
     def written(self) -> list[bytes]:
         """Return the bytes of each piece."""
-        whole = self.flat.tobytes()
+        data = self.flat.tobytes()
         bounds = self.start.tolist()
-        return [whole[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,16 +78,16 @@ class TextBytes:
         points = text.codepoints
         # The bytes of a character follow from its code point, so no character is encoded by itself.
         sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000).astype(np.int64)
-        place = starts(sizes)
+        offsets = starts(sizes)
         raw = points.tobytes().decode("utf-32-le", "surrogatepass").encode("utf-8", "surrogatepass")
-        begin = place[text.start] + np.arange(len(text.start))
+        begin = offsets[text.start] + np.arange(len(text.start))
         flat = np.zeros(len(raw) + len(text), np.uint8)
         # Without this byte, the end of a text and the start of the next one would be one edge.
         unused = begin[1:] - 1
         used = np.ones(len(flat), bool)
         used[unused] = False
         flat[used] = np.frombuffer(raw, np.uint8)
-        return cls(place, begin, flat)
+        return cls(offsets, begin, flat)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,8 +124,8 @@ class _Counted:
     def last(self) -> Index:
         """Return the final token of each token's group."""
         group = starts(self.final)[:-1]
-        found: Index = np.flatnonzero(self.final)[group]
-        return found
+        tokens: Index = np.flatnonzero(self.final)[group]
+        return tokens
 
 
 def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceBytes) -> Index:
@@ -142,38 +142,38 @@ def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceB
     counted = _Counted.of(text, tokens)
     if not len(counted.number):
         return ends
-    place = octets.of_character[counted.reach] + counted.sequence
-    place = _untrimmed(place, octets, pieces.blanks[counted.ids], counted.sequence)
-    found = np.where(counted.final, place, NO_EDGE)
+    byte = octets.of_character[counted.reach] + counted.sequence
+    byte = _untrimmed(byte, octets, pieces.blanks[counted.ids], counted.sequence)
+    edges = np.where(counted.final, byte, NO_EDGE)
     if not counted.final.all():
-        _inside_characters(found, counted, octets, pieces)
-    _behind_marks(found, counted, text, octets, pieces)
-    ends[counted.number] = found
+        _inside_characters(edges, counted, octets, pieces)
+    _behind_marks(edges, counted, text, octets, pieces)
+    ends[counted.number] = edges
     return ends
 
 
-def _untrimmed(place: Index, octets: TextBytes, blanks: Index, sequence: Index) -> Index:
+def _untrimmed(ends: Index, octets: TextBytes, blanks: Index, sequence: Index) -> Index:
     """Add the spaces at the end of a piece that its offsets leave out (`trim_offsets`)."""
-    some = np.flatnonzero(blanks)
-    if not len(some):
-        return place
-    end = place[some]
+    padded = np.flatnonzero(blanks)
+    if not len(padded):
+        return ends
+    end = ends[padded]
     number = np.arange(1, len(octets.flat) + 1)
-    # solid[i] is the place behind the last byte up to i that is not a space, so that runs of spaces
-    # need no loop.
+    # solid[i] is the position behind the last byte up to i that is not a space, so that runs of
+    # spaces need no loop.
     solid = np.maximum.accumulate(np.where(octets.flat == BLANK, 0, number))
-    before = end - np.where(end > 0, solid[end - 1], 0)  # spaces right before the end
-    missing = np.maximum(blanks[some] - before, 0)
+    spaces = end - np.where(end > 0, solid[end - 1], 0)  # spaces right before the end
+    missing = np.maximum(blanks[padded] - spaces, 0)
     behind = end + missing
     # Only as far as spaces follow: the unused byte after each text is not a space.
-    trimmed = (behind < octets.start[1:][sequence[some]]) & (solid[behind - 1] <= end)
-    found = place.copy()
-    found[some[trimmed]] = behind[trimmed]
-    return found
+    trimmed = (behind < octets.start[1:][sequence[padded]]) & (solid[behind - 1] <= end)
+    extended = ends.copy()
+    extended[padded[trimmed]] = behind[trimmed]
+    return extended
 
 
 def _inside_characters(
-    found: Index, counted: _Counted, octets: TextBytes, pieces: PieceBytes
+    edges: Index, counted: _Counted, octets: TextBytes, pieces: PieceBytes
 ) -> None:
     """Set, in place, the ends of tokens that share a character with the next token.
 
@@ -182,40 +182,40 @@ def _inside_characters(
     """
     ids, final = counted.ids, counted.final
     size = pieces.start[ids + 1] - pieces.start[ids]
-    done = np.cumsum(size)
+    total = np.cumsum(size)
     last = counted.last()
-    place = found[last] - (done[last] - done)
+    ends = edges[last] - (total[last] - total)
     # Tokens after the first of their group: their bytes must equal the text's bytes.
     behind = np.flatnonzero(~final) + 1
-    from_text = ranges(place[behind] - size[behind], size[behind])
+    from_text = ranges(ends[behind] - size[behind], size[behind])
     from_piece = ranges(pieces.start[ids[behind]], size[behind])
-    # A place that is counted back lies before the text if a normaliser made its characters longer.
+    # An end that is counted back lies before the text if a normaliser made its characters longer.
     inside = (from_text >= 0) & (from_text < len(octets.flat))
     same = inside & (octets.flat[np.where(inside, from_text, 0)] == pieces.flat[from_piece])
-    wrong = np.zeros(len(ids), np.int64)
+    mismatch = np.zeros(len(ids), np.int64)
     # A special token has no bytes, so nothing is known about where it begins.
-    wrong[behind] = _any(~same, size[behind]) | (size[behind] == 0)
-    # How many wrong pieces come behind each token in its group.
-    before = np.cumsum(wrong)
-    good = np.flatnonzero(~final & (before[last] == before))
+    mismatch[behind] = _any(~same, size[behind]) | (size[behind] == 0)
+    # How many mismatches come behind each token in its group.
+    mismatches = np.cumsum(mismatch)
+    matching = np.flatnonzero(~final & (mismatches[last] == mismatches))
     # So must the bytes before the end, from the begin of its character: `À` and the accent of its
     # decomposed form end with the same byte.
-    byte = place[good] - counted.sequence[good]
+    byte = ends[matching] - counted.sequence[matching]
     character = np.searchsorted(octets.of_character, byte, "right") - 1
     size = byte - octets.of_character[character]
-    good = good[~_changed(good, place[good], size, ids, octets, pieces)]
-    found[good] = place[good]
+    matching = matching[~_changed(matching, ends[matching], size, ids, octets, pieces)]
+    edges[matching] = ends[matching]
 
 
 def _any(flat: Booleans, sizes: Index) -> Booleans:
     """Return which rows [n] of a flat array have a true value."""
     # Sums by prefixes: np.add.reduceat gives a row without values the value of its neighbour.
-    found: Booleans = np.diff(starts(flat)[starts(sizes)]) > 0
-    return found
+    rows: Booleans = np.diff(starts(flat)[starts(sizes)]) > 0
+    return rows
 
 
 def _behind_marks(
-    found: Index, counted: _Counted, text: FlatText, octets: TextBytes, pieces: PieceBytes
+    edges: Index, counted: _Counted, text: FlatText, octets: TextBytes, pieces: PieceBytes
 ) -> None:
     """Set, in place, the ends of tokens that end between a letter and its marks, or between two
     marks, if a normaliser composed or decomposed the letter, or changed the order of the marks.
@@ -234,27 +234,27 @@ def _behind_marks(
     letter = np.maximum(bare[following - 1], text.start[sequence[token]])
     size = octets.of_character[reach[token]] - octets.of_character[letter]
     size = np.minimum(size, MOST_BYTES)
-    changed = _changed(token, found[token], size, counted.ids, octets, pieces)
+    changed = _changed(token, edges[token], size, counted.ids, octets, pieces)
     behind = np.minimum(bare[following], stop[token])
     followed = np.append(sequence[1:] == sequence[:-1], False)[token]
-    whole = changed & (~followed | (np.append(counted.begin[1:], 0)[token] >= behind))
+    owns_marks = changed & (~followed | (np.append(counted.begin[1:], 0)[token] >= behind))
     # Ends inside the same group were counted back from this end, so they are wrong as well.
-    found[np.isin(counted.last(), token[changed])] = NO_EDGE
-    found[token[whole]] = (octets.of_character[behind] + sequence[token])[whole]
+    edges[np.isin(counted.last(), token[changed])] = NO_EDGE
+    edges[token[owns_marks]] = (octets.of_character[behind] + sequence[token])[owns_marks]
 
 
 def _changed(
-    token: Index, place: Index, size: Index, ids: Index, octets: TextBytes, pieces: PieceBytes
+    token: Index, ends: Index, size: Index, ids: Index, octets: TextBytes, pieces: PieceBytes
 ) -> Booleans:
     """Return bool [n]: whether the last `size` bytes of the pieces up to each token differ from the
-    text before `place`. Tokens without bytes are never reported."""
+    text before `ends`. Tokens without bytes are never reported."""
     sizes = pieces.start[ids + 1] - pieces.start[ids]
-    done = np.cumsum(sizes)
-    # The bytes may be in several tokens: these are places in the bytes of all tokens.
-    written = ranges(done[token] - size, size)
-    one = np.searchsorted(done, written, "right")
-    from_piece = pieces.start[ids[one]] + written - (done[one] - sizes[one])
-    from_text = ranges(place - size, size)
+    total = np.cumsum(sizes)
+    # The bytes may be in several tokens: these are positions in the bytes of all tokens.
+    written = ranges(total[token] - size, size)
+    index = np.searchsorted(total, written, "right")
+    from_piece = pieces.start[ids[index]] + written - (total[index] - sizes[index])
+    from_text = ranges(ends - size, size)
     differs = (written < 0) | (octets.flat[from_text] != pieces.flat[from_piece])
     return _any(differs, size) & (sizes[token] > 0)
 
@@ -282,9 +282,9 @@ class _Side:
         ends = token_ends(text, octets, tokens, pieces)
         lengths = np.diff(tokens.start)
         # The starts of texts ascend, so one running maximum serves all of them.
-        known = np.maximum(ends, np.repeat(octets.start[:-1], lengths))
-        begin = np.empty_like(known)
-        begin[1:] = np.maximum.accumulate(known)[:-1]
+        edges = np.maximum(ends, np.repeat(octets.start[:-1], lengths))
+        begin = np.empty_like(edges)
+        begin[1:] = np.maximum.accumulate(edges)[:-1]
         first = tokens.start[:-1][lengths > 0]
         begin[first] = octets.start[:-1][lengths > 0]
         return cls(tokens, ends, begin)
@@ -312,8 +312,8 @@ def shared_runs(
     int64 [G, 2] each."""
     octets = TextBytes.of(text)
     sides = [
-        _Side.of(text, octets, tokens, own)
-        for tokens, own in zip((teacher, student), pieces, strict=True)
+        _Side.of(text, octets, tokens, piece_bytes)
+        for tokens, piece_bytes in zip((teacher, student), pieces, strict=True)
     ]
     # Marks over all bytes of the batch: the whole alignment takes 1.7 million teacher tokens a
     # second on one core (RESULTS, Aligning a decoder).
@@ -329,5 +329,5 @@ def shared_runs(
     # The tokens after the last cut of a text have no shared end, so they form no run.
     closed = np.ones(len(cuts), bool)
     closed[np.searchsorted(cuts, octets.start[1:]) - 1] = False
-    some = closed & (runs[0][:, 1] > 0) & (runs[1][:, 1] > 0)
-    return runs[0][some], runs[1][some]
+    nonempty = closed & (runs[0][:, 1] > 0) & (runs[1][:, 1] > 0)
+    return runs[0][nonempty], runs[1][nonempty]

@@ -211,15 +211,15 @@ class _StudentPieces:
         if self.edge is not None:
             return self.edge, False
         if self.style == "suffix":
-            other = self.teacher.marks.style != "suffix"
-            return piece.marked or other, other
+            unmarked = self.teacher.marks.style != "suffix"
+            return piece.marked or unmarked, unmarked
         return piece.begins, piece.free
 
     def special(self, number: int) -> int:
         """Return the student's id for a special token of the teacher, or -1."""
         # By role first: [CLS] of one vocabulary is <s> of another.
-        for role, own in self.teacher.roles.items():
-            if own == number and role in self.student.roles:
+        for role, token_id in self.teacher.roles.items():
+            if token_id == number and role in self.student.roles:
                 return self.student.roles[role]
         return self.specials.get(self.teacher.tokens[number], -1)
 
@@ -227,12 +227,12 @@ class _StudentPieces:
         """Return the student's id of a piece equal to the teacher's piece `number`, whose
         normalised text is `text`, or -1."""
         # With equal marks, the same token means the same piece.
-        own = self.tokens.get(self.teacher.tokens[number], -1) if self.same_marks else -1
-        if own >= 0 and self.student.pieces[own].text == text:
-            return own
+        same = self.tokens.get(self.teacher.tokens[number], -1) if self.same_marks else -1
+        if same >= 0 and self.student.pieces[same].text == text:
+            return same
         edge, guessed = self._edge(self.teacher.pieces[number], text)
-        found = self.exact.get((text, edge), -1)
-        return self.exact.get((text, not edge), -1) if found < 0 and guessed else found
+        match = self.exact.get((text, edge), -1)
+        return self.exact.get((text, not edge), -1) if match < 0 and guessed else match
 
     def split(self, number: int, text: bytes) -> list[int] | None:
         """Spell the teacher's piece `number`, whose normalised text is `text`, in the student's
@@ -250,8 +250,8 @@ class _StudentPieces:
         # The student's pre-tokenizer never gives its model two words at once, though a teacher's
         # piece may hold several.
         words = _words(text, edge or self.style != "prefix", self.student.marks.isolates)
-        for place, (word, begins) in enumerate(words, 1):
-            ends = edge or self.style != "suffix" or place < len(words)
+        for number, (word, begins) in enumerate(words, 1):
+            ends = edge or self.style != "suffix" or number < len(words)
             pieces = self._greedy(word, (begins, ends))
             if pieces is None:
                 return None

@@ -41,21 +41,21 @@ def maps_at(
         if vocabulary.teacher.marks.style == "suffix":
             same |= edge == vocabulary.teacher_ends[teacher.ids[runs[0]]]
         return np.where(same, AS_MARKED, elsewhere)
-    own = vocabulary.begins[0][teacher.ids[runs[0]]]
+    teacher_begins = vocabulary.begins[0][teacher.ids[runs[0]]]
     starts = _word_starts(text, teacher, vocabulary, runs[0])
     if style == "blank":
         # Right after a letter, WordPiece's `story` means a word after a space, so its mark remains.
         # Where a word can begin without a space, as after a bracket, it means no space.
-        none = ~edge & (own | starts)
-        return np.where(edge & ~own, AT_EDGE, np.where(none, INSIDE, AS_MARKED))
+        inside = ~edge & (teacher_begins | starts)
+        return np.where(edge & ~teacher_begins, AT_EDGE, np.where(inside, INSIDE, AS_MARKED))
     match vocabulary.teacher.marks.style:
         case "blank":
             # A teacher token with a space begins a word. The student's token there does not decide
             # for the other pieces of the distribution, so their place does.
-            return np.where(np.where(shown & ~own, edge, starts), AT_EDGE, AS_MARKED)
+            return np.where(np.where(shown & ~teacher_begins, edge, starts), AT_EDGE, AS_MARKED)
         case "prefix":
             edge = np.where(shown, edge, starts)
-            return np.where(edge == own, AS_MARKED, np.where(edge, AT_EDGE, INSIDE))
+            return np.where(edge == teacher_begins, AS_MARKED, np.where(edge, AT_EDGE, INSIDE))
     return np.where(np.where(shown, edge, starts), AT_EDGE, INSIDE)
 
 
@@ -69,14 +69,14 @@ def _word_starts(
     after white space or a character that this side isolates.
     """
     sides = vocabulary.teacher.marks, vocabulary.student.marks
-    inside = [marks for marks in sides if marks.style == "prefix"]
-    if not inside:
+    prefixed = [marks for marks in sides if marks.style == "prefix"]
+    if not prefixed:
         return np.zeros(len(tokens), bool)
     low = text.start[np.searchsorted(teacher.start, tokens, "right") - 1]
-    place = low + teacher.offsets[tokens, 0]
+    position = low + teacher.offsets[tokens, 0]
     # Some tokenizers do not count the space of a token in its offsets.
-    uncounted = ~text.space[place] & (place > low) & text.space[place - 1]
-    place -= uncounted & vocabulary.teacher_bytes.blank_first[teacher.ids[tokens]]
-    found: Booleans = (place == low) | text.space[place - 1]
-    found |= (classes(text.codepoints[place - 1], isolation) & inside[-1].isolates) > 0
-    return found
+    uncounted = ~text.space[position] & (position > low) & text.space[position - 1]
+    position -= uncounted & vocabulary.teacher_bytes.blank_first[teacher.ids[tokens]]
+    begins: Booleans = (position == low) | text.space[position - 1]
+    begins |= (classes(text.codepoints[position - 1], isolation) & prefixed[-1].isolates) > 0
+    return begins

@@ -105,12 +105,12 @@ class _Spans:
         return cls(token, begin, end, np.maximum.accumulate(end))
 
 
-def _check_offsets(text: FlatText, tokens: Tokens, side: str, some: Booleans) -> None:
+def _check_offsets(text: FlatText, tokens: Tokens, side: str, checked: Booleans) -> None:
     if len(tokens) != len(text):
         raise AlignmentError(f"{side}: {len(tokens)} sequences for {len(text)} texts")
     lengths = np.repeat(np.diff(text.start), np.diff(tokens.start))
     begin, end = tokens.offsets.astype(np.int64).T
-    wrong = some & ((begin < 0) | (end < begin) | (end > lengths))
+    wrong = checked & ((begin < 0) | (end < begin) | (end > lengths))
     if wrong.any():
         token = int(wrong.argmax())
         sequence = tokens.sequence_of(token)
@@ -125,11 +125,11 @@ def _trim(text: FlatText, begin: Index, end: Index) -> None:
     """Remove white space from both edges of each span, in place. Spans of white space alone are
     unchanged."""
     filled = np.flatnonzero(~text.space)
-    before = starts(~text.space)  # number of filled characters before each character
-    low, high = before[begin], before[end]
-    some = np.flatnonzero(high > low)
-    begin[some] = filled[low[some]]
-    end[some] = filled[high[some] - 1] + 1
+    counts = starts(~text.space)  # number of filled characters before each character
+    low, high = counts[begin], counts[end]
+    nonblank = np.flatnonzero(high > low)
+    begin[nonblank] = filled[low[nonblank]]
+    end[nonblank] = filled[high[nonblank] - 1] + 1
 
 
 def _runs(spans: _Spans, group: Index) -> tuple[Index, Index, Index]:
@@ -140,8 +140,8 @@ def _runs(spans: _Spans, group: Index) -> tuple[Index, Index, Index]:
 
 
 def _holds_special(tokens: Tokens, first: Index, end: Index) -> Booleans:
-    before = starts(tokens.special)
-    return before[end] > before[first]
+    counts = starts(tokens.special)
+    return counts[end] > counts[first]
 
 
 def _as_runs(first: Integers, end: Integers) -> NDArray[np.int32]:
@@ -234,8 +234,8 @@ def align_match(
     t, s = t[equal], s[equal]
     # The piece that the student reads shows which of the maps holds at its place.
     equal = np.zeros(len(t), bool)
-    for each in vocabulary.maps:
-        equal |= each.match[teacher.ids[t]] == student.ids[s]
+    for mapping in vocabulary.maps:
+        equal |= mapping.match[teacher.ids[t]] == student.ids[s]
     t, s = t[equal], s[equal]
     return Alignment(_as_runs(t, t + 1), _as_runs(s, s + 1))
 

@@ -69,12 +69,12 @@ def classes(
     # `unicodedata` is called once for a code point: not for every character of every batch, and not
     # for the million that no text has, which took each process half a second.
     table = _table(classify)
-    found = table[codepoints]
-    unseen = np.unique(codepoints[found == UNSEEN])
+    kinds = table[codepoints]
+    unseen = np.unique(codepoints[kinds == UNSEEN])
     if len(unseen):
-        table[unseen] = [classify(chr(each)) for each in unseen.tolist()]
-        found = table[codepoints]
-    return found
+        table[unseen] = [classify(chr(point)) for point in unseen.tolist()]
+        kinds = table[codepoints]
+    return kinds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +99,8 @@ class FlatText:
         # surrogatepass: a lone surrogate is one character of a Python string like any other
         raw = "".join(texts).encode("utf-32-le", "surrogatepass")
         codepoints = np.frombuffer(raw, np.dtype("<u4"))
-        found = classes(codepoints)
-        return cls(start, codepoints, found == BLANK, found == SOLID)
+        kinds = classes(codepoints)
+        return cls(start, codepoints, kinds == BLANK, kinds == SOLID)
 
     def __len__(self) -> int:
         return len(self.start) - 1

@@ -42,9 +42,9 @@ CJK = (
 def byte_of_character() -> dict[str, int]:
     """Return GPT-2's byte-level alphabet: the byte that each character encodes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
-    return table | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return table | {chr(256 + number): byte for number, byte in enumerate(unprintable)}
 
 
 @cache
@@ -142,8 +142,8 @@ def read_piece(token: str, marks: Marks, literal: bool = False) -> Piece:
         # Isolated punctuation is a word wherever it occurs, so `.` does not show that a word
         # begins.
         flags = [isolation(character) & marks.isolates for character in token]
-        whole = bool(flags) and all(flags) and not any(map(divides, flags, flags[1:]))
-        alone = whole and not marked
+        isolated = bool(flags) and all(flags) and not any(map(divides, flags, flags[1:]))
+        alone = isolated and not marked
         return Piece(text, not marked and not alone, marked, alone)
     return Piece(text, True, marked, True)
 
@@ -174,10 +174,8 @@ class Vocabulary:
     def reads_as(self, other: Vocabulary) -> bool:
         """Return whether both have the same tokens, normaliser and pre-tokenizer, so that they mark
         the same places of a text."""
-        mine, theirs = (
-            (each.tokens, each.normaliser, each.pre_tokenizer) for each in (self, other)
-        )
-        return mine == theirs
+        key, other_key = ((v.tokens, v.normaliser, v.pre_tokenizer) for v in (self, other))
+        return key == other_key
 
     @classmethod
     def from_tokenizer_json(cls, text: str) -> Vocabulary:
@@ -296,8 +294,8 @@ def _roles(settings: dict[str, Any], tokens: list[str], special: Booleans) -> di
         if names.get(role) in everything:
             roles[role] = everything[names[role]]
         else:
-            known = [number[name] for name in ROLE_NAMES[role] if name in number]
-            roles |= {role: known[0]} if known else {}
+            ids = [number[name] for name in ROLE_NAMES[role] if name in number]
+            roles |= {role: ids[0]} if ids else {}
     return roles
 
 

@@ -16,8 +16,8 @@ class StoreError(UserError):
     remedies of this module (`VERIFY`, `REPAIR`), so that their commands can be copied.
     """
 
-    def __init__(self, *words: object) -> None:
-        super().__init__(*map(_with_path, words))
+    def __init__(self, *args: object) -> None:
+        super().__init__(*map(_with_path, args))
 
 
 class MissingStore(StoreError):
@@ -79,16 +79,16 @@ REMEDIES = re.compile(
 )
 
 
-def _with_path(words: object) -> str:
+def _with_path(message: object) -> str:
     """Insert the path with which a message starts into the commands of the message's remedy."""
-    text = str(words)
+    text = str(message)
     if not PLACE.search(text):
         return text
-    ends = [found.start() for found in re.finditer(": ", text)]  # a path may have a colon, too
+    ends = [match.start() for match in re.finditer(": ", text)]  # a path may have a colon, too
     paths = [text[:end] for end in ends]
     path = next(filter(os.path.exists, paths), paths[0] if paths else NO_PATH)
     path = re.sub(r"\.parts/\d+\.h5$", "", path)  # a part of an unfinished HDF5 store
-    return PLACE.sub(lambda found: command(found[1], path), text)
+    return PLACE.sub(lambda match: command(match[1], path), text)
 
 
 def without_remedy(message: object) -> str:

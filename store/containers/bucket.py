@@ -56,8 +56,8 @@ UNCONDITIONAL = {"NotSupportedError", "NotImplementedError"}
 
 def is_bucket(path: object) -> bool:
     """Return whether a path is the URL of a store in a bucket (s3://, gs://, az://)."""
-    scheme, found, _ = str(path).partition("://")
-    return bool(found) and scheme in SCHEMES
+    scheme, separator, _ = str(path).partition("://")
+    return bool(separator) and scheme in SCHEMES
 
 
 class Tagged(NamedTuple):
@@ -94,42 +94,42 @@ class Bucket:
 
     def _read(self, name: str) -> Tagged:
         async def request() -> Tagged:
-            found = await self._obstore.get_async(self.store, name)
-            meta = found.meta
+            response = await self._obstore.get_async(self.store, name)
+            meta = response.meta
             # The size comes before the body, so a huge object is refused before it takes memory.
             if meta["size"] > MAX_JSON:
                 raise StoreError(f"{self.url}: {name} is larger than {MAX_JSON:,} bytes")
-            data = bytes(await found.bytes_async())
+            data = bytes(await response.bytes_async())
             return Tagged(data, str(meta["e_tag"]), meta["last_modified"])
 
         return self.send(name, request, 2**20)
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
         """Read a range once; see `teachonce.store.containers.remote_ranges.RangeFetcher`."""
-        wanted: Any = {"suffix": -begin} if begin < 0 else (begin, end)
+        span: Any = {"suffix": -begin} if begin < 0 else (begin, end)
         if begin < 0 and not self._suffixes:
             size = await self._size(name)
-            wanted = (max(0, size + begin), size)
+            span = (max(0, size + begin), size)
         try:
-            given = await self._obstore.get_async(self.store, name, options={"range": wanted})
+            response = await self._obstore.get_async(self.store, name, options={"range": span})
         # obstore has no exception class for these cases; it raises before it reads the body.
         except Exception as error:
             # No byte of the range exists: the object is empty, or shorter. That is damage of the
             # store, which the reader of the bytes reports.
             answer = http_answer(error)
-            if wanted == (0, 0) or (answer and answer.status == 416):
+            if span == (0, 0) or (answer and answer.status == 416):
                 return FetchedBytes(np.empty(0, np.uint8), await self._size(name), set())
             if any(word in str(error) for word in IGNORED):
                 raise RangeIgnored("the server ignores Range and sends whole objects") from error
-            if found := OTHER_RANGE.search(str(error)):
+            if match := OTHER_RANGE.search(str(error)):
                 raise WrongLength(
-                    f"received bytes {found[2]} of {name}, expected {found[1]}"
+                    f"received bytes {match[2]} of {name}, expected {match[1]}"
                 ) from error
             raise
-        whole, (low, high) = int(given.meta["size"]), given.range
-        data = await given.bytes_async()
-        check_length(name, data, high - low, whole)
-        return FetchedBytes(np.frombuffer(data, np.uint8), whole, set())
+        total, (low, high) = int(response.meta["size"]), response.range
+        data = await response.bytes_async()
+        check_length(name, data, high - low, total)
+        return FetchedBytes(np.frombuffer(data, np.uint8), total, set())
 
     def tagged(self, name: str) -> Tagged | None:
         """Read an object with its ETag; return None if it is missing."""
@@ -161,10 +161,10 @@ class Bucket:
         """Await `one` for every item, AT_ONCE at a time; return the results in order."""
 
         async def every() -> list[Result]:
-            places = asyncio.Semaphore(AT_ONCE)
+            slots = asyncio.Semaphore(AT_ONCE)
 
             async def placed(item: Any) -> Result:
-                async with places:
+                async with slots:
                     return await one(item)
 
             async with asyncio.TaskGroup() as group:
@@ -173,9 +173,9 @@ class Bucket:
 
         try:
             return sync(every())
-        except BaseExceptionGroup as found:
+        except BaseExceptionGroup as group:
             # No handler of a caller catches a group, so the first error is raised for all.
-            raise found.exceptions[0] from None
+            raise group.exceptions[0] from None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole object."""
@@ -207,8 +207,8 @@ class Bucket:
         """
         mode = "create" if tag is None else {"e_tag": tag}
         try:
-            found = self.send(name, lambda: self._put(name, data, mode=mode), len(data))
-            return str(found["e_tag"])
+            result = self.send(name, lambda: self._put(name, data, mode=mode), len(data))
+            return str(result["e_tag"])
         except (Unreachable, *ABSENT) as error:
             if isinstance(error, ABSENT):  # the object that had this tag was removed
                 return None
@@ -220,33 +220,33 @@ class Bucket:
             if kind not in HELD and not (answer and answer.status in (409, 412)):
                 raise
         # The answer to an earlier try may have been lost after its write: compare the bytes.
-        there = self.tagged(name)
-        return there.tag if there and there.data == data else None
+        stored = self.tagged(name)
+        return stored.tag if stored and stored.data == data else None
 
     def folders(self, prefix: str = "") -> list[str]:
         """Return the names directly under a prefix: objects and deeper prefixes."""
         listing = self._obstore.list_with_delimiter_async
         # It has no timeout, because one listing is a request for each page of names.
-        found = self.send(prefix, lambda: listing(self.store, prefix or None), None)
-        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        result = self.send(prefix, lambda: listing(self.store, prefix or None), None)
+        paths = [*result["common_prefixes"], *(entry["path"] for entry in result["objects"])]
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     def members(self, group: str) -> list[str]:
         """Return the names directly under a group; under `parts` only published parts."""
-        found = self.folders(group)
+        names = self.folders(group)
         if group != "parts":
-            return found
-        there = self.has_all(f"{group}/{name}/zarr.json" for name in found)
-        return [name for name, whole in zip(found, there, strict=True) if whole]
+            return names
+        published = self.has_all(f"{group}/{name}/zarr.json" for name in names)
+        return [name for name, done in zip(names, published, strict=True) if done]
 
     def under(self, group: str = "", parts: Container[int] = ()) -> set[str]:
         """Return the names of all objects under a group, except the objects of `parts`."""
 
         async def request() -> set[str]:
-            found = set[str]()
-            async for some in self._obstore.list(self.store, group or None):
-                found.update(str(each["path"]) for each in some)
-            return {path for path in found if part_of(path) not in parts}
+            paths = set[str]()
+            async for page in self._obstore.list(self.store, group or None):
+                paths.update(str(entry["path"]) for entry in page)
+            return {path for path in paths if part_of(path) not in parts}
 
         return self.send(group, request, None)
 

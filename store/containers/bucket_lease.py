@@ -31,7 +31,7 @@ from teachonce.support.lease import (
 
 NONCE = 16  # random bytes after the content of a lease
 # The leases of this process, by URL: it may create a store again whose lease it has not closed.
-_own: dict[str, BucketLease] = {}
+_leases: dict[str, BucketLease] = {}
 
 
 class BucketLease:
@@ -43,8 +43,8 @@ class BucketLease:
     def __init__(self, url: str) -> None:
         self.url, self.token = url, secrets.token_hex(8)
         self._bucket, self._name = _lease_place(url)
-        if (before := _own.get(url)) is not None:
-            before.close()
+        if (previous := _leases.get(url)) is not None:
+            previous.close()
         self._conditional = True
         self._take()
         # Without conditions, another process may have written its own lease during SETTLE.
@@ -52,7 +52,7 @@ class BucketLease:
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._beating.start()
-        _own[url] = self
+        _leases[url] = self
 
     def _sign(self) -> bytes:
         """Return the content of the lease."""
@@ -61,11 +61,11 @@ class BucketLease:
 
     def _take(self) -> None:
         for _ in range(TRIES):
-            found = self._bucket.tagged(self._name)
-            if found is not None:
-                _check_dead(self.url, self._bucket, self._name, found)
+            lease = self._bucket.tagged(self._name)
+            if lease is not None:
+                _check_dead(self.url, self._bucket, self._name, lease)
             try:
-                tag = self._bucket.put_if(self._name, self._sign(), found.tag if found else None)
+                tag = self._bucket.put_if(self._name, self._sign(), lease.tag if lease else None)
                 # Some servers accept a conditional write and ignore its condition. A second
                 # creation that succeeds proves it, because the content of each write is unique.
                 if tag and self._bucket.put_if(self._name, self._sign(), None):
@@ -90,9 +90,9 @@ class BucketLease:
     def _renew(self) -> None:
         # The token identifies the owner, not the tag of this process's last write: in an outage a
         # write may arrive although its answer, with the new tag, does not.
-        found = self._held()
+        lease = self._held()
         if self._conditional:
-            self._bucket.put_if(self._name, self._sign(), found.tag)
+            self._bucket.put_if(self._name, self._sign(), lease.tag)
         else:
             self._bucket.write(self._name, self._sign())
 
@@ -102,10 +102,10 @@ class BucketLease:
 
     def _held(self) -> Tagged:
         """Return the lease as it is in the bucket. Raises UserError if it is not this process's."""
-        found = self._bucket.tagged(self._name)
-        check_token(self.url, self._name, _writer(found), self.token)
-        assert found is not None  # or `check_token` raises
-        return found
+        lease = self._bucket.tagged(self._name)
+        check_token(self.url, self._name, _writer(lease), self.token)
+        assert lease is not None  # or `check_token` raises
+        return lease
 
     def close(self) -> None:
         """Release the lease, so that other processes can write; a second call does nothing."""
@@ -114,7 +114,7 @@ class BucketLease:
         self._ended.set()
         # A heartbeat under way could write the lease again after it is deleted.
         self._beating.join()
-        _own.pop(self.url, None)
+        _leases.pop(self.url, None)
         if _writer(self._bucket.tagged(self._name)).get("token") == self.token:
             self._bucket.delete([self._name])
 
@@ -126,19 +126,19 @@ def _writer(lease: Tagged | None) -> dict[str, Any]:
 
 def _lease_place(url: str) -> tuple[Bucket, str]:
     """Return the folder of a store in its bucket, and the name of its lease there."""
-    place, _, name = url.rpartition("/")
-    return Bucket(place), f".{name}.lease"
+    folder, _, name = url.rpartition("/")
+    return Bucket(folder), f".{name}.lease"
 
 
 def check_free(url: str) -> None:
     """Raise Taken if a living process other than this one writes the store, Unreachable if nothing
     can be written next to it."""
     bucket, name = _lease_place(url)
-    found = None if url in _own else bucket.tagged(name)
-    if found is None:
+    lease = None if url in _leases else bucket.tagged(name)
+    if lease is None:
         _now(bucket, name)  # fails before the work if nothing can be written
     else:
-        _check_dead(url, bucket, name, found)
+        _check_dead(url, bucket, name, lease)
 
 
 def _now(bucket: Bucket, name: str) -> float:
@@ -147,11 +147,11 @@ def _now(bucket: Bucket, name: str) -> float:
     probe = f"{name}-probe"
     bucket.write(probe, b"")
     try:
-        found = bucket.tagged(probe)
+        written = bucket.tagged(probe)
     finally:
         bucket.delete([probe])
     # The probe is missing if another process has just read the time and deleted it.
-    return found.modified.timestamp() if found else _now(bucket, name)
+    return written.modified.timestamp() if written else _now(bucket, name)
 
 
 def _check_dead(url: str, bucket: Bucket, name: str, lease: Tagged) -> None:
@@ -160,8 +160,9 @@ def _check_dead(url: str, bucket: Bucket, name: str, lease: Tagged) -> None:
     silent = _now(bucket, name) - lease.modified.timestamp()
     alive = silent < BEAT * MISSED
     if (runs := is_running(writer)) is not None:
-        # An unclosed lease with this process's number that is not in `_own` has no writer any more.
-        own = writer.get("pid") == os.getpid()
-        alive = runs and not (own and url not in _own)
+        # An unclosed lease with this process's number has no writer any more if it is not in
+        # `_leases`.
+        own_pid = writer.get("pid") == os.getpid()
+        alive = runs and not (own_pid and url not in _leases)
     if alive:
         raise taken_error(url, writer, silent)

@@ -45,11 +45,11 @@ class BucketStaging:
 
     def check_place(self) -> None:
         """Raise UserError unless a store can be created here."""
-        found = self._bucket.folders()
+        names = self._bucket.folders()
         # STARTED shows that an earlier start was killed: `clear` removes its objects.
-        if found and not {ROOT, STARTED} & set(found):
+        if names and not {ROOT, STARTED} & set(names):
             raise UserError(
-                f"{self.path}: holds objects that are not a store ({', '.join(sorted(found)[:3])});"
+                f"{self.path}: holds objects that are not a store ({', '.join(sorted(names)[:3])});"
                 f" {ANOTHER}"
             )
 
@@ -75,8 +75,8 @@ class BucketStaging:
         """Remove the objects of incomplete uploads; if the store has no root, all objects."""
         if not self.exists():
             if STARTED in self._bucket.folders():
-                left = self._bucket.under()
-                self._bucket.delete(left - {STARTED})
+                names = self._bucket.under()
+                self._bucket.delete(names - {STARTED})
                 # STARTED is deleted last: without it, after a kill, `check_place` would refuse the
                 # remaining objects as a user's own.
                 self._bucket.delete([STARTED])
@@ -103,8 +103,8 @@ class BucketStaging:
 
     def _upload(self, folder: Path, to: str = "") -> None:
         """Upload all files of a folder except its own zarr.json."""
-        found = (file for file in sorted(folder.rglob("*")) if file.is_file())
-        named = {file.relative_to(folder).as_posix(): file for file in found}
+        paths = (file for file in sorted(folder.rglob("*")) if file.is_file())
+        named = {file.relative_to(folder).as_posix(): file for file in paths}
         named.pop(ROOT)
         self._bucket.put_files({f"{to}{name}": file for name, file in named.items()})
 
@@ -112,22 +112,22 @@ class BucketStaging:
         self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
         work = self._work("outside")
-        made = ZarrSink(work).finish_missing(attributes, arrays, missing)
+        updated = ZarrSink(work).finish_missing(attributes, arrays, missing)
         self._upload(work)
-        groups = [f"{group}/{ROOT}" for group in sorted(groups_of(made["arrays"]) - {""})]
-        for name, there in zip(groups, self._bucket.has_all(groups), strict=True):
-            if not there:
+        groups = [f"{group}/{ROOT}" for group in sorted(groups_of(updated["arrays"]) - {""})]
+        for name, exists in zip(groups, self._bucket.has_all(groups), strict=True):
+            if not exists:
                 self._bucket.write(name, group_json({}))
-        if made != attributes:  # another release wrote other metadata
-            self._replace_root(made)
+        if updated != attributes:  # another release wrote other metadata
+            self._replace_root(updated)
         files.discard(work.parent, work.name)
 
     def _replace_root(self, attributes: dict[str, Any]) -> None:
         """Replace the root, unless another process has changed it since it was read."""
-        now = self._bucket.tagged(ROOT)
-        if now is None:
+        root = self._bucket.tagged(ROOT)
+        if root is None:
             raise self._removed()
-        self._write_root(group_json(attributes), now.tag)
+        self._write_root(group_json(attributes), root.tag)
 
     def _write_root(self, data: bytes, tag: str | None) -> None:
         try:
@@ -166,9 +166,9 @@ class BucketStaging:
         return set()
 
     def published(self) -> set[int]:
-        found = sorted(self._uploaded())
-        there = self._bucket.has_all(f"parts/{number}/{ROOT}" for number in found)
-        return {number for number, whole in zip(found, there, strict=True) if whole}
+        numbers = sorted(self._uploaded())
+        complete = self._bucket.has_all(f"parts/{number}/{ROOT}" for number in numbers)
+        return {number for number, done in zip(numbers, complete, strict=True) if done}
 
     def seal(self, make: SealContent) -> None:
         work = self._work("manifest")

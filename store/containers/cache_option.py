@@ -35,9 +35,9 @@ def parse_size(word: str, where: str) -> int:
     Raises UserError, whose message starts with `where`, for any other text and for less than a
     byte.
     """
-    found = SIZE.fullmatch(word.strip())
-    if found:
-        number, unit, binary = found.groups()
+    match = SIZE.fullmatch(word.strip())
+    if match:
+        number, unit, binary = match.groups()
         power = " kmgt".index(unit.lower()) if unit else 0
         if size := int(float(number) * (1024 if binary else 1000) ** power):
             return size

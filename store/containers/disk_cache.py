@@ -122,16 +122,16 @@ class DiskCache:
     def _make_room(self, taken: _BytesTaken, most: int | None) -> None:
         """Remove temporary files of killed processes, and the least recently used entries until the
         cache has at most `most` bytes. Set `taken` to the bytes that remain."""
-        found, total = [], 0
+        entries, total = [], 0
         with os.scandir(self.folder) as listed:
-            for each in listed:
-                if each.name.startswith(files.UNFINISHED):
-                    os.unlink(each.path)
-                elif ENTRY.fullmatch(each.name):
-                    about = each.stat()
-                    found.append((about.st_mtime_ns, taken_by(about.st_size), each.path))
-                    total += found[-1][1]
-        for _, size, path in sorted(found):
+            for entry in listed:
+                if entry.name.startswith(files.UNFINISHED):
+                    os.unlink(entry.path)
+                elif ENTRY.fullmatch(entry.name):
+                    status = entry.stat()
+                    entries.append((status.st_mtime_ns, taken_by(status.st_size), entry.path))
+                    total += entries[-1][1]
+        for _, size, path in sorted(entries):
             if most is None or total <= most:
                 break
             with suppress(FileNotFoundError):
@@ -168,9 +168,9 @@ class DiskCache:
             return None
         payload = data[: -END.size]
         if len(data) >= END.size:
-            mark, checksum, whole = END.unpack(data[-END.size :].tobytes())
+            mark, checksum, size = END.unpack(data[-END.size :].tobytes())
             if mark == MARK and google_crc32c.value(payload) == checksum:
-                return FetchedBytes(payload, whole, set())
+                return FetchedBytes(payload, size, set())
         with suppress(OSError):
             self._remove([path])
         return None
@@ -217,7 +217,7 @@ class DiskCache:
     def forget(self, store: str, *names: str) -> None:
         """Remove all entries of objects of a store. Raises OSError."""
         named = {_entry_prefix(store, name) for name in names}
-        self._remove([each for each in self.folder.iterdir() if each.name[:32] in named])
+        self._remove([path for path in self.folder.iterdir() if path.name[:32] in named])
 
     def _remove(self, paths: list[Path]) -> None:
         with self._counted() as taken:

@@ -122,8 +122,8 @@ def unknown_flaw(path: str, what: str) -> Flaw:
 def groups_of(arrays: Iterable[str], group: str = "") -> set[str]:
     """Return the paths of a group and of the groups in it that contain these arrays. The root, '',
     always has the group `parts`."""
-    inside = f"{group}/".lstrip("/")
-    above = {path for name in arrays for path in groups_above(name) if path.startswith(inside)}
+    prefix = f"{group}/".lstrip("/")
+    above = {path for name in arrays for path in groups_above(name) if path.startswith(prefix)}
     return above | ({group} if group else {"", "parts"})
 
 

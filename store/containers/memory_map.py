@@ -83,12 +83,12 @@ class FileMap:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), path)
         self._address = address
-        # Arrays over the map refer to `held` and may outlive this object, so the map is released
-        # with `held`.
-        held = (ctypes.c_ubyte * size).from_address(address)
+        # Arrays over the map refer to `buffer` and may outlive this object, so the map is released
+        # with `buffer`.
+        buffer = (ctypes.c_ubyte * size).from_address(address)
         # Not at exit: a thread may still be reading then.
-        weakref.finalize(held, _libc().munmap, address, size).atexit = False
-        self.data = np.frombuffer(memoryview(held), np.uint8)
+        weakref.finalize(buffer, _libc().munmap, address, size).atexit = False
+        self.data = np.frombuffer(memoryview(buffer), np.uint8)
         # A write to these pages would end the process with SIGSEGV instead of an exception.
         self.data.flags.writeable = False
 

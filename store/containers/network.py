@@ -191,9 +191,9 @@ def _remedy(error: BaseException) -> str:
     if _module(error) == "huggingface_hub":
         return HUB_REMEDY
     if answer := http_answer(error):
-        found = REMEDIES.get(answer.code) or OF_STATUS.get(answer.status)
-        if found:
-            return found
+        remedy = REMEDIES.get(answer.code) or OF_STATUS.get(answer.status)
+        if remedy:
+            return remedy
     if isinstance(error, PermissionError):
         return OF_STATUS[403]
     return f"check the address, the network and {CREDENTIALS}"

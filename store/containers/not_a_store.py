@@ -31,16 +31,16 @@ def _folder(path: Path) -> tuple[str, str]:
     if (path / "training.json").is_file():
         return "the folder of a training", "give the store that the student is trained on"
     if path.name.endswith(".h5.parts"):
-        whole = path.with_name(path.name.removesuffix(".parts"))
-        return "the parts of an unfinished store", f"give {whole}"
+        store = path.with_name(path.name.removesuffix(".parts"))
+        return "the parts of an unfinished store", f"give {store}"
     if re.search(r"\.aside-\d+$", path.name):
         return "the quarantine folder of a repair", "give the store itself"
     if (path / "parts").is_dir():  # only the root is missing, as in a copy that was stopped
         return "a folder without zarr.json", NO_STORE
-    stores = sorted(each.name for each in path.iterdir() if each.suffix in (".zarr", ".h5"))
+    stores = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".zarr", ".h5"))
     if stores:
-        more = " ..." if len(stores) > SHOWN else ""
-        return f"a folder with {', '.join(stores[:SHOWN])}{more}", "give one of these"
+        dots = " ..." if len(stores) > SHOWN else ""
+        return f"a folder with {', '.join(stores[:SHOWN])}{dots}", "give one of these"
     return "a folder without zarr.json", NO_STORE if path.suffix == ".zarr" else DUMP
 
 

@@ -24,9 +24,9 @@ LocalStaging = ZarrStaging | Hdf5Staging
 def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSource:
     """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, without a request yet.
     Raises StoreError."""
-    _, is_url, place = str(path).partition("://")
+    _, is_url, address = str(path).partition("://")
     if is_url:
-        if not place.strip("/"):
+        if not address.strip("/"):
             raise StoreError(
                 f"{path}: an address is missing after ://; give the URL of a .zarr folder, such as"
                 " s3://bucket/store.zarr"
@@ -57,8 +57,8 @@ def staging_of(path: str | Path) -> Staging:
     """
     if not is_bucket(path):
         return local_staging_of(path)
-    _, _, inside = str(path).partition("://")[2].rstrip("/").partition("/")  # of the bucket
-    if not inside.endswith(".zarr"):
+    _, _, key = str(path).partition("://")[2].rstrip("/").partition("/")  # of the bucket
+    if not key.endswith(".zarr"):
         raise UserError(
             f"{path}: in a bucket, a store needs a name, which must end in .zarr (Zarr v3), such as"
             " s3://bucket/store.zarr"
@@ -95,5 +95,5 @@ def queue_of(path: str | Path) -> Path:
     if "://" in str(path):
         raise UserError(f"{path}: {NO_QUEUE}")
     # Processes that reach the store through different links must share one queue.
-    whole = Path(path).resolve()
-    return whole.parent / f".{whole.name}.queue"
+    store = Path(path).resolve()
+    return store.parent / f".{store.name}.queue"

@@ -53,7 +53,7 @@ class RemoteRanges:
 
     def __init__(self, fetch: RangeFetcher) -> None:
         self._fetch = fetch
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         # The least recently used range comes first, where `_hold` starts to drop.
         self._ranges: OrderedDict[ByteRange, Future[FetchedBytes]] = OrderedDict()
         self._sizes: dict[ByteRange, int] = {}  # of the ranges that have arrived
@@ -124,7 +124,7 @@ class RemoteRanges:
         name, begin, end = wanted
         size = end if begin < 0 else end - begin
         try:
-            async with self._places if ahead else nullcontext():
+            async with self._slots if ahead else nullcontext():
                 piece = await self._fetch.retrier.send(
                     name, lambda: self._fetch.fetch(name, begin, end), size
                 )
@@ -152,7 +152,7 @@ class RemoteRanges:
         """Cancel the requests that are not answered yet."""
         with self._lock:
             self._failure = failure
-            for waiting in [each for each in self._ranges if each not in self._sizes]:
+            for waiting in [r for r in self._ranges if r not in self._sizes]:
                 self._ranges[waiting].cancel()
                 self._drop(waiting)
 
@@ -181,8 +181,8 @@ class RemoteRanges:
     def forget(self, *names: str) -> None:
         """Drop all ranges of objects, so that they are fetched again."""
         with self._lock:
-            for each in [each for each in self._ranges if each.name in names]:
-                self._drop(each)
+            for byte_range in [r for r in self._ranges if r.name in names]:
+                self._drop(byte_range)
         if self._disk is not None:
             try:
                 # In the thread of the writes, so that ranges that wait for it are removed, too.
@@ -196,8 +196,8 @@ class RemoteRanges:
         arrived."""
         self._cancel(None)
         with self._lock:
-            for each in list(self._ranges):
-                self._drop(each)
+            for byte_range in list(self._ranges):
+                self._drop(byte_range)
         if self._disk is not None:
             # The thread is not shut down, because a closed source may be read again.
             self._writer.submit(lambda: None).result()

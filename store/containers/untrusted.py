@@ -33,18 +33,18 @@ class Folder:
         self.enter(name.rpartition("/")[0])
         path = os.path.join(self.root, name)
         try:
-            found = os.lstat(path)
-            if stat.S_ISLNK(found.st_mode):
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
                 self._check_link(name)
-                found = os.stat(path)
+                status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             # The read that follows reports a missing file.
             return
         except OSError as error:
             raise StoreError(f"{self.root}: {name} cannot be opened ({error})") from error
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise StoreError(f"{self.root}: {name} is not an ordinary file; the store is damaged")
-        if limit is not None and found.st_size > limit:
+        if limit is not None and status.st_size > limit:
             raise StoreError(f"{self.root}: {name} is larger than {limit:,} bytes")
 
     def enter(self, folder: str) -> None:

@@ -60,10 +60,10 @@ class MixedVocab:
         embeddings, tokenizer, settings = (
             store.outside(f"{GROUP}/{name}") for name in (EMBEDDINGS, TOKENIZER, SETTINGS)
         )
-        found = MixedVocab(embeddings, tokenizer.tobytes(), settings.tobytes())
+        vocabulary = MixedVocab(embeddings, tokenizer.tobytes(), settings.tobytes())
         try:
-            pieces = found.backend().get_vocab_size()
-            found.read_settings()
+            pieces = vocabulary.backend().get_vocab_size()
+            vocabulary.read_settings()
         except StoreError as error:
             raise StoreError(f"{store.path}: {without_remedy(error)}; {DAMAGED}") from error
         shape: Any = (embeddings.dtype.name, embeddings.ndim, len(embeddings))
@@ -72,16 +72,16 @@ class MixedVocab:
                 f"{store.path}: {GROUP}/{EMBEDDINGS} is not a float32 [{pieces}, d], a row"
                 f" for each piece of the tokenizer stored with it; {DAMAGED}"
             )
-        return found
+        return vocabulary
 
     @staticmethod
     def of(store: FeatureStore) -> MixedVocab:
         """Read and check a store's mixed vocabulary. Raises StoreError if the store has none, and
         as `stored` does."""
-        found = MixedVocab.stored(store)
-        if found is None:
+        vocabulary = MixedVocab.stored(store)
+        if vocabulary is None:
             raise StoreError(
                 f"{store.path}: holds no vocabulary of a mixed-vocabulary training; make such a"
                 " store with `teacher-dump mixed-vocab`, or choose another --vocab and --init"
             )
-        return found
+        return vocabulary

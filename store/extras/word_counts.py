@@ -83,6 +83,6 @@ def _read(names: Collection[str], read: Callable[[str], Array], where: str) -> W
             f" {TEXT}; {DAMAGED}"
         )
     # Words that ascend are different, as FORMAT.md, section 6, requires.
-    if any(word >= after for word, after in pairwise(words)):
+    if any(word >= following for word, following in pairwise(words)):
         raise StoreError(f"{where}: the words of {TEXT} are not in ascending order; {DAMAGED}")
     return WordCounts(dict(zip(words, count.tolist(), strict=True)))

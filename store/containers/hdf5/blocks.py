@@ -25,19 +25,19 @@ class FieldReader:
     """Reads the fields of a block one after the other. Raises Damage beyond its end."""
 
     def __init__(self, data: bytes, what: str) -> None:
-        self._data, self._place, self.what = data, 0, what
+        self._data, self._offset, self.what = data, 0, what
 
     @property
     def left(self) -> int:
         """Return the number of bytes not read yet."""
-        return len(self._data) - self._place
+        return len(self._data) - self._offset
 
     def take(self, size: int) -> bytes:
         """Take the next `size` bytes."""
         if size > self.left:
             raise Damage(f"{self.what} is truncated")
-        self._place += size
-        return self._data[self._place - size : self._place]
+        self._offset += size
+        return self._data[self._offset - size : self._offset]
 
     def number(self, size: int) -> int:
         """Read the next `size` bytes as a whole number."""
@@ -46,11 +46,11 @@ class FieldReader:
     def address(self) -> int:
         return self.number(8)
 
-    def expect(self, what: str, size: int, *known: int) -> int:
+    def expect(self, what: str, size: int, *valid: int) -> int:
         """Read a number, and raise Damage unless it is one that this reader supports."""
-        if (found := self.number(size)) not in known:
-            raise Damage(f"{self.what}: {what} is {found}, expected {' or '.join(map(str, known))}")
-        return found
+        if (value := self.number(size)) not in valid:
+            raise Damage(f"{self.what}: {what} is {value}, expected {' or '.join(map(str, valid))}")
+        return value
 
 
 class Blocks:

@@ -68,7 +68,7 @@ class Dataset:
         Bit i of `skipped` is set if filter i was not applied to this chunk.
         """
         # HDF5 stores a chunk without Blosc if Blosc does not shrink it.
-        applied = [name for place, name in enumerate(self.filters) if not skipped >> place & 1]
+        applied = [name for index, name in enumerate(self.filters) if not skipped >> index & 1]
         if FLETCHER in applied:
             stored = stored[:-CHECKSUM]
         if BLOSC in applied:
@@ -80,8 +80,8 @@ class Dataset:
 
     def check_sum(self, skipped: int, stored: Bytes) -> None:
         """Compare the Fletcher-32 checksum at the end of a chunk, if it has one. Raises Damage."""
-        for place, name in enumerate(self.filters):
-            if name == FLETCHER and not skipped >> place & 1:
+        for index, name in enumerate(self.filters):
+            if name == FLETCHER and not skipped >> index & 1:
                 try:
                     Fletcher32().decode(stored)
                 except (RuntimeError, IndexError) as error:  # another sum; too few bytes for one
@@ -99,12 +99,12 @@ def read_dataset(blocks: Blocks, thing: Object, where: str, is_json: bool) -> Da
         raise Damage("it is a string or a scalar")
     filters = _filters(thing)
     layout = _Layout(blocks, thing.one(LAYOUT, "the layout of the array"), shape, dtype, filters)
-    found = layout.dataset()
+    dataset = layout.dataset()
     size = prod(shape) * dtype.itemsize
-    chunk = found.chunk_bytes if found.chunked and size else 0
-    check_size(where, size, chunk, found.stored, is_json)
-    _check_no_overlap(found.places)
-    return found
+    chunk = dataset.chunk_bytes if dataset.chunked and size else 0
+    check_size(where, size, chunk, dataset.stored, is_json)
+    _check_no_overlap(dataset.places)
+    return dataset
 
 
 def _filters(thing: Object) -> tuple[int, ...]:
@@ -112,34 +112,34 @@ def _filters(thing: Object) -> tuple[int, ...]:
     if FILTERS not in thing.messages:
         return ()
     fields = thing.one(FILTERS, "the list of filters")
-    version, found = fields.expect("its version", 1, 1, 2), []
+    version, numbers = fields.expect("its version", 1, 1, 2), []
     count = fields.number(1)
     fields.take(6 if version == 1 else 0)
     for _ in range(count):
-        found.append(fields.number(2))
+        numbers.append(fields.number(2))
         # In version 2, filters below 256, which are HDF5's own, have no name.
-        name = fields.number(2) if version == 1 or found[-1] >= 256 else 0
+        name = fields.number(2) if version == 1 or numbers[-1] >= 256 else 0
         fields.number(2)
         settings = fields.number(2)
         # Version 1 pads an odd number of settings by one more.
         fields.take(name + 4 * (settings + (settings & 1 if version == 1 else 0)))
-    if foreign := set(found) - {BLOSC, FLETCHER}:
+    if foreign := set(numbers) - {BLOSC, FLETCHER}:
         raise Damage(
             f"HDF5 filter {min(foreign)} is not allowed in a store (only {BLOSC}, Blosc, and"
             " Fletcher-32)"
         )
-    if tuple(found) not in ALLOWED:
+    if tuple(numbers) not in ALLOWED:
         raise Damage("its filters are not Blosc, then Fletcher-32")
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _check_no_overlap(places: Array) -> None:
     """Raise Damage if chunks share bytes."""
     # Otherwise a small file could declare any number of chunks.
-    there = places[places[:, 0] != UNDEFINED]
-    there = there[np.argsort(there[:, 0])]
+    stored = places[places[:, 0] != UNDEFINED]
+    stored = stored[np.argsort(stored[:, 0])]
     # The sums cannot overflow: `_check_inside` has compared all places with the file's size.
-    if (there[:-1, 0] + there[:-1, 1] > there[1:, 0]).any():
+    if (stored[:-1, 0] + stored[:-1, 1] > stored[1:, 0]).any():
         raise Damage("its chunks overlap")
 
 
@@ -179,13 +179,13 @@ class _Layout:
         if flags & ~WHOLE_SINGLE:
             raise Damage("its edge chunks are stored without the filters of the others")
         sizes = zip(chunk, (*self.shape, self.dtype.itemsize), strict=False)
-        if rank != len(self.shape) + 1 or any(not 0 < part <= whole for part, whole in sizes):
+        if rank != len(self.shape) + 1 or any(not 0 < part <= length for part, length in sizes):
             raise Damage(f"chunks of shape {chunk[:-1]} do not fit shape {list(self.shape)}")
         # HDF5 stores the size of an element as one more dimension of the chunk.
         if chunk.pop() != self.dtype.itemsize:
             raise Damage("its chunks are of another type")
         size = prod(chunk) * self.dtype.itemsize
-        grid = [-(-whole // part) for whole, part in zip(self.shape, chunk, strict=True)]
+        grid = [-(-length // part) for length, part in zip(self.shape, chunk, strict=True)]
         if version == 3:
             places = old_index(self.blocks, tree, chunk, grid)
         else:
@@ -221,9 +221,9 @@ class _Layout:
     def _check_inside(self, places: Array) -> None:
         """Set the size of missing chunks to 0. Raise Damage if a chunk is outside the file."""
         end = np.uint64(len(self.blocks.map.data))
-        there = places[:, 0] != UNDEFINED
-        places[~there, 1] = 0
-        begin, size = places[there, 0], places[there, 1]
+        stored = places[:, 0] != UNDEFINED
+        places[~stored, 1] = 0
+        begin, size = places[stored, 0], places[stored, 1]
         # Both are compared alone as well, because the sum of two uint64 may overflow.
         if ((begin > end) | (size > end) | (begin + size > end)).any():
             raise Damage("a chunk lies outside the file")
@@ -250,8 +250,8 @@ class Hdf5Slices(RowSlices):
         row = prod(dataset.chunk[1:]) * dataset.dtype.itemsize
         columns = dataset.grid[1:]
         edges = low * row, (low + len(out)) * row
-        for place, corner in enumerate(np.ndindex(*columns), number * prod(columns)):
-            skipped, stored = self._stored(place)
+        for index, corner in enumerate(np.ndindex(*columns), number * prod(columns)):
+            skipped, stored = self._stored(index)
             if dataset.chunk[1:] == self.shape[1:] and out.flags.c_contiguous:
                 dataset.decode(skipped, stored, *edges, out.reshape(-1).view(np.uint8))
                 continue
@@ -261,19 +261,19 @@ class Hdf5Slices(RowSlices):
             part = out[(slice(None), *(slice(at * n, at * n + n) for at, n in sizes))]
             part[...] = box[tuple(map(slice, part.shape))]
 
-    def _stored(self, place: int) -> tuple[int, Bytes]:
+    def _stored(self, index: int) -> tuple[int, Bytes]:
         """Return the filters that were skipped for a chunk, and its bytes; compare its checksum at
         its first use."""
         if self.dataset.inline is not None:
             return 0, np.frombuffer(self.dataset.inline, np.uint8)
         places = self.dataset.places
-        address, size, skipped = places[place].tolist() if place < len(places) else (UNDEFINED,) * 3
+        address, size, skipped = places[index].tolist() if index < len(places) else (UNDEFINED,) * 3
         if address == UNDEFINED:
-            raise Damage(f"chunk {place} is missing")
-        stored = self._blocks.raw(address, size, f"chunk {place}")
-        if place not in self._sound:
+            raise Damage(f"chunk {index} is missing")
+        stored = self._blocks.raw(address, size, f"chunk {index}")
+        if index not in self._sound:
             self.dataset.check_sum(skipped, stored)
-            self._sound.add(place)
+            self._sound.add(index)
         return skipped, stored
 
     def prefetch(self, begin: int, end: int) -> None:

@@ -29,8 +29,8 @@ DIGEST_BYTES = 32
 
 def parts_folder(path: str | Path) -> Path:
     """Return the folder with the parts of an unfinished store: next to its file, not to a link."""
-    whole = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
-    return whole.with_name(f"{whole.name}.parts")
+    target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    return target.with_name(f"{target.name}.parts")
 
 
 def _created(path: str, flags: int) -> int:
@@ -67,11 +67,11 @@ class NewFile(io.FileIO):
         self.close()
 
     def write(self, data: memoryview) -> int:  # type: ignore[override]
-        left = memoryview(data).cast("B")
-        size = len(left)
-        while left and self._error is None:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest and self._error is None:
             try:
-                left = left[super().write(left) :]  # less than asked where the disk is full
+                rest = rest[super().write(rest) :]  # less than asked where the disk is full
             except OSError as error:
                 self._error = error
         return size

@@ -39,14 +39,14 @@ class BTree:
         if depth > MAX_DEPTH or not 0 < self._record < self._node <= 2**24:
             raise Damage("a B-tree has impossible sizes")
         self._pointers: list[tuple[int, int]] = [(0, 0)]  # bytes of the two counts of a child
-        capacity = whole = (self._node - NODE - CHECKSUM) // self._record
-        counted = _bytes_for(capacity)
+        capacity = total = (self._node - NODE - CHECKSUM) // self._record
+        count_bytes = _bytes_for(capacity)
         for level in range(depth):
             # A pointer to a leaf has no total, which would equal the number of records of the leaf.
-            self._pointers.append((counted, _bytes_for(whole) if level else 0))
+            self._pointers.append((count_bytes, _bytes_for(total) if level else 0))
             pointer = 8 + sum(self._pointers[-1])
             capacity = (self._node - NODE - CHECKSUM - pointer) // (self._record + pointer)
-            whole = (capacity + 1) * whole + capacity
+            total = (capacity + 1) * total + capacity
         self._depth, self._count = depth, count
 
     def records(self) -> Iterator[FieldReader]:
@@ -54,18 +54,18 @@ class BTree:
         if not self._total:
             return
         visited: set[int] = set()
-        found = 0
+        count = 0
         for record in self._under(self._root, self._count, self._depth, visited):
             yield FieldReader(record, "a record of a B-tree")
-            found += 1
-        if found != self._total:
-            raise Damage(f"a B-tree has {found} records, expected {self._total}")
+            count += 1
+        if count != self._total:
+            raise Damage(f"a B-tree has {count} records, expected {self._total}")
 
     def _under(self, address: int, count: int, depth: int, visited: set[int]) -> Iterator[bytes]:
-        counted, whole = self._pointers[depth]
+        count_bytes, total_bytes = self._pointers[depth]
         children = count + 1 if depth else 0
         # The checksum follows the last record, and is not at the end of the node.
-        used = NODE + count * self._record + children * (8 + counted + whole) + CHECKSUM
+        used = NODE + count * self._record + children * (8 + count_bytes + total_bytes) + CHECKSUM
         if address in visited or used > self._node:
             raise Damage("a B-tree refers to a node twice, or has a node that is too large")
         visited.add(address)
@@ -77,11 +77,11 @@ class BTree:
         if not depth:
             yield from records
             return
-        for place in range(children):
-            child, inside = fields.address(), fields.number(counted)
-            fields.number(whole)
-            yield from self._under(child, inside, depth - 1, visited)
-            yield from records[place : place + 1]
+        for index in range(children):
+            child, child_count = fields.address(), fields.number(count_bytes)
+            fields.number(total_bytes)
+            yield from self._under(child, child_count, depth - 1, visited)
+            yield from records[index : index + 1]
 
 
 class Heap:
@@ -116,28 +116,28 @@ class Heap:
 
     def get(self, fields: FieldReader) -> bytes:
         """Return the object whose heap ID is next in a record."""
-        found = FieldReader(fields.take(self._id_bytes), "a heap ID")
-        kind = found.number(1)
+        heap_id = FieldReader(fields.take(self._id_bytes), "a heap ID")
+        kind = heap_id.number(1)
         if kind == 0x10:
-            return self._large(found)
+            return self._large(heap_id)
         # Tiny objects, inside their own ID of 7 or 8 bytes, are shorter than any link or attribute.
         if kind:
             raise Damage(f"a heap ID has type {kind:#x}, expected 0 or 0x10")
-        offset, size = found.number(self._offset_bytes), found.number(self._length_bytes)
-        address, whole, base = self._place(offset)
-        if offset - base + size > whole:
+        offset, size = heap_id.number(self._offset_bytes), heap_id.number(self._length_bytes)
+        address, length, base = self._place(offset)
+        if offset - base + size > length:
             raise Damage("an object of a heap is longer than its block")
-        return self._block(address, whole, base)[offset - base : offset - base + size]
+        return self._block(address, length, base)[offset - base : offset - base + size]
 
-    def _large(self, found: FieldReader) -> bytes:
+    def _large(self, heap_id: FieldReader) -> bytes:
         # An ID with room for address and size holds them. A shorter one is the key of a B-tree.
         if self._id_bytes - 1 >= 16:
-            return self._blocks.read(found.address(), found.number(8), "an object of a heap")
+            return self._blocks.read(heap_id.address(), heap_id.number(8), "an object of a heap")
         if self._huge is None:
             tree = BTree(self._blocks, self._huge_tree, HUGE).records()
             listed = [(item.address(), item.number(8), item.number(8)) for item in tree]
             self._huge = {number: (address, size) for address, size, number in listed}
-        number = found.number(min(8, self._id_bytes - 1))
+        number = heap_id.number(min(8, self._id_bytes - 1))
         if number not in self._huge:
             raise Damage("a large object of a heap is missing")
         return self._blocks.read(*self._huge[number], "an object of a heap")
@@ -148,10 +148,10 @@ class Heap:
             data = self._blocks.read(address, size, "a block of a heap")
             self._check_head(FieldReader(data, "a block of a heap"), b"FHDB", base)
             if self._checked:
-                place = 13 + self._offset_bytes
+                start = 13 + self._offset_bytes
                 # HDF5 computes the checksum while its own field holds zeros.
-                whole = data[:place] + bytes(CHECKSUM) + data[place + CHECKSUM :]
-                check_sum(whole, data[place : place + CHECKSUM], "a block of a heap")
+                zeroed = data[:start] + bytes(CHECKSUM) + data[start + CHECKSUM :]
+                check_sum(zeroed, data[start : start + CHECKSUM], "a block of a heap")
             self._cached[address] = data
         return self._cached[address]
 

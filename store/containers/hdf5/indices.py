@@ -54,33 +54,33 @@ def _entries(
     blocks: Blocks, address: int, header: int, page: int, count: int, row: int, filtered: bool
 ) -> bytes:
     """Return the entries of a fixed array. If it has several pages, each has a checksum."""
-    before = 14
+    fixed_bytes = 14
     pages = -(-count // page) if count > page else 0
     bitmap = -(-pages // 8)
-    first = before + bitmap + (0 if pages else count * row) + CHECKSUM
+    first = fixed_bytes + bitmap + (0 if pages else count * row) + CHECKSUM
     fields = blocks.block(address, first, b"FADB", WHAT)
     fields.expect("its version", 1, 0)
     fields.expect("its kind", 1, int(filtered))
     fields.expect("the address of its header", 8, header)
     if not pages:
         return fields.take(fields.left)
-    used, found = fields.take(bitmap), []
+    used, entries = fields.take(bitmap), []
     for number in range(pages):
         length = min(page, count - number * page) * row
-        place = address + first + number * (page * row + CHECKSUM)
+        start = address + first + number * (page * row + CHECKSUM)
         # The first page of a byte has its highest bit.
         if not used[number // 8] & 128 >> number % 8:
             raise Damage("some of its chunks are missing")
         # A page has a checksum and no signature.
-        found.append(blocks.block(place, length + CHECKSUM, b"", WHAT).take(length))
-    return b"".join(found)
+        entries.append(blocks.block(start, length + CHECKSUM, b"", WHAT).take(length))
+    return b"".join(entries)
 
 
 def _numbers(fields: Array) -> Array:
     """Convert little-endian numbers uint8 [n, bytes] to uint64 [n]."""
-    found = np.zeros((len(fields), 8), np.uint8)
-    found[:, : fields.shape[1]] = fields
-    return found.view("<u8")[:, 0]
+    padded = np.zeros((len(fields), 8), np.uint8)
+    padded[:, : fields.shape[1]] = fields
+    return padded.view("<u8")[:, 0]
 
 
 def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -> Array:
@@ -94,25 +94,25 @@ def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -
     places[:, 0] = UNDEFINED
     todo, visited = [(address, -1)], {address}
     while todo:
-        place, level = todo.pop()
+        node, level = todo.pop()
         # Trees of version 1 have no checksums, so their fields are compared with the array instead.
-        head = FieldReader(blocks.read(place, 24, WHAT), WHAT)
+        head = FieldReader(blocks.read(node, 24, WHAT), WHAT)
         if head.take(4) != b"TREE":
             raise Damage(f"{WHAT} does not begin with TREE")
         head.expect("its type", 1, 1)
-        found = head.expect("its level", 1, *([level] if level >= 0 else range(MAX_DEPTH)))
+        height = head.expect("its level", 1, *([level] if level >= 0 else range(MAX_DEPTH)))
         entries, key = head.number(2), 8 + 8 * (rank + 1)
-        fields = FieldReader(blocks.read(place + 24, entries * (key + 8) + key, WHAT), WHAT)
+        fields = FieldReader(blocks.read(node + 24, entries * (key + 8) + key, WHAT), WHAT)
         for _ in range(entries):
             size, skipped = fields.number(4), fields.number(4)
             corner = [fields.number(8) for _ in range(rank + 1)][:rank]
             child = fields.address()
-            if found and child not in visited:
+            if height and child not in visited:
                 visited.add(child)
-                todo.append((child, found - 1))
+                todo.append((child, height - 1))
                 continue
             at = [offset // part for offset, part in zip(corner, chunk, strict=True)]
-            if found or any(number >= whole for number, whole in zip(at, grid, strict=True)):
+            if height or any(number >= limit for number, limit in zip(at, grid, strict=True)):
                 raise Damage(f"{WHAT} has a chunk outside the array, or a node twice")
             places[np.ravel_multi_index(at, grid)] = child, size, skipped
     return places

@@ -39,10 +39,10 @@ class Object:
 
     def one(self, kind: int, what: str) -> FieldReader:
         """Return the body of a message that must occur once."""
-        found = self.messages.get(kind, [])
-        if len(found) != 1:
-            raise Damage(f"{what} occurs {len(found)} times, expected once")
-        return FieldReader(found[0], what)
+        bodies = self.messages.get(kind, [])
+        if len(bodies) != 1:
+            raise Damage(f"{what} occurs {len(bodies)} times, expected once")
+        return FieldReader(bodies[0], what)
 
     @property
     def is_dataset(self) -> bool:
@@ -51,28 +51,28 @@ class Object:
 
 def read_object(blocks: Blocks, address: int) -> Object:
     """Read the header of an object. Raises Damage."""
-    found, visited, whole = Object(address), {address}, 0
+    thing, visited, total = Object(address), {address}, 0
     signature, first, sizes = _header(blocks, address)
     todo = [first]
     while todo:
         fields = todo.pop(0)
-        whole += fields.left
-        if whole > MAX_HEADER:
+        total += fields.left
+        if total > MAX_HEADER:
             raise Damage(f"the header of an object has more than {MAX_HEADER:,} bytes")
         for kind, body in _messages(fields, *sizes):
             if kind == CONTINUED:
-                place, length = body.address(), body.number(8)
-                if place in visited:
+                start, length = body.address(), body.number(8)
+                if start in visited:
                     raise Damage("the header of an object continues in itself")
-                visited.add(place)
+                visited.add(start)
                 todo.append(
-                    blocks.block(place, length, signature, HEADER)
+                    blocks.block(start, length, signature, HEADER)
                     if signature
-                    else FieldReader(blocks.read(place, length, HEADER), HEADER)
+                    else FieldReader(blocks.read(start, length, HEADER), HEADER)
                 )
             else:
-                found.messages.setdefault(kind, []).append(body.take(body.left))
-    return found
+                thing.messages.setdefault(kind, []).append(body.take(body.left))
+    return thing
 
 
 def _header(blocks: Blocks, address: int) -> tuple[bytes, FieldReader, tuple[int, int]]:
@@ -91,10 +91,10 @@ def _header(blocks: Blocks, address: int) -> tuple[bytes, FieldReader, tuple[int
     fields.expect("its version", 1, 2)
     flags = fields.number(1)
     # Bit 5 adds four timestamps of 4 bytes, bit 4 two limits of 2 bytes for attributes.
-    before, width = 6 + (16 if flags & 32 else 0) + (4 if flags & 16 else 0), 1 << (flags & 3)
-    size = FieldReader(blocks.read(address + before, width, HEADER), HEADER).number(width)
-    fields = blocks.block(address, before + width + size + CHECKSUM, b"OHDR", HEADER)
-    fields.take(before + width - 4)
+    offset, width = 6 + (16 if flags & 32 else 0) + (4 if flags & 16 else 0), 1 << (flags & 3)
+    size = FieldReader(blocks.read(address + offset, width, HEADER), HEADER).number(width)
+    fields = blocks.block(address, offset + width + size + CHECKSUM, b"OHDR", HEADER)
+    fields.take(offset + width - 4)
     # Bit 2 adds to each message the order of its creation, 2 bytes.
     return b"OCHK", fields, (1, 3 if flags & 4 else 1)
 
@@ -114,14 +114,14 @@ def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
     """Return kind and address of each link of a group by its name. Raises Damage."""
     if OLD_GROUP in group.messages:
         raise Damage("a group is not of HDF5 1.10 or later")
-    found: dict[str, tuple[int, int]] = {}
+    by_name: dict[str, tuple[int, int]] = {}
     bodies = [*group.messages.get(LINK, []), *_heaped(blocks, group, LINK_INFO, NAMES)]
     for body in bodies:
         name, kind, address = _link(FieldReader(body, "a link"))
-        if name in found or "/" in name or name in ("", ".", ".."):
+        if name in by_name or "/" in name or name in ("", ".", ".."):
             raise Damage(f"link {name!r} occurs twice, or cannot be a name")
-        found[name] = kind, address
-    return found
+        by_name[name] = kind, address
+    return by_name
 
 
 def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[bytes]:
@@ -169,7 +169,7 @@ def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
     A value is the bytes of a text, a whole number, or, for a type that no store has, its
     description (str).
     """
-    found: dict[str, bytes | int | str] = {}
+    values: dict[str, bytes | int | str] = {}
     bodies = [*thing.messages.get(ATTRIBUTE, [])]
     for body in [*bodies, *_heaped(blocks, thing, ATTRIBUTE_INFO, ATTRIBUTES)]:
         fields = FieldReader(body, "an attribute")
@@ -180,15 +180,15 @@ def attributes(blocks: Blocks, thing: Object) -> dict[str, bytes | int | str]:
         # Version 1 pads name, type and shape to multiples of 8 bytes.
         parts = [fields.take(-(-size // 8) * 8 if version == 1 else size) for size in sizes]
         name = _text(parts[0][: sizes[0]].rstrip(b"\0"))
-        if name in found:
+        if name in values:
             raise Damage(f"attribute {name!r} occurs twice")
         kind = FieldReader(parts[1][: sizes[1]], f"the type of attribute {name!r}")
         try:
             shape = dataspace(FieldReader(parts[2], "the shape of an attribute"))
-            found[name] = _value(fields, kind, shape)
+            values[name] = _value(fields, kind, shape)
         except Damage as error:
-            found[name] = str(error)
-    return found
+            values[name] = str(error)
+    return values
 
 
 def _value(fields: FieldReader, kind: FieldReader, shape: tuple[int, ...]) -> bytes | int | str:
@@ -221,20 +221,20 @@ def dataspace(fields: FieldReader) -> tuple[int, ...]:
 
 def _numbers() -> dict[tuple[int, bytes], np.dtype[Any]]:
     """Return the dtypes of little-endian numbers by class and description in the file."""
-    found: dict[tuple[int, bytes], np.dtype[Any]] = {}
+    dtypes: dict[tuple[int, bytes], np.dtype[Any]] = {}
     for size in (1, 2, 4, 8):
         for sign, name in ((0, "uint"), (8, "int")):
             form = struct.pack("<B2xIHH", sign, size, 0, 8 * size)
             # All bytes must match: another byte order, padding or bit offset is another type.
-            found[NUMBER, form] = np.dtype(f"{name}{8 * size}")
+            dtypes[NUMBER, form] = np.dtype(f"{name}{8 * size}")
     for size in (2, 4, 8):
         dtype = np.dtype(f"float{8 * size}")
         info = np.finfo(dtype)
         last, fraction, exponent = 8 * size - 1, int(info.nmant), int(info.iexp)
         bias = 2 ** (exponent - 1) - 1
-        where = (0, 8 * size, fraction, exponent, 0, fraction, bias)
-        found[FLOAT, struct.pack("<BBxIHHBBBBI", 32, last, size, *where)] = dtype
-    return found
+        bit_fields = (0, 8 * size, fraction, exponent, 0, fraction, bias)
+        dtypes[FLOAT, struct.pack("<BBxIHHBBBBI", 32, last, size, *bit_fields)] = dtype
+    return dtypes
 
 
 NUMBERS = _numbers()
@@ -252,9 +252,9 @@ def type_of(fields: FieldReader) -> np.dtype[Any]:
     kind, body = first & 15, fields.take(fields.left)
     if 1 <= first >> 4 <= 5:
         size = int.from_bytes(body[3:7], "little")
-        known = NUMBERS.get((kind, body[: FORM_BYTES.get(kind, 0)]))
-        if known is not None:  # the rest of the body is padding to a multiple of 8 bytes
-            return known
+        dtype = NUMBERS.get((kind, body[: FORM_BYTES.get(kind, 0)]))
+        if dtype is not None:  # the rest of the body is padding to a multiple of 8 bytes
+            return dtype
         if kind == TEXT and size <= MAX_BLOCK:
             return np.dtype(f"S{size}")
         if kind == ENUM and (body[:7], body[8:19]) == (BOOL, INT8) and body[19:].startswith(VALUES):

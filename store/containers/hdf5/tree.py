@@ -51,10 +51,10 @@ class Hdf5File:
         """Return the object of a group, and its links: name -> (kind, address). The result is
         cached."""
         if name not in self._groups:
-            found = self.find(name) if name else read_object(self.blocks, self.blocks.root)
-            if found.is_dataset:
+            thing = self.find(name) if name else read_object(self.blocks, self.blocks.root)
+            if thing.is_dataset:
                 raise Damage(f"{name} is not a group")
-            self._groups[name] = found, links(self.blocks, found)
+            self._groups[name] = thing, links(self.blocks, thing)
         return self._groups[name]
 
     def attributes(self, name: str) -> dict[str, bytes | int | str]:
@@ -68,20 +68,20 @@ class Hdf5File:
         Raises Damage if two paths lead to one object, if groups are nested too deeply, or if a
         group cannot be read.
         """
-        todo, met = [top], dict[int, str]()
+        todo, visited = [top], dict[int, str]()
         while todo:
             path = todo.pop()
             parent, _, last = path.rpartition("/")
             if path and self.group(parent)[1].get(last, (HARD,))[0] != HARD:
                 yield path, None
                 continue
-            found = self.find(path)
+            thing = self.find(path)
             # A hard link to a group above it would make the walk endless.
-            if found.address in met:
-                raise Damage(f"{path} is the same as {met[found.address]}")
-            met[found.address] = path
-            if found.is_dataset:
-                yield path, found
+            if thing.address in visited:
+                raise Damage(f"{path} is the same as {visited[thing.address]}")
+            visited[thing.address] = path
+            if thing.is_dataset:
+                yield path, thing
             elif path.count("/") > MAX_DEPTH:
                 raise Damage(f"{path} is more than {MAX_DEPTH} groups deep")
             else:
@@ -94,18 +94,18 @@ def _read(values: dict[str, bytes | int | str], where: str) -> dict[str, Any]:
 
     Attributes of types that no store has, such as a float of another program, are left out.
     """
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, value in sorted(values.items()):  # the order in which a copy writes them again
         if isinstance(value, str):
             continue
         if isinstance(value, bytes) and len(value) > MAX_JSON:
             raise StoreError(f"{where}: attribute {key} is larger than {MAX_JSON:,} bytes")
-        found[key] = text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        items[key] = text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
         # A text that is not JSON is an unknown attribute, or refused where its object is needed.
         if isinstance(text, str) and text[:1] in ("{", "["):
             with suppress(ValueError, RecursionError):
-                found[key] = json.loads(text)
-    return found
+                items[key] = json.loads(text)
+    return items
 
 
 class Hdf5Source:
@@ -156,10 +156,10 @@ class Hdf5Source:
 
     def attributes(self, group: str = "") -> dict[str, Any]:
         try:
-            found = self._file(group).attributes(group)
+            values = self._file(group).attributes(group)
         except Damage as error:
             raise self._damage(group, error) from error
-        return _read(found, f"{self.path}: {group}")
+        return _read(values, f"{self.path}: {group}")
 
     def members(self, group: str) -> list[str]:
         folder = Path(self._parts.root)
@@ -173,11 +173,11 @@ class Hdf5Source:
     def array(self, name: str) -> Hdf5Slices:
         file, where = self._file(name), f"{self.path}: array {name}"
         try:
-            found = file.find(name)
+            thing = file.find(name)
         except Damage as error:
             raise self._damage(name, error) from error
         try:
-            dataset = read_dataset(file.blocks, found, where, is_json=name == "manifest")
+            dataset = read_dataset(file.blocks, thing, where, is_json=name == "manifest")
         except Damage as error:
             raise StoreError(f"{where}: {error}; the store is damaged") from error
         return Hdf5Slices(file.blocks, dataset, where)
@@ -205,28 +205,28 @@ class Hdf5Source:
     def flaws(
         self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
     ) -> list[Flaw]:
-        inside = groups_of(arrays, group)
-        found = {f"{path}/{name}".lstrip("/") for path in inside for name in self.members(path)}
-        strange = {path for path in found - inside - set(arrays) if part_of(path) not in parts}
-        flaws = [Flaw(f"missing array {name}", name) for name in sorted(set(arrays) - found)]
-        flaws += [unknown_flaw(name, "object") for name in sorted(strange)]
+        groups = groups_of(arrays, group)
+        paths = {f"{path}/{name}".lstrip("/") for path in groups for name in self.members(path)}
+        unknown = {path for path in paths - groups - set(arrays) if part_of(path) not in parts}
+        flaws = [Flaw(f"missing array {name}", name) for name in sorted(set(arrays) - paths)]
+        flaws += [unknown_flaw(name, "object") for name in sorted(unknown)]
         return flaws if group else [*flaws, *self._altered()]
 
     def _altered(self) -> Iterator[Flaw]:
         """Yield a flaw if any byte of the file was altered; see `Flaw.explained_by_unknown`."""
-        whole = Path(self.path)
-        end = max(0, whole.stat().st_size - DIGEST_BYTES)
-        with whole.open("rb") as file:
+        path = Path(self.path)
+        end = max(0, path.stat().st_size - DIGEST_BYTES)
+        with path.open("rb") as file:
             file.seek(end)
-            if file.read() != file_digest(whole, end):
+            if file.read() != file_digest(path, end):
                 yield Flaw(FILE_ALTERED, "", explained_by_unknown=True)
 
     def arrays(self, top: str = "") -> list[str]:
         """Return the paths of all arrays under a group, in the order of the file. Raises
         StoreError."""
         try:
-            found = self._handle(Path(self.path)).walk(top)
-            return [path for path, thing in found if thing is not None]
+            items = self._handle(Path(self.path)).walk(top)
+            return [path for path, thing in items if thing is not None]
         except Damage as error:
             raise self._damage(top, error) from error
 

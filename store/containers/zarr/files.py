@@ -57,16 +57,16 @@ class LocalFiles:
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
         """Return the names of all files under a group, except the files of `parts`. A link to a
         folder counts as a file."""
-        found = set[str]()
+        paths = set[str]()
         with suppress(StoreError):  # a link out of the store is not followed
             self._folder.enter(group)
             for folder, names, files in os.walk(os.path.join(self._root, group)):
-                here = Path(folder).relative_to(self._root)
-                if here == Path("parts"):
+                relative = Path(folder).relative_to(self._root)
+                if relative == Path("parts"):
                     names[:] = [name for name in names if part_number(name) not in parts]
                 links = [name for name in names if os.path.islink(os.path.join(folder, name))]
-                found.update((here / name).as_posix() for name in [*files, *links])
-        return found
+                paths.update((relative / name).as_posix() for name in [*files, *links])
+        return paths
 
 
 class FsspecFiles:
@@ -96,27 +96,27 @@ class FsspecFiles:
         address = f"{self._root}/{name}"
         if begin <= 0 or name not in self._sizes:  # the first range of a file that is opened
             self._sizes[name] = int(await self._fs._size(address) or 0)
-        whole = self._sizes[name]
-        low, high = (max(0, whole + begin), whole) if begin < 0 else (begin, min(end, whole))
+        size = self._sizes[name]
+        low, high = (max(0, size + begin), size) if begin < 0 else (begin, min(end, size))
         data = await self._range(address, low, high)
         if len(data) > high - low:
             raise RangeIgnored("the server ignores Range and sends whole objects")
-        check_length(name, data, high - low, whole)
-        return FetchedBytes(np.frombuffer(data, np.uint8), whole, set())
+        check_length(name, data, high - low, size)
+        return FetchedBytes(np.frombuffer(data, np.uint8), size, set())
 
     async def _range(self, address: str, begin: int, end: int) -> bytes:
         """Read a range of a file; one byte more if a web server sends more than the range."""
         # HTTP cannot express an empty range.
         if begin == end or not address.startswith(("http://", "https://")):
-            found: bytes = await self._fs._cat_file(address, start=begin, end=end)
-            return found
+            content: bytes = await self._fs._cat_file(address, start=begin, end=end)
+            return content
         # fsspec's own _cat_file reads an answer of any length: an endless one took all memory.
         session, most = await self._fs.set_session(), end - begin + 1
         # `identity` is needed because the range of a compressed response counts compressed bytes.
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
-        words = {**self._fs.kwargs, "headers": {**self._fs.kwargs.get("headers", {}), **headers}}
+        extra = {**self._fs.kwargs, "headers": {**self._fs.kwargs.get("headers", {}), **headers}}
         data = bytearray()
-        async with session.get(self._fs.encode_url(address), **words) as answer:
+        async with session.get(self._fs.encode_url(address), **extra) as answer:
             self._fs._raise_not_found_for_status(answer, address)
             async for block in answer.content.iter_chunked(CHUNK):
                 data += block[: most - len(data)]
@@ -136,17 +136,17 @@ class FsspecFiles:
         return int(self._send(name, self._fs._size) or 0)
 
     def members(self, group: str) -> list[str]:
-        found = self._send(group, lambda address: self._fs._ls(address, detail=False), None)
+        paths = self._send(group, lambda address: self._fs._ls(address, detail=False), None)
         self._fs.invalidate_cache()  # else fsspec would take later sizes from this listing
-        return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
+        return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def under(self, group: str, parts: Container[int] = ()) -> set[str]:
         try:
-            found = self._send(group, self._fs._find, None)
+            paths = self._send(group, self._fs._find, None)
             self._fs.invalidate_cache()
         except ABSENT:
             return set()
-        names = (str(path)[len(self._root) :].lstrip("/") for path in found)
+        names = (str(path)[len(self._root) :].lstrip("/") for path in paths)
         return {name for name in names if part_of(name) not in parts}
 
     def write(self, name: str, data: bytes) -> None:

@@ -93,8 +93,8 @@ def _names_agree(node: dict[str, Any], path: str) -> bool:
         return True
     if not isinstance(shape, list) or not isinstance(names, list) or len(names) != len(shape):
         return False
-    inside = re.sub(r"^parts/\d+/", "", path)
-    return tuple(names) == dimension_names(inside, len(shape))
+    relative = re.sub(r"^parts/\d+/", "", path)
+    return tuple(names) == dimension_names(relative, len(shape))
 
 
 def _one_shard(node: dict[str, Any]) -> bool:

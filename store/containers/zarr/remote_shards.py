@@ -47,22 +47,22 @@ class RemoteShard(Shard):
         end = piece.whole - tail
         if end < 0:
             raise Damage(f"the file has {piece.whole} bytes, too few for its index")
-        whole = first.begin == 0 and piece.whole <= len(piece.data)
-        if first.begin == 0 and not whole:  # not as small as it seemed
+        complete = first.begin == 0 and piece.whole <= len(piece.data)
+        if first.begin == 0 and not complete:  # not as small as it seemed
             piece = self._piece(_index_range(name, layout))
-        elif whole:
+        elif complete:
             ranges.release(_index_range(name, layout))  # may have been requested in case
         super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], end))
-        self._runs = [first] * layout.chunks if whole else _runs_of(name, self.places)
+        self._runs = [first] * layout.chunks if complete else _runs_of(name, self.places)
         self._decoded, self._read = Counter[ByteRange](), Counter[ByteRange]()  # bytes of each run
         for run, (_, size) in zip(self._runs, self.places, strict=True):
             # The last chunk counts as full, so that small arrays, which are read often, stay.
             self._decoded[run] += layout.chunk_bytes if size else 0
         self._lock = Lock()
 
-    def _piece(self, wanted: ByteRange) -> FetchedBytes:
+    def _piece(self, byte_range: ByteRange) -> FetchedBytes:
         try:
-            return self._ranges.get(wanted)
+            return self._ranges.get(byte_range)
         except FileNotFoundError as error:
             raise Damage(f"{self._name} is missing") from error
 

@@ -120,14 +120,14 @@ def write_shard(path: Path, spec: ArraySpec, rows: int, values: Array, threads: 
             payload = blosc.compress(chunk, name.encode(), level, getattr(blosc, shuffle.upper()))
         return payload + _checksum(payload)
 
-    index, place = list[tuple[int, int]](), 0
+    index, offset = list[tuple[int, int]](), 0
     # Not in the main thread: there Blosc uses threads of its own, which write blocks in any order.
     with path.open("wb") as file:
         for chunk in threads.map(stored, range(0, len(values), rows)):
-            index.append((place, file.write(chunk)))
-            place += len(chunk)
-        last = np.array(index, "<u8").tobytes()
-        file.write(last + _checksum(last))
+            index.append((offset, file.write(chunk)))
+            offset += len(chunk)
+        footer = np.array(index, "<u8").tobytes()
+        file.write(footer + _checksum(footer))
 
 
 def _checksum(data: bytes | Bytes) -> bytes:
@@ -229,9 +229,9 @@ class ShardSlices(RowSlices):
         target, shard = out.reshape(-1).view(np.uint8), self._shard()
         for chunk in range(begin // rows, -(-end // rows)):
             first, last = max(begin, chunk * rows), min(end, (chunk + 1) * rows)
-            place, size = (first - begin) * row, (last - first) * row
+            offset, size = (first - begin) * row, (last - first) * row
             low = (first - chunk * rows) * row
-            shard.read_into(chunk, low, low + size, target[place : place + size])
+            shard.read_into(chunk, low, low + size, target[offset : offset + size])
 
     def prefetch(self, begin: int, end: int) -> None:
         rows = self.layout.rows

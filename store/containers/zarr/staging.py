@@ -35,17 +35,17 @@ class ZarrStaging(OnDisk):
         self, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]], missing: set[str]
     ) -> None:
         work = self.path / f"{TEMPORARY}{self.mark}-outside"
-        made = ZarrSink(work).finish_missing(attributes, arrays, missing)
+        updated = ZarrSink(work).finish_missing(attributes, arrays, missing)
         # Groups come before arrays, because a rename requires the folder above its target.
-        for group in sorted(groups_of(made["arrays"]) - {""}):
+        for group in sorted(groups_of(updated["arrays"]) - {""}):
             if not (self.path / group / "zarr.json").exists():
                 (self.path / group).mkdir(parents=True, exist_ok=True)
                 files.write(self.path / group / "zarr.json", group_json({}))
         for name in sorted(missing):
             files.rename(work / name, self.path / name)
         shutil.rmtree(work)
-        if made != attributes:  # another release of zarr writes other metadata
-            self.replace_root(made)
+        if updated != attributes:  # another release of zarr writes other metadata
+            self.replace_root(updated)
 
     def source(self) -> StoreSource:
         return ZarrSource(str(self.path))

@@ -76,15 +76,15 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _unknown_files(found: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
+def _unknown_files(listed: set[str], expected: set[str], broken: set[str]) -> list[Flaw]:
     """Return a flaw for each file or whole folder that the format does not define. Arrays in
     `broken` are skipped: they cannot be opened, so the files that they should have are unknown."""
     folders = {"", *broken, *(folder for file in expected for folder in groups_above(file))}
     tops = set()
-    for file in found - expected - folders:
+    for file in listed - expected - folders:
         if broken.isdisjoint(groups_above(file)):
             tops.add(next(path for path in (*groups_above(file), file) if path not in folders))
-    return [unknown_flaw(top, "file" if top in found else "folder") for top in sorted(tops)]
+    return [unknown_flaw(top, "file" if top in listed else "folder") for top in sorted(tops)]
 
 
 class ZarrSink:
@@ -186,9 +186,9 @@ class ZarrSource:
             # The root is never cached: its checksum is the cache's key, and sealing changes it.
             if self.ranges is None or "/" not in name:
                 return self._files.read(name)
-            wanted = ByteRange(name, 0, MAX_JSON)  # `announce` requests the same range
-            piece = self.ranges.get(wanted)
-            self.ranges.release(wanted)
+            byte_range = ByteRange(name, 0, MAX_JSON)  # `announce` requests the same range
+            piece = self.ranges.get(byte_range)
+            self.ranges.release(byte_range)
         except ABSENT:
             return None
         except OSError as error:
@@ -224,10 +224,10 @@ class ZarrSource:
 
     def members(self, group: str) -> list[str]:
         try:
-            found = set(self._files.members(group))
+            names = set(self._files.members(group))
         except ABSENT:
             return []
-        return sorted(name for name in found if name != "zarr.json" and name[:1] != ".")
+        return sorted(name for name in names if name != "zarr.json" and name[:1] != ".")
 
     def announce(self, names: Iterable[str]) -> None:
         if self.ranges is not None:
@@ -240,39 +240,39 @@ class ZarrSource:
         if self.ranges is not None:
             _, node = _rows_and_node(name, spec)
             if _digest(node) == fingerprint:
-                wanted = ByteRange(f"{group}/{name}/zarr.json", 0, MAX_JSON)
+                byte_range = ByteRange(f"{group}/{name}/zarr.json", 0, MAX_JSON)
                 data = np.frombuffer(node, np.uint8)
-                self.ranges.put(wanted, FetchedBytes(data, len(node), set()))
+                self.ranges.put(byte_range, FetchedBytes(data, len(node), set()))
 
     def array(self, name: str) -> StoredSlices:
         return with_refetches(self.remote, lambda: self._array(name), lambda: self.forget(name))
 
     def _array(self, name: str) -> StoredSlices:
         node, where = self._node(name), f"{self.path}: array {name}"
-        found = shard_layout(node) or open_slices(self.path, name, node, where)
-        shard, stored = shard_path(name, found.shape), 0
+        layout = shard_layout(node) or open_slices(self.path, name, node, where)
+        shard, stored = shard_path(name, layout.shape), 0
         # A missing shard is damage, for which zarr-python would return the fill value.
         try:
-            if isinstance(found, ZarrSlices):
-                array: StoredSlices = found
-                if self.ranges is not None and all(found.shape):
-                    found.read_from(self.ranges, shard, self._files.size(shard))
+            if isinstance(layout, ZarrSlices):
+                array: StoredSlices = layout
+                if self.ranges is not None and all(layout.shape):
+                    layout.read_from(self.ranges, shard, self._files.size(shard))
             elif self.ranges is not None:
-                array = RemoteSlices(self.ranges, shard, found, where)
+                array = RemoteSlices(self.ranges, shard, layout, where)
                 stored = array.size
             else:
-                mapped = partial(MappedShard, layout=found)
+                mapped = partial(MappedShard, layout=layout)
                 opened = partial(self.maps.get, f"{self.path}/{shard}", mapped)
-                array = ShardSlices(found, where, opened)
-            if all(found.shape):
+                array = ShardSlices(layout, where, opened)
+            if all(layout.shape):
                 stored = stored or self._files.size(shard)
         except OSError as error:
             # The text of a missing object is the whole answer of the server.
             what = "is missing" if isinstance(error, ABSENT) else f"cannot be read ({error})"
             raise StoreError(f"{where}: its file {shard} {what}") from error
-        decoded = prod(found.shape) * found.dtype.itemsize
+        decoded = prod(layout.shape) * layout.dtype.itemsize
         if decoded:
-            check_size(where, decoded, found.chunk_bytes, stored, is_json=name == "manifest")
+            check_size(where, decoded, layout.chunk_bytes, stored, is_json=name == "manifest")
         return array
 
     def fingerprint(self, name: str) -> str | None:
@@ -301,21 +301,21 @@ class ZarrSource:
         self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
     ) -> list[Flaw]:
         expected, broken = self.files(arrays, group)
-        found, always = self._listed(expected, group, parts)
-        missing = sorted(name for name in expected - found if not self._linked(name))
+        listed, always = self._listed(expected, group, parts)
+        missing = sorted(name for name in expected - listed if not self._linked(name))
         flaws = [Flaw(f"missing file {name}", name.rpartition("/")[0]) for name in missing]
         flaws += _unknown_files(always, expected, broken)
         for inner in sorted(groups_of(arrays, group)):
             file = f"{inner}/zarr.json".lstrip("/")
             # Attributes are not compared, because the root and every part have their own.
-            if file in found and not self._holds(
+            if file in listed and not self._holds(
                 inner, lambda node: {**node, "attributes": {}} == GROUP
             ):
                 flaws.append(Flaw(f"altered file {file}", inner))
         # No checksum covers the metadata of the manifest.
         if (
             "manifest" in arrays
-            and "manifest/zarr.json" in found
+            and "manifest/zarr.json" in listed
             and not self._holds("manifest", lambda node: format_violation(node, "manifest") is None)
         ):
             flaws.append(Flaw("altered file manifest/zarr.json", "manifest"))
@@ -330,18 +330,18 @@ class ZarrSource:
         A remote server may list incompletely: the files are listed again until a listing equals
         `expected`. Raises Unreachable for a server that lists nothing, as many web servers do.
         """
-        found = always = self._files.under(group, parts)
+        listed = always = self._files.under(group, parts)
         for _ in fetch_attempts(self.remote)[1:]:
-            if found == always == expected:
+            if listed == always == expected:
                 break
             again = self._files.under(group, parts)
-            found, always = found | again, always & again
-        if self.remote and not found and not group:  # the root itself has been read
+            listed, always = listed | again, always & again
+        if self.remote and not listed and not group:  # the root itself has been read
             raise Unreachable(
                 f"{self.path}: cannot be verified there: the server does not list its files; copy"
                 " the store to a disk with `feature-store convert`, and verify the copy"
             )
-        return found, always
+        return listed, always
 
     def _linked(self, name: str) -> bool:
         """Return whether a file exists that a link inside the store leads to."""

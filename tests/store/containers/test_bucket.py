@@ -111,7 +111,7 @@ def test_a_torn_upload_is_nothing_and_is_removed(
 def test_one_writer_at_a_time(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = BucketLease(URL)
     with pytest.raises(Taken, match=f"another process is writing it: process {os.getpid()}"):
-        monkeypatch.setattr(bucket_lease, "_own", {URL: lease})
+        monkeypatch.setattr(bucket_lease, "_leases", {URL: lease})
         raise_if_taken(s3, "elsewhere")
     s3.write(LEASE, s3.read(LEASE).replace(lease.token.encode(), b"0" * 16))
     with pytest.raises(UserError, match="has taken over its lease"):
@@ -153,7 +153,7 @@ def raise_if_taken(s3: S3, boot: str) -> None:
     data = s3.read(LEASE)
     here = parse_lease(data[: -bucket_lease.NONCE])["boot"]
     s3.write(LEASE, data.replace(here.encode(), boot.encode().ljust(len(here), b"-")))
-    bucket_lease._own.clear()
+    bucket_lease._leases.clear()
     bucket_lease.check_free(URL)
 
 
@@ -162,7 +162,7 @@ def test_the_dead_are_replaced(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     child.wait()
     first = BucketLease(URL)
     first._ended.set()
-    bucket_lease._own.clear()
+    bucket_lease._leases.clear()
     pid, gone = (f'"pid": {number},'.encode() for number in (os.getpid(), child.pid))
     s3.write(LEASE, s3.read(LEASE).replace(pid, gone))
     second = BucketLease(URL)  # immediately: the process does not exist
