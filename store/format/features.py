@@ -248,10 +248,10 @@ class TaskSpec:
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        found = _object(value, "task", TaskSpec)
-        if not isinstance(found["labels"], list):
-            raise StoreError(f"features: labels must be a list, got {found['labels']!r:.80}")
-        return TaskSpec(**found)
+        values = _object(value, "task", TaskSpec)
+        if not isinstance(values["labels"], list):
+            raise StoreError(f"features: labels must be a list, got {values['labels']!r:.80}")
+        return TaskSpec(**values)
 
 
 AS_CAPTURED = "as captured"
@@ -371,7 +371,7 @@ class Features:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `features` attribute of a store, with the encodings of its arrays."""
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "views": self.views,
             "max_length": self.max_length,
             "width": self.width,
@@ -382,10 +382,10 @@ class Features:
             "logits": None if self.logits is None else self.logits.to_json(),
             "encodings": self.level.encodings(self.kinds),
         }
-        more = {"task": self.task, "embedding": self.embedding}
-        found |= {key: spec.to_json() for key, spec in more.items() if spec}
+        optional = {"task": self.task, "embedding": self.embedding}
+        attributes |= {key: spec.to_json() for key, spec in optional.items() if spec}
         # Absent if false, as for the keys of logits.
-        return found | {key: True for key in MARKS if getattr(self, key)}
+        return attributes | {key: True for key in MARKS if getattr(self, key)}
 
     @staticmethod
     def from_json(value: object) -> Features:

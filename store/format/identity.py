@@ -13,14 +13,14 @@ from teachonce.support.whole_numbers import DIGITS
 
 def object_in(value: Any, key: str) -> Mapping[str, Any]:
     """Return the object under a key of an identity, or of an object in it; {} for another form."""
-    found = value.get(key) if isinstance(value, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    member = value.get(key) if isinstance(value, Mapping) else None
+    return member if isinstance(member, Mapping) else {}
 
 
 def _list_in(value: Any, key: str) -> list[Any]:
     """Return the list under a key of an object in an identity; [] for another form."""
-    found = value.get(key) if isinstance(value, Mapping) else None
-    return found if isinstance(found, list) else []
+    member = value.get(key) if isinstance(value, Mapping) else None
+    return member if isinstance(member, list) else []
 
 
 def making_command(identity: Mapping[str, Any]) -> str:
@@ -34,23 +34,23 @@ def making_command(identity: Mapping[str, Any]) -> str:
             "`teacher-dump`, `feature-store merge` or `feature-store convert`, with the same"
             " arguments"
         )
-    given = object_in(identity, "corpus")
+    corpus = object_in(identity, "corpus")
     # Tested first: a grown or merged store may have forgotten documents since, and only `forget`
     # can continue it then (FORMAT.md, section 9).
-    if "forgotten" in given:
-        made = (
+    if "forgotten" in corpus:
+        command = (
             "`feature-store forget` with the same documents if it was stopped; no command can"
             " restore what was lost after it: restore the store from a copy"
         )
-    elif "grown_from" in given:
-        made = "`teacher-dump --grow-from` with the same arguments"
-    elif "merged" in given:
-        made = "`feature-store merge` with the same stores"
+    elif "grown_from" in corpus:
+        command = "`teacher-dump --grow-from` with the same arguments"
+    elif "merged" in corpus:
+        command = "`feature-store merge` with the same stores"
     elif "mixed_vocab" in identity:
-        made = "`teacher-dump mixed-vocab` with the same arguments"
+        command = "`teacher-dump mixed-vocab` with the same arguments"
     else:
-        made = "`teacher-dump` with the same arguments"
-    return f"{made}; for a copy, `feature-store convert` from the same store"
+        command = "`teacher-dump` with the same arguments"
+    return f"{command}; for a copy, `feature-store convert` from the same store"
 
 
 def corpora(corpus: Any) -> Iterator[Any]:
@@ -68,8 +68,8 @@ def corpora(corpus: Any) -> Iterator[Any]:
 
 def corpus_sources(corpus: Any) -> list[Mapping[str, Any]]:
     """List the sources of one of `corpora`; none if the identity has another form."""
-    found = _list_in(corpus, "sources")
-    return found if all(isinstance(source, Mapping) for source in found) else []
+    sources = _list_in(corpus, "sources")
+    return sources if all(isinstance(source, Mapping) for source in sources) else []
 
 
 Run = tuple[int, int]
@@ -79,24 +79,24 @@ RUN = re.compile(f"({DIGITS})(?:-({DIGITS}))?")
 
 def format_runs(runs: Iterable[Run]) -> str:
     """Format runs, which may overlap, in ascending order: `3,17-25`."""
-    found: list[list[int]] = []
+    merged: list[list[int]] = []
     for first, last in sorted(runs):
-        if found and first <= found[-1][1] + 1:
-            found[-1][1] = max(found[-1][1], last)
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1][1] = max(merged[-1][1], last)
         else:
-            found.append([first, last])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
+            merged.append([first, last])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in merged)
 
 
 def parse_runs(text: object) -> list[Run]:
     """Parse the text that `format_runs` writes, and ignore any other text: a store is untrusted
     input."""
-    found = []
+    runs = []
     for run in text.split(",") if isinstance(text, str) else ():
-        if read := RUN.fullmatch(run):
-            first, last = read.groups()
-            found.append((int(first), int(last or first)))
-    return found
+        if match := RUN.fullmatch(run):
+            first, last = match.groups()
+            runs.append((int(first), int(last or first)))
+    return runs
 
 
 def count_numbers(runs: Iterable[Run]) -> int:

@@ -47,14 +47,14 @@ def _digests(parts: Sequence[Part], columns: Sequence[str], key: str) -> Array:
 
 
 def _page(parts: Sequence[Part], lengths: Sequence[Array], columns: list[str]) -> dict[str, Array]:
-    made = {
+    arrays = {
         "counts": np.array([[part.number, *part.counts.flat()] for part in parts], np.int64),
         "lengths": np.concatenate(lengths),
         "sha256": _digests(parts, columns, "sha256"),
     }
     if any(entry.fingerprint for part in parts for entry in part.arrays.values()):
-        made["zarr_json"] = _digests(parts, columns, "fingerprint")
-    return made
+        arrays["zarr_json"] = _digests(parts, columns, "fingerprint")
+    return arrays
 
 
 def write_index(
@@ -75,15 +75,15 @@ def write_index(
 
     following = iter(parts)
     for number in range(MAX_PART):
-        taken = list(islice(following, PAGE))
-        if not taken:
+        batch = list(islice(following, PAGE))
+        if not batch:
             break
-        page, lengths = [part for part, _ in taken], [length for _, length in taken]
-        made = _page(page, lengths, columns)
-        for name, values in made.items():
+        page, lengths = [part for part, _ in batch], [length for _, length in batch]
+        arrays = _page(page, lengths, columns)
+        for name, values in arrays.items():
             put(f"{number}/{name}", values)
-        sequences.extend(made["counts"][:, 1].tolist())
-        totals += made["counts"][:, 1:].sum(axis=0)
+        sequences.extend(arrays["counts"][:, 1].tolist())
+        totals += arrays["counts"][:, 1:].sum(axis=0)
     put("first", starts(np.frombuffer(sequences, np.int64)))
     return {
         "number": len(sequences),
@@ -194,8 +194,8 @@ class IndexedParts(Sequence[Part]):
         fits = 3 * self.pages < len(self.entries) <= 1 + 4 * self.pages
         names = {"first"}
         for page in range(self.pages if fits else 0):
-            here = {f"{page}/{key}" for key in ("counts", "lengths", "sha256")}
-            names |= here | {f"{page}/zarr_json"} & self.entries.keys()
+            page_names = {f"{page}/{key}" for key in ("counts", "lengths", "sha256")}
+            names |= page_names | {f"{page}/zarr_json"} & self.entries.keys()
         if names != self.entries.keys():
             raise self.damage("its arrays do not match its pages")
 
@@ -248,38 +248,38 @@ class IndexedParts(Sequence[Part]):
         """Return the counts, checksums and fingerprints of a page."""
         # Held while reading, too: threads that need the same page would read it twice.
         with self._reading:
-            found = self._pages.pop(page, None)
-            if found is None:
+            content = self._pages.pop(page, None)
+            if content is None:
                 counts, sha256 = self.page_counts(page), self._page_digests(page, "sha256")
                 printed = f"{page}/zarr_json" in self.entries
-                found = counts, sha256, self._page_digests(page, "zarr_json") if printed else None
-            self._pages[page] = found
+                content = counts, sha256, self._page_digests(page, "zarr_json") if printed else None
+            self._pages[page] = content
             if len(self._pages) > CACHED_PAGES:
                 self._pages.popitem(last=False)
-            return found
+            return content
 
     def __len__(self) -> int:
         return self._count
 
     @overload
-    def __getitem__(self, place: int) -> Part: ...
+    def __getitem__(self, index: int) -> Part: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Part]: ...
-    def __getitem__(self, place: int | slice) -> Part | list[Part]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"{self._where}: no part at place {place}; it has {len(self)}")
-        page, row = divmod(place % len(self), self.page)
+    def __getitem__(self, index: slice) -> list[Part]: ...
+    def __getitem__(self, index: int | slice) -> Part | list[Part]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self._where}: no part at place {index}; it has {len(self)}")
+        page, row = divmod(index % len(self), self.page)
         counts, sha256, prints = self._cached(page)
         number, *sizes = counts[row].tolist()
         sizes_of_part = Counts.of_flat(sizes)
         shapes = self._shapes.of(sizes_of_part)
         sums = dict(zip(self._columns, _hex_digests(sha256[row]), strict=True))
-        known = [] if prints is None else _hex_digests(prints[row])
+        hashes = [] if prints is None else _hex_digests(prints[row])
         # 32 zeros stand for no fingerprint (FORMAT.md, section 8).
-        found = {n: one for n, one in zip(self._columns, known, strict=False) if one.strip("0")}
-        arrays = {n: Entry(*shape, sums[n], found.get(n)) for n, shape in shapes.items()}
+        fingerprints = {n: h for n, h in zip(self._columns, hashes, strict=False) if h.strip("0")}
+        arrays = {n: Entry(*shape, sums[n], fingerprints.get(n)) for n, shape in shapes.items()}
         return Part(number, sizes_of_part, arrays)
 
     def checksums(self, places: Array) -> Iterator[bytes]:
@@ -292,8 +292,8 @@ class IndexedParts(Sequence[Part]):
         edges = [0, *(np.flatnonzero(new) + 1).tolist(), len(places)]
         first, pages = (places[edges[:-1]] % self.page).tolist(), places[edges[:-1]] // self.page
         for page, row, size in zip(pages.tolist(), first, np.diff(edges).tolist(), strict=True):
-            found, filled = lines(page)
-            piece = found[row : row + size].tobytes()[len(", ") :]
+            table, filled = lines(page)
+            piece = table[row : row + size].tobytes()[len(", ") :]
             yield piece.replace(b"\0", b"") if filled else piece
 
     def _checksums_of_page(self, page: int) -> tuple[Array, bool]:
@@ -306,14 +306,14 @@ class IndexedParts(Sequence[Part]):
         digests = np.frombuffer(hexadecimal, np.uint8).reshape(len(numbers), -1)
         size = 2 * DIGEST
         blank = [f', "parts/{width * "0"}/{name}": "{size * "0"}"' for name in self._columns]
-        found = np.empty((len(numbers), sum(map(len, blank))), np.uint8)
-        found[:] = np.frombuffer("".join(blank).encode("ascii"), np.uint8)
+        table = np.empty((len(numbers), sum(map(len, blank))), np.uint8)
+        table[:] = np.frombuffer("".join(blank).encode("ascii"), np.uint8)
         end = 0
         for column, piece in enumerate(blank):
             begin, end = end + len(', "parts/'), end + len(piece)
-            found[:, begin : begin + width] = digits
-            found[:, end - 1 - size : end - 1] = digests[:, column * size : (column + 1) * size]
-        return found, not digits.all()
+            table[:, begin : begin + width] = digits
+            table[:, end - 1 - size : end - 1] = digests[:, column * size : (column + 1) * size]
+        return table, not digits.all()
 
     @cached_property
     def numbers(self) -> Array:
@@ -321,10 +321,10 @@ class IndexedParts(Sequence[Part]):
         ascend."""
         # Copies: a view would hold the counts of its whole page.
         pages = [self.page_counts(page)[:, 0].copy() for page in range(self.pages)]
-        found = np.concatenate(pages)
-        if (np.diff(found) < 1).any():
+        numbers = np.concatenate(pages)
+        if (np.diff(numbers) < 1).any():
             raise self.damage("part numbers do not ascend")
-        return found
+        return numbers
 
     def check(self) -> None:
         """Read the whole index. Raises StoreError if it is incomplete or contradicts itself."""
@@ -342,4 +342,4 @@ class IndexedParts(Sequence[Part]):
 def _hex_digests(row: Array) -> list[str]:
     """Return a row of the index as hexadecimal checksums, one for each array of a part."""
     text, size = row.tobytes().hex(), 2 * DIGEST
-    return [text[place : place + size] for place in range(0, len(text), size)]
+    return [text[begin : begin + size] for begin in range(0, len(text), size)]

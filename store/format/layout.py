@@ -232,9 +232,9 @@ def span_kind(view: int) -> SpanKind:
 
 def _spans(kind: SpanKind, counts: Counts, view: int) -> dict[str, ArraySpec]:
     spans = counts.spans[view]
-    each = {"begin": np.int32, "end": np.int32, kind.number: np.uint8}
+    dtypes = {"begin": np.int32, "end": np.int32, kind.number: np.uint8}
     start = {f"{kind.group}/start": _flat(np.int64, counts.sequences + 1)}
-    return start | {f"{kind.group}/{name}": _flat(dtype, spans) for name, dtype in each.items()}
+    return start | {f"{kind.group}/{name}": _flat(dtype, spans) for name, dtype in dtypes.items()}
 
 
 def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
@@ -271,20 +271,20 @@ def part_arrays(features: Features, counts: Counts) -> dict[str, ArraySpec]:
             )
     attention = features.level.attention
     for view in range(features.views):
-        here = f"view{view}"
+        prefix = f"view{view}"
         if view:
             arrays |= _spans(span_kind(view), counts, view)
         for name, spec in _logits(features, tokens, counts.draws[view]).items():
-            arrays[f"{here}/logits/{name}"] = spec
+            arrays[f"{prefix}/logits/{name}"] = spec
         for hidden in features.hidden:
             for name, array in features.level.hidden.codec.arrays((features.width,)).items():
-                arrays[f"{here}/hidden/{hidden}/{name}"] = _coded(array, tokens)
+                arrays[f"{prefix}/hidden/{hidden}/{name}"] = _coded(array, tokens)
         for name in features.attention:
-            arrays[f"{here}/attention/{name}/values"] = _flat(
+            arrays[f"{prefix}/attention/{name}/values"] = _flat(
                 attention.dtype, counts.squares, attention.packing
             )
         if task:
-            arrays[f"{here}/{task.outputs}/values"] = _task_outputs(task, counts)
+            arrays[f"{prefix}/{task.outputs}/values"] = _task_outputs(task, counts)
     return arrays
 
 
@@ -308,9 +308,9 @@ class PartShapes:
         spans = tuple(range(6, 6 + views))
         draws = tuple(range(6 + views, 6 + 2 * views))
         # With these counts `_lengths` is 0, 1, 2, ..., so each array's length is its index there.
-        places = part_arrays(features, Counts(0, 2, 4, 5, spans, draws))
+        specs = part_arrays(features, Counts(0, 2, 4, 5, spans, draws))
         self._arrays = [
-            (name, spec.shape[0], spec.shape[1:], spec.dtype.name) for name, spec in places.items()
+            (name, spec.shape[0], spec.shape[1:], spec.dtype.name) for name, spec in specs.items()
         ]
 
     @staticmethod
@@ -323,7 +323,7 @@ class PartShapes:
     def of(self, counts: Counts) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return the shape and dtype name of every array of a part, as in `part_arrays`."""
         lengths = self._lengths(counts)
-        return {name: ((lengths[place], *row), dtype) for name, place, row, dtype in self._arrays}
+        return {name: ((lengths[index], *row), dtype) for name, index, row, dtype in self._arrays}
 
 
 def teacher_array(values: Array) -> ArraySpec:

@@ -175,12 +175,12 @@ class Manifest:
     @cached_property
     def _content(self) -> str:
         # The hashed JSON object is made piece by piece: for a million parts it has gigabytes.
-        found, separator = hashlib.sha256(b"{"), b""
+        hasher, separator = hashlib.sha256(b"{"), b""
         for lines in self._checksums():
-            found.update(separator + lines)
+            hasher.update(separator + lines)
             separator = b", "
-        found.update(b"}")
-        return found.hexdigest()
+        hasher.update(b"}")
+        return hasher.hexdigest()
 
     def _checksums(self) -> Iterator[bytes]:
         """Yield JSON `path: checksum` of all arrays, sorted by path, never empty."""
@@ -250,9 +250,9 @@ def check_root(attributes: Mapping[str, Any], where: str) -> Features:
     version = attributes.get("version")
     # `type`: true equals 1.
     if type(version) is not int or version not in VERSIONS:
-        known = " and ".join(map(str, VERSIONS))
+        versions = " and ".join(map(str, VERSIONS))
         raise StoreError(
-            f"{where}: format version {version!r}; this software reads versions {known}: "
+            f"{where}: format version {version!r}; this software reads versions {versions}: "
             "use the version that wrote it, or dump again"
         )
     for key in ("identity", "software"):

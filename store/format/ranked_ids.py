@@ -14,18 +14,18 @@ ROWS = 1024  # whose indices stay in the processor's cache: a third less time th
 
 
 def rank_ids(ids: Array) -> tuple[Array, Array]:
-    """Return the place of each id in the list of distinct ids, uint32 [N, K], and this list [R].
+    """Return the rank of each id in the list of distinct ids, uint32 [N, K], and this list [R].
 
     The list, uint32, descends by frequency; of equally frequent ids the smaller comes first.
     """
     # A count for each id up to the largest needs no sort of all N * K ids, as np.unique does.
     counts = np.bincount(ids.reshape(-1))
-    found = np.flatnonzero(counts)
+    used = np.flatnonzero(counts)
     # Stable: with equal counts in any order, equal parts could have different bytes.
-    distinct = found[np.argsort(-counts[found], kind="stable")]
-    place = np.empty(len(counts), np.uint32)
-    place[distinct] = np.arange(len(distinct), dtype=np.uint32)
-    return place[ids], distinct.astype(np.uint32)
+    distinct = used[np.argsort(-counts[used], kind="stable")]
+    rank = np.empty(len(counts), np.uint32)
+    rank[distinct] = np.arange(len(distinct), dtype=np.uint32)
+    return rank[ids], distinct.astype(np.uint32)
 
 
 def look_up(distinct: Array, places: Array, out: Array) -> None:

@@ -85,7 +85,7 @@ def encode_sequences(
             )
     _check_tokens(arrays, given.texts, token_start, features.vocabulary, where)
     texts = [_encode_text(text, f"{where}, sequence {n}") for n, text in enumerate(given.texts)]
-    made = {
+    encoded = {
         "sequence/document": arrays["document"],
         "sequence/document_begin": arrays["document_begin"],
         "sequence/hard_cut": arrays["hard_cut"],
@@ -97,15 +97,15 @@ def encode_sequences(
         "token/end": arrays["offsets"][:, 1].astype(np.int32),
         "token/special": arrays["special"],
     }
-    made |= _encode_marks(given, token_start, features, where)
+    encoded |= _encode_marks(given, token_start, features, where)
     if features.messages:
         contents = [()] * sequences if given.messages is None else given.messages
-        made |= encode_spans(contents, given.texts, where, span_kind(0))
+        encoded |= encode_spans(contents, given.texts, where, span_kind(0))
     if task := features.task:
-        made[task.gold] = _encode_gold(task, given.gold, token_start, arrays["special"], where)
+        encoded[task.gold] = _encode_gold(task, given.gold, token_start, arrays["special"], where)
     elif given.gold is not None:
         raise StoreError(f"{where}: this store has no task, so no gold labels")
-    return made
+    return encoded
 
 
 def _check_tokens(
@@ -138,7 +138,7 @@ def _encode_marks(
     given: Sequences, token_start: Array, features: Features, where: str
 ) -> dict[str, Array]:
     """Return the arrays that mark the tokens that students are trained on. Raises StoreError."""
-    lengths, found = np.diff(token_start), dict[str, Array]()
+    lengths, marks = np.diff(token_start), dict[str, Array]()
     if features.context:
         zeros = np.zeros(len(lengths), np.int64)
         context = zeros if given.context is None else np.asarray(given.context, np.int64)
@@ -147,17 +147,17 @@ def _encode_marks(
                 f"{where}: context must be {len(lengths)} numbers of tokens, each below the length"
                 " of its sequence"
             )
-        found[CONTEXT] = context.astype(np.int32)
+        marks[CONTEXT] = context.astype(np.int32)
     if features.learn:
         total = int(token_start[-1])
         learn = np.ones(total, bool) if given.learn is None else np.asarray(given.learn, bool)
         if learn.shape != (total,):
             raise StoreError(f"{where}: learn has shape {list(learn.shape)}, expected [{total}]")
-        found[LEARN] = learn
+        marks[LEARN] = learn
     for key in MARKS:
         if getattr(given, key) is not None and not getattr(features, key):
             raise StoreError(f"{where}: {key} was given, but this store has no {key}")
-    return found
+    return marks
 
 
 def _encode_gold(
@@ -200,12 +200,12 @@ def encode_spans(
     if len(spans) != len(texts):
         raise StoreError(f"{where}: {kind.what} of {len(spans)} sequences, expected {len(texts)}")
     rows = []
-    for number, (given, text) in enumerate(zip(spans, texts, strict=True)):
-        each = np.asarray(given, np.int64).reshape(-1, 3)
-        begin, end, numbers = each.T
+    for number, (listed, text) in enumerate(zip(spans, texts, strict=True)):
+        triples = np.asarray(listed, np.int64).reshape(-1, 3)
+        begin, end, numbers = triples.T
         ordered = not kind.too_short(begin, end).any() and (begin[1:] >= end[:-1]).all()
         # Of ascending spans, the first and the last bound all others.
-        inside = not len(each) or (begin[0] >= 0 and end[-1] <= len(text))
+        inside = not len(triples) or (begin[0] >= 0 and end[-1] <= len(text))
         if not ordered or not inside or not np.isin(numbers, kind.numbers).all():
             raise StoreError(
                 f"{where}, sequence {number}: {kind.what} must be ascending spans begin"
@@ -213,10 +213,10 @@ def encode_spans(
                 f" {kind.number}"
                 f" {', '.join(map(str, kind.numbers))}"
             )
-        rows.append(each)
+        rows.append(triples)
     flat = np.concatenate(rows) if rows else np.empty((0, 3), np.int64)
     arrays = {
-        "start": starts([len(each) for each in rows]),
+        "start": starts([len(triples) for triples in rows]),
         "begin": flat[:, 0].astype(np.int32),
         "end": flat[:, 1].astype(np.int32),
         kind.number: flat[:, 2].astype(np.uint8),

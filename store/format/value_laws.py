@@ -104,8 +104,8 @@ def row_violation(values: Array) -> Violation | None:
     """Return the first row that has NaN or infinity, or whose sum of squares exceeds LARGEST."""
     if _squares_are_finite(values):
         return None
-    if found := _first_row(~np.isfinite(values), "is NaN or infinite"):
-        return found
+    if violation := _first_row(~np.isfinite(values), "is NaN or infinite"):
+        return violation
     # The sum of squares of all rows may overflow although no row's sum does.
     rows = values.reshape(len(values), -1)
     # In float64 the sum of squares of float32 numbers cannot overflow before it is compared.
@@ -135,8 +135,8 @@ def calibration_problem(mean: Floats, deviation: Floats) -> str:
     nothing is."""
     if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
         return "is not finite with deviations over 0"
-    found = row_violation(np.stack([mean, deviation]))
-    return found.what if found else ""
+    violation = row_violation(np.stack([mean, deviation]))
+    return violation.what if violation else ""
 
 
 def _scale_violation(
@@ -145,16 +145,16 @@ def _scale_violation(
     """Check that scales are finite, at least 0, and decode to states whose squares are finite."""
     largest = int(values.view(np.uint16).max())
     if largest >= HALF_INFINITE and (
-        found := _first_row(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
+        fault := _first_row(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
     ):
-        return found
+        return fault
     # The sign of -0.0, which is allowed, is a larger number than the bits of any scale.
     highest = np.uint16(largest).view(np.float16) if largest < HALF_INFINITE else values.max()
-    place = path.split("/")
+    names = path.split("/")
     # `verify` leaves out a damaged calibration, which it has reported already.
-    if place[1] != "hidden" or place[2] not in calibration:
+    if names[1] != "hidden" or names[2] not in calibration:
         return None
-    mean, deviation = calibration[place[2]]
+    mean, deviation = calibration[names[2]]
     with np.errstate(all="ignore"):
         # 128 and not 127: a forged int8 code may be -128.
         factor, far = 128 * float(deviation.max()), float(np.abs(mean).max())
@@ -176,23 +176,23 @@ def topk_violation(
     level = features.level
     with np.errstate(all="ignore"):
         values = level.logprobs.from_codes(logprobs)
-        left = level.rest.from_codes(rest)
-        if found := out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
-            return found
-        if found := out_of_range(
-            left, None, LOG_SLACK, "has a rest that is not a log-probability (<= 0)"
+        log_rest = level.rest.from_codes(rest)
+        if fault := out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
+            return fault
+        if fault := out_of_range(
+            log_rest, None, LOG_SLACK, "has a rest that is not a log-probability (<= 0)"
         ):
-            return found
-        if found := _first_row(values[:, 1:] > values[:, :-1], "is not ordered, best first"):
-            return found
-        if found := repeated_id(ids, values):
-            return found
+            return fault
+        if fault := _first_row(values[:, 1:] > values[:, :-1], "is not ordered, best first"):
+            return fault
+        if fault := repeated_id(ids, values):
+            return fault
         # The best of V probabilities is at least their mean, 1/V.
         least = -np.log(features.vocabulary) - FAR_BELOW
-        if found := _first_row(values[:, 0] < least, "has a best id that is far too improbable"):
-            return found
-        errors = bound(level, "logprobs", values), bound(level, "rest", left)
-        return mass_violation(values, left, errors)
+        if fault := _first_row(values[:, 0] < least, "has a best id that is far too improbable"):
+            return fault
+        errors = bound(level, "logprobs", values), bound(level, "rest", log_rest)
+        return mass_violation(values, log_rest, errors)
 
 
 def mass_violation(
@@ -209,15 +209,15 @@ def mass_violation(
             np.where(np.isneginf(values), values, values + sign * np.asarray(error, np.float32))
             for values, error in zip((logprobs, rest), errors, strict=True)
         )
-        found: Array = np.exp(best, dtype=np.float64).sum(axis=1) + np.exp(left, dtype=np.float64)
-        return found
+        mass: Array = np.exp(best, dtype=np.float64).sum(axis=1) + np.exp(left, dtype=np.float64)
+        return mass
 
-    least, words = total(-1), "and rest have probabilities that sum to"
-    if found := _first_row(least > 1 + MASS_SLACK, f"{words} more than 1"):
-        return found
+    least, what = total(-1), "and rest have probabilities that sum to"
+    if violation := _first_row(least > 1 + MASS_SLACK, f"{what} more than 1"):
+        return violation
     if (least >= 1 - MASS_SLACK).all():  # saves the time of the second total
         return None
-    return _first_row(total(1) < 1 - MASS_SLACK, f"{words} less than 1")
+    return _first_row(total(1) < 1 - MASS_SLACK, f"{what} less than 1")
 
 
 def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:
@@ -227,8 +227,8 @@ def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:
     # Empty places repeat the best id (FORMAT.md, section 6), so each gets a number that no id has.
     behind = np.arange(size, dtype=np.int64) + 2**32
     ordered = np.sort(np.where(np.isneginf(logprobs), behind, ids), axis=1)
-    found = _first_row(ordered[:, 1:] == ordered[:, :-1], "has an id twice")
-    return found and found._replace(leaf="ids")
+    violation = _first_row(ordered[:, 1:] == ordered[:, :-1], "has an id twice")
+    return violation and violation._replace(leaf="ids")
 
 
 def draws_violation(
@@ -237,16 +237,16 @@ def draws_violation(
     """Check the laws of tier `sample`: ids and counts [M] of N tokens; `start` is [N + 1]."""
     size = features.logits.size if features.logits else 0
     # Not np.add.reduceat: for a token without draws it returns a count of the next one.
-    if found := _first_row(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
-        return found._replace(leaf="counts")
+    if fault := _first_row(np.diff(starts(counts)[start]) != size, f"does not sum to {size} draws"):
+        return fault._replace(leaf="counts")
     # In int64, because a difference of unsigned ids would wrap around.
     follows = np.diff(ids.astype(np.int64), prepend=-1) > 0
     # The first id of a token may be below the last one of the token before.
     follows[start[:-1][start[:-1] < len(ids)]] = True
-    place = _first_row(~follows, "")
-    if place is None:
+    fault = _first_row(~follows, "")
+    if fault is None:
         return None
-    token = int(np.searchsorted(start, place.row, "right")) - 1
+    token = int(np.searchsorted(start, fault.row, "right")) - 1
     return Violation(token, "has ids that do not ascend", "ids")
 
 
@@ -257,11 +257,11 @@ def logprob_bounds(following: Array, ids: Array, logprobs: Floats) -> tuple[Arra
         whether the token is among the ids, and float [N]: its log-probability if it is, else an
         upper bound.
     """
-    places = (ids == following[:, None]) & ~np.isneginf(logprobs)
-    inside, least = places.any(axis=1), logprobs[:, -1]
-    found: Floats = logprobs[np.arange(len(ids)), places.argmax(axis=1)]
+    matches = (ids == following[:, None]) & ~np.isneginf(logprobs)
+    inside, least = matches.any(axis=1), logprobs[:, -1]
+    matched: Floats = logprobs[np.arange(len(ids)), matches.argmax(axis=1)]
     # A row with empty places does not bound the tokens that it leaves out.
-    return inside, np.where(inside, found, np.where(np.isneginf(least), 0, least))
+    return inside, np.where(inside, matched, np.where(np.isneginf(least), 0, least))
 
 
 def observed_violation(
@@ -274,12 +274,12 @@ def observed_violation(
     level, last = features.level, np.cumsum(lengths) - 1
     with np.errstate(all="ignore"):
         values: Floats = level.rest.from_codes(observed)
-        if found := out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
-            return found
+        if violation := out_of_range(values, None, LOG_SLACK, "is not a log-probability (<= 0)"):
+            return violation
         ends = np.zeros(len(values), bool)
         ends[last] = True
-        if found := _first_row(ends & ~np.isneginf(values), "is not -inf in a last row"):
-            return found
+        if violation := _first_row(ends & ~np.isneginf(values), "is not -inf in a last row"):
+            return violation
         if not best:
             return None
         logprobs: Floats = level.logprobs.from_codes(best[1])
@@ -300,8 +300,8 @@ def attention_violation(features: Features, codes: Array, lengths: Array) -> Vio
     with np.errstate(all="ignore"):
         # As a negation, because NaN fails both comparisons.
         bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
-        if found := _first_row(np.logical_or.reduceat(bad, rows), "is not a probability"):
-            return found
+        if violation := _first_row(np.logical_or.reduceat(bad, rows), "is not a probability"):
+            return violation
         sums = np.add.reduceat(values, rows, dtype=np.float64)
         off = np.abs(sums - 1) - MASS_SLACK
         # Sound maps stay within the slack, so that the bound is computed for others alone.

@@ -60,11 +60,11 @@ class Column:
     @property
     def type(self) -> Any:
         """Return the Arrow type of a cell."""
-        one = pa.string() if self.dtype is str else pa.from_numpy_dtype(self.dtype)
-        one = one if self.width is None else pa.list_(one, self.width)
+        cell = pa.string() if self.dtype is str else pa.from_numpy_dtype(self.dtype)
+        cell = cell if self.width is None else pa.list_(cell, self.width)
         if self.per == "sequence":
-            return one
-        return pa.list_(pa.list_(one) if self.per in ("draw", "pair of tokens") else one)
+            return cell
+        return pa.list_(pa.list_(cell) if self.per in ("draw", "pair of tokens") else cell)
 
     def cells(self, batch: Batch) -> Any:
         """Return the Arrow array of a batch's B cells."""
@@ -88,12 +88,12 @@ class Column:
         if isinstance(values, np.ma.MaskedArray):
             return pa.array(values.astype(self.dtype).data, mask=values.mask)
         with np.errstate(over="ignore"):
-            own = np.array(values, self.dtype)  # a copy: the next batch reuses the memory
-        if own.dtype == np.float16 and not np.array_equal(np.isinf(own), np.isinf(values)):
+            copied = np.array(values, self.dtype)  # a copy: the next batch reuses the memory
+        if copied.dtype == np.float16 and not np.array_equal(np.isinf(copied), np.isinf(values)):
             raise StoreError(
                 f"column {self.name}: has numbers that float16 cannot hold; use float32"
             )
-        numbers = pa.array(own.reshape(-1))
+        numbers = pa.array(copied.reshape(-1))
         if self.width is None:
             return numbers
         return pa.FixedSizeListArray.from_arrays(numbers, self.width)
@@ -131,19 +131,19 @@ class Table:
         if floats not in FLOATS:
             raise StoreError(f"floats: expected {' or '.join(FLOATS)}, got {floats!r}")
         self._index, self._streamer = index, streamer
-        known = {column.name: column for column in _columns(index, floats)}
-        self.columns = list(known) if columns is None else list(columns)
+        by_name = {column.name: column for column in _columns(index, floats)}
+        self.columns = list(by_name) if columns is None else list(columns)
         for name in self.columns:
-            if name not in known:
+            if name not in by_name:
                 raise StoreError(
-                    f"{index.path}: no column {name!r}; {suggest(name, known)}it has"
-                    f" {', '.join(known)}"
+                    f"{index.path}: no column {name!r}; {suggest(name, by_name)}it has"
+                    f" {', '.join(by_name)}"
                 )
         if not self.columns or len(set(self.columns)) < len(self.columns):
             raise StoreError(
                 f"columns: expected at least one, and each once, got {', '.join(self.columns)}"
             )
-        self._columns = [known[name] for name in self.columns]
+        self._columns = [by_name[name] for name in self.columns]
         fields = [
             pa.field(column.name, column.type, metadata={b"description": column.description})
             for column in self._columns
@@ -167,8 +167,8 @@ class Table:
             read |= {column.feature} if column.feature else set()
         rows = self.blocks() if blocks is None else self._index.check_blocks(blocks)
         streams = [self._stream(view, read, rows) for view, read in features.items()]
-        for each in zip(*streams, strict=True):  # all streams yield the same sequences
-            of_view = dict(zip(features, each, strict=True))
+        for batches in zip(*streams, strict=True):  # all streams yield the same sequences
+            of_view = dict(zip(features, batches, strict=True))
             cells = [column.cells(of_view[column.view]) for column in self._columns]
             yield pa.RecordBatch.from_arrays(cells, schema=self.schema)
 
@@ -184,8 +184,8 @@ class Table:
     def _batch_tokens(self) -> int:
         # Maps grow with the square of the length, so a longest sequence determines the size.
         longest = self._index.features.max_length
-        each = sum(column.bytes(longest) for column in self._columns)
-        return min(MOST_TOKENS, max(LEAST_TOKENS, BATCH_BYTES * longest // each))
+        row_bytes = sum(column.bytes(longest) for column in self._columns)
+        return min(MOST_TOKENS, max(LEAST_TOKENS, BATCH_BYTES * longest // row_bytes))
 
 
 def _columns(index: PartIndex, floats: str) -> Iterator[Column]:
@@ -235,12 +235,12 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
         of_token.append(("learn", "bool", text, lambda batch: batch.stored[LEARN]))
     if index.features.messages:
         roles = ", ".join(f"{number} {role}" for number, role in enumerate(ROLES))
-        for place, (name, text) in enumerate({
+        for column, (name, text) in enumerate({
             "begin": "character of the text where the content of each message begins",
             "end": "character behind the content of each message",
             "role": f"role of each message: {roles}, {UNLISTED_ROLE} any other",
         }.items()):  # fmt: skip
-            values = partial(_messages, place)
+            values = partial(_messages, column)
             yield Column(f"message_{name}", "message", "int32", text, values)
     for name, dtype, description, values in of_sequence:
         yield Column(name, "sequence", dtype, description, values)
@@ -250,17 +250,17 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
 
 def _stored(index: PartIndex, name: str, batch: Batch) -> Array:
     """Read an array that batches do not have, for the sequences of a batch."""
-    found = []
+    pieces = []
     # An unshuffled batch has consecutive sequences, but for the ends of blocks.
     for run in np.split(batch.index, np.flatnonzero(np.diff(batch.index) != 1) + 1):
-        first, after = int(run[0]), int(run[-1]) + 1
+        first, stop = int(run[0]), int(run[-1]) + 1
         # A run may contain the end of one part and the start of the next.
-        while first < after:
+        while first < stop:
             part, position = index.locate(first)
-            end = min(part.part.counts.sequences, position + after - first)
-            found.append(part.read(f"sequence/{name}", position, end))
+            end = min(part.part.counts.sequences, position + stop - first)
+            pieces.append(part.read(f"sequence/{name}", position, end))
             first += end - position
-    return np.concatenate(found)
+    return np.concatenate(pieces)
 
 
 def _one_of_pair(index: PartIndex, number: int, batch: Batch) -> list[str]:
@@ -289,31 +289,31 @@ def _view_columns(index: PartIndex, floats: str, view: int) -> Iterator[Column]:
     features, prefix = index.features, f"view{view}_" if view else ""
 
     def column(
-        name: str, per: Per, dtype: Any, description: str, values: Values, **more: Any
+        name: str, per: Per, dtype: Any, description: str, values: Values, **extra: Any
     ) -> Column:
-        return Column(prefix + name, per, dtype, description, values, view=view, **more)
+        return Column(prefix + name, per, dtype, description, values, view=view, **extra)
 
-    for place, name in enumerate(("begin", "end", "action") if view else ()):
+    for number, name in enumerate(("begin", "end", "action") if view else ()):
         text = "characters of masked words, and 0 masked, 1 replaced at random, 2 unchanged"
-        yield column(f"masked_{name}", "masked word", "int32", text, partial(_spans, place))
-    more: dict[str, Any] = {"width": features.width, "feature": "hidden"}
+        yield column(f"masked_{name}", "masked word", "int32", text, partial(_spans, number))
+    extra: dict[str, Any] = {"width": features.width, "feature": "hidden"}
     for name in features.hidden:
         text = f"hidden state {name} of each token"
-        yield column(f"hidden_{name}", "token", floats, text, partial(_states, name), **more)
+        yield column(f"hidden_{name}", "token", floats, text, partial(_states, name), **extra)
     for name, per, dtype, text, width in _logits_columns(index, floats):
-        more = {"width": width, "feature": "logits"}
-        yield column(f"logits_{name}", per, dtype, text, attrgetter(f"logits.{name}"), **more)
-    more = {"feature": "attention"}
+        extra = {"width": width, "feature": "logits"}
+        yield column(f"logits_{name}", per, dtype, text, attrgetter(f"logits.{name}"), **extra)
+    extra = {"feature": "attention"}
     for name in features.attention:
         text = f"attention map {name}: the attention of each token (row) to each token"
         values = partial(_map, name)
-        yield column(f"attention_{name}", "pair of tokens", floats, text, values, **more)
+        yield column(f"attention_{name}", "pair of tokens", floats, text, values, **extra)
     if task := features.task:
         tagging = task.kind == "tagging"
         name, per = ("tag", "token") if tagging else ("class", "sequence")
-        text, more = f"the teacher's logits of each {name}", {"feature": "task"}
-        more["width"] = len(task.labels)
-        yield column(f"{name}_logits", per, "float32", text, attrgetter(f"{name}_logits"), **more)
+        text, extra = f"the teacher's logits of each {name}", {"feature": "task"}
+        extra["width"] = len(task.labels)
+        yield column(f"{name}_logits", per, "float32", text, attrgetter(f"{name}_logits"), **extra)
 
 
 def _logits_columns(
@@ -338,13 +338,13 @@ def _logits_columns(
     yield "log_partition", "token", "float32", "log of the sum of exp of the logits", None
 
 
-def _spans(place: int, batch: Batch) -> Array:
-    return batch.spans[:, place]
+def _spans(column: int, batch: Batch) -> Array:
+    return batch.spans[:, column]
 
 
-def _messages(place: int, batch: Batch) -> Array:
+def _messages(column: int, batch: Batch) -> Array:
     assert batch.messages is not None
-    return batch.messages[1][:, place]
+    return batch.messages[1][:, column]
 
 
 def _states(name: str, batch: Batch) -> Array:

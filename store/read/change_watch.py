@@ -34,7 +34,7 @@ class ChangeWatch:
 
     def __init__(self, source: StoreSource, attributes: Mapping[str, Any]) -> None:
         # Absolute, because the process may change its working directory meanwhile.
-        self._source, self._place = source, Path(source.path).absolute()
+        self._source, self._path = source, Path(source.path).absolute()
         sealed = attributes.get("state") == "sealed"
         self.opened: str | None = attributes.get("checksum") if sealed else None
         self._seconds = SECONDS_REMOTE if source.remote else SECONDS
@@ -81,28 +81,28 @@ class ChangeWatch:
     def _current_stamp(self) -> Stamp:
         """Return inode, time and size of the file that every rewrite of the store replaces."""
         try:
-            found = os.stat(self._place)
-            if stat.S_ISDIR(found.st_mode):
-                found = os.stat(self._place / ROOT)
+            status = os.stat(self._path)
+            if stat.S_ISDIR(status.st_mode):
+                status = os.stat(self._path / ROOT)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
                 f"{self._source.path}: was deleted or moved while it was being read; restore it,"
                 " or make it again"
             ) from error
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _compare(self) -> None:
         path, remote = self._source.path, self._source.remote
         # An HDF5 source still has the old file open, so the path is opened again.
-        source = self._source if remote else open_source(self._place, None)
+        source = self._source if remote else open_source(self._path, None)
         try:
-            now = source.attributes()
+            attributes = source.attributes()
         finally:
             if not remote:
                 source.close()
-        if now.get("state") != "sealed":
+        if attributes.get("state") != "sealed":
             raise StoreError(f"{path}: is being rewritten while it is read; {AGAIN}")
-        self.compare(now.get("checksum"))
+        self.compare(attributes.get("checksum"))
 
     def compare(self, checksum: object) -> None:
         """Raise StoreError if `checksum` differs from the checksum of the opened store."""

@@ -43,8 +43,8 @@ class DerivedCopy(NamedTuple):
 
 def list_of(path: str | Path) -> Path:
     """Return the path of the list next to a store on a disk."""
-    whole = Path(path).resolve()
-    return whole.parent / f".{whole.name}.derived"
+    store = Path(path).resolve()
+    return store.parent / f".{store.name}.derived"
 
 
 def _user_list(text: str) -> Path:
@@ -58,12 +58,12 @@ def record_copy(
     anything is written to `target`. If the list cannot be written, no error is raised; that is
     logged once."""
     # Before the copy is written, so that `forget` names it even if its writer is killed.
-    text, place = manifest.text_key, str(target)
+    text, address = manifest.text_key, str(target)
     # A repository of the hub has a name, which is not a path on this machine.
-    local = "://" not in place and kind != "hub"
-    place = os.path.abspath(place) if local else redacted(place)
+    local = "://" not in address and kind != "hub"
+    address = os.path.abspath(address) if local else redacted(address)
     entry = DerivedCopy(
-        kind, place, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum
+        kind, address, text, datetime.now(UTC).isoformat(timespec="seconds"), checksum
     )
     if "://" in path:
         _add_to_user_list(entry, path)
@@ -78,7 +78,7 @@ def record_copy(
             _said.add(path)
             logging.getLogger(__name__).warning(
                 "%s: cannot record next to it what is made from it (%s); if another user forgets"
-                " documents there, %s is not named", path, files.cause(error), place,
+                " documents there, %s is not named", path, files.cause(error), address,
             )  # fmt: skip
 
 
@@ -128,24 +128,24 @@ def _lines(file: Path) -> Iterator[DerivedCopy]:
 
 def _entry(line: str) -> DerivedCopy | None:
     try:
-        found: Any = json.loads(line)
-        entry = DerivedCopy(**found)
+        fields: Any = json.loads(line)
+        entry = DerivedCopy(**fields)
     except (ValueError, TypeError, RecursionError):
         return None
     # `os.lstat` raises ValueError for a path with a null byte.
-    return entry if all(isinstance(each, str) and "\0" not in each for each in entry) else None
+    return entry if all(isinstance(value, str) and "\0" not in value for value in entry) else None
 
 
 def recorded_copies(path: str | Path, text: str) -> list[DerivedCopy]:
     """Return the entries of both lists of a local store with the text key `text`, each once."""
-    found = dict[DerivedCopy, DerivedCopy]()
+    copies = dict[DerivedCopy, DerivedCopy]()
     lists = [list_of(path)]
     with suppress(FileNotFoundError):  # a user without a home
         lists.append(_user_list(text))
-    for each in lists:
-        for entry in _lines(each):
-            found[entry._replace(time="")] = entry
-    return list(found.values())
+    for file in lists:
+        for entry in _lines(file):
+            copies[entry._replace(time="")] = entry
+    return list(copies.values())
 
 
 def carry_over(path: str | Path, text: str, entries: Collection[DerivedCopy]) -> None:

@@ -129,10 +129,10 @@ def _parsed(data: bytes, attributes: Mapping[str, Any], where: str) -> dict[str,
         raise StoreError(f"{where}: the manifest is not a JSON object; {DAMAGED}")
     # The checksum covers only the manifest, so the root's copy of each fact must equal it
     # (FORMAT.md, section 8).
-    known = attributes.get("arrays", value.get("arrays"))  # optional in a sealed store
+    arrays = attributes.get("arrays", value.get("arrays"))  # optional in a sealed store
     if {key: attributes[key] for key in ATTRIBUTES} != value.get(
         "attributes"
-    ) or known != value.get("arrays"):
+    ) or arrays != value.get("arrays"):
         raise StoreError(f"{where}: the root attributes were altered; {DAMAGED}")
     return value
 
@@ -224,20 +224,20 @@ def part_numbers(source: StoreSource) -> list[int]:
 
 def unfinished_error(source: StoreSource) -> StoreError:
     """Return the error for an unfinished store: how many parts it has, and how to continue it."""
-    there = part_numbers(source)
+    numbers = part_numbers(source)
     # A single process writes the parts in order, so a gap in the numbers is a part that was lost.
     in_order = source.remote or not queue_of(source.path).exists()
-    lost = there[-1] + 1 - len(there) if there and in_order else 0
-    parts = counted(len(there), "part") + (f" published, {lost:,} missing" if lost else "")
+    lost = numbers[-1] + 1 - len(numbers) if numbers and in_order else 0
+    parts = counted(len(numbers), "part") + (f" published, {lost:,} missing" if lost else "")
     try:
-        made = making_command(source.attributes().get("identity") or {})
+        making = making_command(source.attributes().get("identity") or {})
     except StoreError:
-        made = making_command({})
+        making = making_command({})
     ways = {True: "--allow-partial", None: "open_store(..., allow_partial=True)"}
     way = ways.get(takes_option("allow_partial"))
     return StoreError(
         f"{source.path}: is not finished ({parts}); wait until the command that makes it ends, or"
-        f" repeat that command ({made}) to write the rest"
+        f" repeat that command ({making}) to write the rest"
         + (f"; or read the finished parts with {way}" if way else "")
     )
 
@@ -307,6 +307,6 @@ def check_calibration(
                 f"{what} is {array.dtype}{list(array.shape)}, expected"
                 f" float32[{features.width}]; {DAMAGED}"
             )
-    if wrong := calibration_problem(mean, deviation):
-        raise StoreError(f"{what} {wrong}; {NO_NUMBERS}")
+    if problem := calibration_problem(mean, deviation):
+        raise StoreError(f"{what} {problem}; {NO_NUMBERS}")
     return mean, deviation

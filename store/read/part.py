@@ -39,11 +39,11 @@ def row_slices(array: Slices, least: int) -> Iterator[tuple[int, Array]]:
 def checksum(array: Slices) -> str:
     """Return the hexadecimal SHA-256 of an array, as in the manifest. The array is read some rows
     at a time."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for _, rows in row_slices(array, BLOCK):
         little = np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
-        found.update(little.data if little.size else b"")
-    return found.hexdigest()
+        sha256.update(little.data if little.size else b"")
+    return sha256.hexdigest()
 
 
 class RankedIds:
@@ -179,8 +179,8 @@ class PartReader:
         differs."""
         with_refetches(self._source.remote, lambda: self._compare(name, checksum(self.array(name))))
 
-    def _compare(self, name: str, found: str) -> None:
-        if found != self.part.arrays[name].sha256:
+    def _compare(self, name: str, sha256: str) -> None:
+        if sha256 != self.part.arrays[name].sha256:
             # The cached bytes are dropped, so that another attempt fetches them again.
             self._source.forget(f"parts/{self.part.number}/{name}")
             self._open.pop(name, None)
@@ -290,4 +290,4 @@ class PartReader:
         left, right = int(start[0]), int(start[-1])
         names = [f"{kind.group}/{key}" for key in ("begin", "end", kind.number)]
         columns = [self.read(name, left, right) for name in names]
-        return start - left, np.stack([each.astype(np.int32) for each in columns], axis=1)
+        return start - left, np.stack([column.astype(np.int32) for column in columns], axis=1)

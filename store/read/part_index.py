@@ -53,10 +53,10 @@ class PartIndex:
             part = self._parts.pop(place, None)
             if part is None:
                 begin, end = self.first[place : place + 2]
-                known = None if self._known is None else self._known[begin:end]
+                lengths = None if self._known is None else self._known[begin:end]
                 entry = self._entries[place]
                 part = PartReader(
-                    self._source, entry, self.features, known, self._cached, self._watch
+                    self._source, entry, self.features, lengths, self._cached, self._watch
                 )
             self._parts[place] = part
             if len(self._parts) > self._open_parts:
@@ -124,12 +124,12 @@ class PartIndex:
         """
         if block_tokens < 1:
             raise StoreError("blocks: block_tokens must be over 0")
-        found = [np.empty(0, np.int64)]
+        starts = [np.empty(0, np.int64)]
         for low in range(0, len(self._entries), PARTS_AT_ONCE):  # all lengths would be large
             high = min(low + PARTS_AT_ONCE, len(self._entries))
             lengths, base = self.lengths_of_parts(low, high), self.first[low]
-            found.append(base + block_starts(lengths, self.first[low:high] - base, block_tokens))
-        rows = np.concatenate(found)
+            starts.append(base + block_starts(lengths, self.first[low:high] - base, block_tokens))
+        rows = np.concatenate(starts)
         return np.stack([rows, np.append(rows, len(self))[1:]], axis=1)
 
     def check_blocks(self, blocks: ArrayLike) -> Array:
@@ -142,9 +142,9 @@ class PartIndex:
             )
         rows = given.astype(np.int64).reshape(-1, 2)
         begin, end = rows.T
-        good = (begin >= 0) & (begin < end) & (end <= len(self))
+        valid = (begin >= 0) & (begin < end) & (end <= len(self))
         # `Pool` finds the part of a block by its first sequence alone.
-        if not good.all() or (self.part_of(begin) != self.part_of(end - 1)).any():
+        if not valid.all() or (self.part_of(begin) != self.part_of(end - 1)).any():
             raise StoreError(
                 f"{self.path}: blocks must be runs begin..end inside a part, as blocks() returns"
             )
@@ -156,11 +156,11 @@ def block_starts(lengths: Array, parts: Array, block_tokens: int) -> Array:
 
     parts: [p], the first sequences of the parts; no run crosses a part.
     """
-    before = begins(lengths)
+    token_begin = begins(lengths)
     sizes = np.diff(parts, append=len(lengths))
     # Tokens are counted from the start of each part: a part has the same blocks whatever parts come
     # before it, so `blocks` can compute some parts at a time.
-    numbers = (before - np.repeat(before[parts], sizes)) // block_tokens
+    numbers = (token_begin - np.repeat(token_begin[parts], sizes)) // block_tokens
     new = np.diff(numbers, prepend=-1) != 0
     new[parts] = True
     return np.flatnonzero(new)

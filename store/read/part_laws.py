@@ -38,8 +38,8 @@ def check_part(part: PartReader, calibration: Calibration) -> list[str]:
     problems += [*_broken_pairs(part, texts), *_broken_task(part), *_broken_vectors(part, texts)]
     single = _broken_arrays(part, calibration)
     problems += [single[name] for name in single]
-    whole = [name for name in part.names() if name not in single]
-    problems += _broken_together(part, whole) if len(problems) == len(single) else []
+    intact = [name for name in part.names() if name not in single]
+    problems += _broken_together(part, intact) if len(problems) == len(single) else []
     return [f"{part.where}: {problem}" for problem in problems]
 
 
@@ -72,13 +72,13 @@ def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
     if start[-1] != part.part.counts.spans[view]:
         return [f"{kind.group}/start does not end at the number of {kind.what}"]
     begin, end, number = spans.T
-    after = np.zeros(len(spans), np.int64)
-    after[1:] = end[:-1]
+    previous = np.zeros(len(spans), np.int64)
+    previous[1:] = end[:-1]
     heads = start[:-1]
     # A sequence without words at the end of the part begins behind the last word.
-    after[heads[heads < len(spans)]] = 0
+    previous[heads[heads < len(spans)]] = 0
     limit = np.repeat(lengths, np.diff(start))
-    bad = (begin < after) | kind.too_short(begin, end) | (end > limit)
+    bad = (begin < previous) | kind.too_short(begin, end) | (end > limit)
     bad |= ~np.isin(number, kind.numbers)
     return [f"{kind.group} is not ascending {kind.what} of the text"] if bad.any() else []
 
@@ -86,7 +86,7 @@ def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
 def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]:
     """Return, by array name, a line for each array that breaks a law by itself. Arrays are read
     some rows at a time."""
-    found = {}
+    lines = {}
     for name in part.names():
         if name in BY_TEXT:
             continue
@@ -99,9 +99,9 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
             else:
                 law = find_violation(part.features, calibration, name, values)
             if law:
-                found[name] = line_of(part, name, Violation(begin + law.row, law.what))
+                lines[name] = line_of(part, name, Violation(begin + law.row, law.what))
                 break
-    return found
+    return lines
 
 
 def line_of(part: PartReader, name: str, law: Violation) -> str:
@@ -146,12 +146,12 @@ def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
     tokens = range(0, part.part.counts.tokens, ROWS)
     # Runs of whole sequences of about ROWS tokens each.
     firsts = np.unique(np.searchsorted(part.token_start[:-1], tokens, "right") - 1)
-    edges, found = [*firsts.tolist(), part.part.counts.sequences], set[str]()
+    edges, reported = [*firsts.tolist(), part.part.counts.sequences], set[str]()
     for view in range(part.features.views):
         for first, last in pairwise(edges):
             for name, law in _joint(part, view, names, first, last):
-                if name not in found:
-                    found.add(name)
+                if name not in reported:
+                    reported.add(name)
                     row = int(part.token_start[first]) + law.row
                     yield line_of_token(part, law.leaf_of(name), row, law.what)
 
@@ -161,23 +161,23 @@ def _joint(
 ) -> Iterator[tuple[str, Violation]]:
     """Yield what arrays of a view violate together in sequences first..last; see
     `joint_violations`. Arrays that `names` lacks are left out."""
-    here, spec, counts = f"view{view}", part.features.logits, part.part.counts
+    prefix, spec, counts = f"view{view}", part.features.logits, part.part.counts
     rows, squares = (
         start[[first, last]].tolist() for start in (part.token_start, part.square_start)
     )
     keys = ("ids", "logprobs", "rest") if spec and spec.tier == "topk" else ()
-    paths = [f"{here}/logits/{key}" for key in keys]
+    paths = [f"{prefix}/logits/{key}" for key in keys]
     if spec and spec.observed:
-        paths += ["token/id", f"{here}/logits/observed"]
+        paths += ["token/id", f"{prefix}/logits/observed"]
     stored = {
         path: part.read(path, *rows)
         for path in paths
         if all(name in names for name in part.stored(path))
     }
-    for path in (f"{here}/attention/{name}/values" for name in part.features.attention):
+    for path in (f"{prefix}/attention/{name}/values" for name in part.features.attention):
         if path in names:
             stored[path] = part.read(path, *squares)
-    draws, sampled = None, [f"{here}/logits/{key}" for key in ("ids", "start", "counts")]
+    draws, sampled = None, [f"{prefix}/logits/{key}" for key in ("ids", "start", "counts")]
     if spec and spec.tier == "sample" and all(name in names for name in sampled):
         start = part.draw_start(view, *rows)
         if (not first and start[0]) or (
@@ -186,7 +186,7 @@ def _joint(
             yield sampled[0], Violation(0, "does not end at the number of drawn ids")
         draws = (start - start[0], *part.draws(view, *rows)[1:])
     lengths = np.diff(part.token_start[first : last + 1])
-    yield from joint_violations(part.features, here, stored, lengths, draws)
+    yield from joint_violations(part.features, prefix, stored, lengths, draws)
 
 
 def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
@@ -198,13 +198,13 @@ def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
     # Reported alone: without a separator there is no position to compare spans with.
     if several := [n for n, text in enumerate(texts) if text.count(separator) != 1]:
         return [f"text/utf8 of sequence {several[0]} of the part needs one {separator!r}"]
-    place, problems = np.array([text.index(separator) for text in texts], np.int64), []
+    position, problems = np.array([text.index(separator) for text in texts], np.int64), []
     spans = {"tokens": (part.all("token/begin"), part.all("token/end"), part.token_start)}
     for view in range(1, part.features.views):
         start, words = part.spans(view, 0, len(texts))
         spans[f"view{view}/mask"] = words[:, 0], words[:, 1], start
     for what, (begin, end, start) in spans.items():
-        middle = np.repeat(place, np.diff(start))
+        middle = np.repeat(position, np.diff(start))
         if ((begin <= middle) & (end > middle)).any():
             problems.append(f"{what}: some cover the separator of their pair")
     return problems

@@ -68,21 +68,21 @@ def is_plain(data: bytes) -> bool:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Settings:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    settings = dict(pairs)
+    if len(settings) < len(pairs):
         raise _NotPlain
-    return found
+    return settings
 
 
-def _steps(part: Any, inner: str, known: frozenset[str]) -> list[Settings]:
+def _steps(part: Any, inner: str, allowed: frozenset[str]) -> list[Settings]:
     """List the steps of a part of a tokenizer, sequences flattened. Raises _NotPlain for unlisted
     or too many steps."""
     if part is None:
         return []
     steps = [part]
     if part["type"] == "Sequence":
-        steps = [step for each in part[inner] for step in _steps(each, inner, known)]
-    if len(steps) > MOST_STEPS or not {step["type"] for step in steps} <= known:
+        steps = [step for item in part[inner] for step in _steps(item, inner, allowed)]
+    if len(steps) > MOST_STEPS or not {step["type"] for step in steps} <= allowed:
         raise _NotPlain
     return steps
 
@@ -93,9 +93,9 @@ def _adds_few_tokens(step: Settings) -> bool:
         return True
     ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
     for template, texts in ((step["single"], ["A"]), (step["pair"], ["A", "B"])):
-        given = [piece["Sequence"]["id"] for piece in template if "Sequence" in piece]
+        sequences = [piece["Sequence"]["id"] for piece in template if "Sequence" in piece]
         around = [ids[piece["SpecialToken"]["id"]] for piece in template if "Sequence" not in piece]
-        if sorted(given) != texts or sum(around) > AROUND:
+        if sorted(sequences) != texts or sum(around) > AROUND:
             return False
     return True
 

@@ -63,9 +63,9 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
     first = np.flatnonzero(np.append(True, (begin[1:] != end[:-1]) | (parts[1:] != parts[:-1])))
     last = np.append(first[1:], len(begin)) - 1
     runs = list(zip(begin[first].tolist(), end[last].tolist(), strict=True))
-    place = np.empty(len(blocks), np.int64)
-    place[order] = begins(sizes[order])
-    return runs, ranges(begin, end - begin), ranges(place, sizes)
+    offset = np.empty(len(blocks), np.int64)
+    offset[order] = begins(sizes[order])
+    return runs, ranges(begin, end - begin), ranges(offset, sizes)
 
 
 class Excerpt:
@@ -78,11 +78,11 @@ class Excerpt:
     """
 
     def __init__(self, runs: Array, lengths: Array) -> None:
-        taken = ranges(runs[:, 0], runs[:, 1] - runs[:, 0])
+        rows = ranges(runs[:, 0], runs[:, 1] - runs[:, 0])
         self.runs, self.number = runs, np.zeros(len(lengths), np.int64)
-        self.number[taken] = np.arange(len(taken))
-        self.sequence_start = np.arange(len(taken) + 1)
-        self.token_start, self.square_start = starts(lengths[taken]), starts(lengths[taken] ** 2)
+        self.number[rows] = np.arange(len(rows))
+        self.sequence_start = np.arange(len(rows) + 1)
+        self.token_start, self.square_start = starts(lengths[rows]), starts(lengths[rows] ** 2)
 
 
 class Pool:
@@ -144,9 +144,9 @@ class Pool:
             name for name in self._specs
             if name.startswith(tuple(ragged)) and name not in self._token_names
         ]  # fmt: skip
-        wanted = ["sequence/label", CONTEXT, *[f"view{view}/classes/values"] * ("task" in kinds)]
-        wanted += ["sequence/document_begin"] * self.features.messages
-        self._sequence_names = [name for name in wanted if name in self._specs]
+        names = ["sequence/label", CONTEXT, *[f"view{view}/classes/values"] * ("task" in kinds)]
+        names += ["sequence/document_begin"] * self.features.messages
+        self._sequence_names = [name for name in names if name in self._specs]
         if "embedding" in kinds:
             self._sequence_names += [n for n in self._specs if n.startswith(f"{EMBEDDING}/")]
 
@@ -175,11 +175,11 @@ class Pool:
         if key not in self._excerpts:
             runs = np.stack([self._edges[:-1], self._edges[1:]], axis=1)
             if self._requested is not None:
-                asked, start = self._requested, self._start[squares]
-                run = np.searchsorted(self._edges, asked, "right")
-                left_out = start[asked[1:]] - start[asked[:-1] + 1] >= gap
+                requested, start = self._requested, self._start[squares]
+                run = np.searchsorted(self._edges, requested, "right")
+                left_out = start[requested[1:]] - start[requested[:-1] + 1] >= gap
                 new = np.append(True, left_out | (np.diff(run) > 0))
-                runs = np.stack([asked[new], asked[np.append(new[1:], True)] + 1], axis=1)
+                runs = np.stack([requested[new], requested[np.append(new[1:], True)] + 1], axis=1)
             self._excerpts[key] = Excerpt(runs, self.lengths)
         return self._excerpts[key]
 
@@ -191,30 +191,30 @@ class Pool:
 
     def _located(self, excerpt: Excerpt) -> Iterator[tuple[PartReader, int, int]]:
         """Yield the runs of an excerpt as part, begin, end: sequences begin..end of the part."""
-        places = np.searchsorted(self._edges, excerpt.runs[:, 0], "right") - 1
-        shifts = self._edges[places]
-        for place, (begin, end) in zip(
-            places.tolist(), (excerpt.runs - shifts[:, None]).tolist(), strict=True
+        indices = np.searchsorted(self._edges, excerpt.runs[:, 0], "right") - 1
+        shifts = self._edges[indices]
+        for index, (begin, end) in zip(
+            indices.tolist(), (excerpt.runs - shifts[:, None]).tolist(), strict=True
         ):
-            part, first = self._parts[place]
+            part, first = self._parts[index]
             yield part, first + begin, first + end
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
         """Yield what to read: part, name of the array, its rows in the part, and its rows in the
         pool."""
         names = [*self._token_names, *self._map_names, *self._sequence_names]
-        alike = dict[Excerpt, list[str]]()
+        by_excerpt = dict[Excerpt, list[str]]()
         for name in names:
-            alike.setdefault(self.excerpt(name), []).append(name)
-        for excerpt, some in alike.items():
-            done = 0
+            by_excerpt.setdefault(self.excerpt(name), []).append(name)
+        for excerpt, array_names in by_excerpt.items():
+            begin = 0
             for part, first, last in self._located(excerpt):
-                after = done + last - first
-                for name in some:
+                end = begin + last - first
+                for name in array_names:
                     start, edges = self._starts(part, name), self._starts(excerpt, name)
                     rows = slice(int(start[first]), int(start[last]))
-                    yield part, name, rows, slice(int(edges[done]), int(edges[after]))
-                done = after
+                    yield part, name, rows, slice(int(edges[begin]), int(edges[end]))
+                begin = end
 
     def _starts(self, rows: PartReader | Excerpt, name: str) -> Array:
         """Return the first row of each sequence of a part, or of an excerpt, in an array."""
@@ -255,17 +255,17 @@ class Pool:
         ]  # fmt: skip
         parts = dict.fromkeys(part for part, _ in self._parts)
         # Names before parts: token_start of all parts comes first, as all other reads need it.
-        every = [(stored, part) for name in names for part in parts for stored in part.stored(name)]
+        pairs = [(stored, part) for name in names for part in parts for stored in part.stored(name)]
 
-        def opened(wanted: tuple[str, PartReader]) -> None:
-            name, part = wanted
+        def opened(pair: tuple[str, PartReader]) -> None:
+            name, part = pair
             with suppress(StoreError):
                 part.expect(name)
                 part.array(name)
 
         with ThreadPoolExecutor(AT_ONCE, "open-at-once") as readers:
             # The list raises what a thread raised, such as Unreachable; map alone would drop it.
-            list(readers.map(opened, every))
+            list(readers.map(opened, pairs))
 
     def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
         """Check the laws of each single array. Raises StoreError, which names the token.
@@ -275,15 +275,15 @@ class Pool:
         """
         arrays = self.token | self.maps | self.sequence
         seen = lawful.setdefault(tuple(arrays), np.zeros(len(self._index), bool))
-        asked = self.index if self._requested is None else self.index[self._requested]
-        if seen[asked].all():
+        sequences = self.index if self._requested is None else self.index[self._requested]
+        if seen[sequences].all():
             return
         arrays |= {f"view{self.view}/logits/{key}": values for key, values in self.draws.items()}
         for name, values in arrays.items():
             if law := find_violation(self.features, calibration, name, values):
                 part, line = self._place(name, law)
                 raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
-        seen[asked] = True
+        seen[sequences] = True
 
     def _place(self, name: str, law: Violation) -> tuple[PartReader, str]:
         """Return the part with a violation, and a line that describes the violation and its
@@ -292,15 +292,15 @@ class Pool:
         row, excerpt = law.row, self.excerpt(name) if draws is None else self.ragged
         if draws is not None:
             row = int(np.searchsorted(draws, row, "right")) - 1  # of the draw's token
-        edges, done = self._starts(excerpt, name), 0
-        place = int(np.searchsorted(edges, row, "right")) - 1
+        edges, begin = self._starts(excerpt, name), 0
+        sequence = int(np.searchsorted(edges, row, "right")) - 1
         for part, first, last in self._located(excerpt):
-            if place < done + last - first:
-                row += int(self._starts(part, name)[first + place - done] - edges[place])
+            if sequence < begin + last - first:
+                row += int(self._starts(part, name)[first + sequence - begin] - edges[sequence])
                 if draws is not None:
                     return part, line_of_token(part, name, row, law.what)
                 return part, line_of(part, name, law._replace(row=row))
-            done += last - first
+            begin += last - first
         raise AssertionError(name)
 
     def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
@@ -326,14 +326,14 @@ class Pool:
         with ThreadPoolExecutor(DECODERS, "read-at-once") as readers:
             self._read(buffers, readers.map)
 
-    def _read(self, buffers: Buffers, each: Callable[..., Iterable[Any]]) -> None:
+    def _read(self, buffers: Buffers, mapper: Callable[..., Iterable[Any]]) -> None:
         def take(names: list[str]) -> dict[str, Array]:
-            made = {}
+            buffered = {}
             for name in names:
                 spec = self._specs[name]
                 shape = self._rows(name), *spec.shape[1:]
-                made[name] = buffers.get(name, shape, spec.dtype)
-            return made
+                buffered[name] = buffers.get(name, shape, spec.dtype)
+            return buffered
 
         pieces = list(self._pieces())  # checks the parts' sizes before memory is allocated
         self.token = take(self._token_names)
@@ -342,13 +342,13 @@ class Pool:
         arrays = self.token | self.maps | self.sequence
 
         def read(piece: tuple[PartReader, str, slice, slice]) -> None:
-            part, name, rows, place = piece
-            part.array(name).read_into(rows.start, rows.stop, arrays[name][place])
+            part, name, rows, target = piece
+            part.array(name).read_into(rows.start, rows.stop, arrays[name][target])
 
         # One kind of map is lazy, and the other raises errors only when it is iterated.
-        for _ in each(read, pieces):
+        for _ in mapper(read, pieces):
             pass
-        self._gather_ragged(list(each(self._ragged, self._located(self.ragged))))
+        self._gather_ragged(list(mapper(self._ragged, self._located(self.ragged))))
 
     def _ragged(self, run: tuple[PartReader, int, int]) -> tuple[Any, ...]:
         """Read documents, numbers of spans, spans (`PartReader.spans`) and draws of a run."""
@@ -377,12 +377,12 @@ class Pool:
 
         Sequences that are not requested have "".
         """
-        found: list[str] = []
-        asked = np.ones(len(self.ragged.token_start) - 1, bool)
+        texts: list[str] = []
+        requested = np.ones(len(self.ragged.token_start) - 1, bool)
         if self._requested is not None:
-            asked[:] = False
-            asked[self.ragged.number[self._requested]] = True
+            requested[:] = False
+            requested[self.ragged.number[self._requested]] = True
         for part, first, last in self._located(self.ragged):
-            chosen = asked[len(found) : len(found) + last - first]
-            found += part.texts(first, last, chosen)
-        return found
+            chosen = requested[len(texts) : len(texts) + last - first]
+            texts += part.texts(first, last, chosen)
+        return texts

@@ -58,8 +58,8 @@ class LazyMap(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
-            held = ", ".join(self._names) or "none"
-            raise MissingFeature(f"no {self._what} {name!r} in this store; it has: {held}")
+            available = ", ".join(self._names) or "none"
+            raise MissingFeature(f"no {self._what} {name!r} in this store; it has: {available}")
         return self._load(name)
 
     def __contains__(self, name: object) -> bool:
@@ -114,8 +114,8 @@ def learnt_tokens(context: Array | None, learn: Array | None, lengths: Array) ->
     """
     if context is None:
         return learn
-    place = np.arange(int(lengths.sum())) - np.repeat(begins(lengths), lengths)
-    after = place >= np.repeat(context, lengths)
+    position = np.arange(int(lengths.sum())) - np.repeat(begins(lengths), lengths)
+    after = position >= np.repeat(context, lengths)
     return np.asarray(after if learn is None else after & learn)
 
 
@@ -157,7 +157,7 @@ class View:
         if features.logits is None:
             raise MissingFeature("no logits in this store; dump with --logits topk:64")
         begin, end = self._record.tokens
-        here, start = f"view{self.number}/logits", None
+        prefix, start = f"view{self.number}/logits", None
         flat = (0, 0)
         if features.logits.tier == "sample":
             start = part.draw_start(self.number, begin, end)
@@ -167,7 +167,7 @@ class View:
         def read(key: str) -> Array:
             # In tier `sample`, only these two have a row for each draw instead of each token.
             ragged = start is not None and key in ("ids", "counts")
-            return part.read(f"{here}/{key}", *(flat if ragged else (begin, end)))
+            return part.read(f"{prefix}/{key}", *(flat if ragged else (begin, end)))
 
         return decode_logits(features, read, start)
 
@@ -338,7 +338,7 @@ class Record:
                 self.token_ids[:SHOWN], self.offsets[:SHOWN], self.special[:SHOWN], strict=True
             )
         ]
-        more = self.tokens[1] - self.tokens[0] - len(rows)
-        rows += [(f"{more:,} more", "", "")] if more else []
+        omitted = self.tokens[1] - self.tokens[0] - len(rows)
+        rows += [(f"{omitted:,} more", "", "")] if omitted else []
         caption = f"sequence {self.index} of document {self.document}: {self.text}"
         return html_table(caption, rows, ("token", "id", "characters"))

@@ -177,8 +177,8 @@ class FeatureStore(Sequence[Record]):
         written_before = task and task.kind == "classification" and not task.problem_type
         if not task or not written_before or "config.json" not in self.teacher_files():
             return task
-        found = self.teacher_settings("config.json").get("problem_type")
-        return replace(task, problem_type=found) if found in PROBLEM_TYPES else task
+        stored = self.teacher_settings("config.json").get("problem_type")
+        return replace(task, problem_type=stored) if stored in PROBLEM_TYPES else task
 
     def _names(self, group: str) -> tuple[str, ...]:
         begin = f"{group}/"
@@ -248,14 +248,14 @@ class FeatureStore(Sequence[Record]):
         damaged."""
         if self.features.embedding is None:
             raise StoreError(f"{self.path}: holds no embedding; dump with --head embedding")
-        found = [np.empty((0, self.features.embedding.width), np.float32)]
+        vectors = [np.empty((0, self.features.embedding.width), np.float32)]
         for reader in map(self.part, range(len(self.manifest.parts))):
             # `check` does not call `PartReader.read`, which would notice a rewritten store.
             with self.watch.reporting_changes():
                 for name in self.features.level.embedding.names:
                     reader.check(f"{EMBEDDING}/{name}")
-            found.append(reader.vectors(0, reader.part.counts.sequences))
-        return check_finite(np.concatenate(found), f"{self.path}: {EMBEDDING}")
+            vectors.append(reader.vectors(0, reader.part.counts.sequences))
+        return check_finite(np.concatenate(vectors), f"{self.path}: {EMBEDDING}")
 
     def single_texts(self, blocks: ArrayLike | None = None) -> Iterator[str]:
         """Yield texts as `texts` does; for a store of pairs, both texts of each pair, one after the
@@ -311,8 +311,8 @@ class FeatureStore(Sequence[Record]):
         """Return the kinds of features to read. Raises StoreError for an unknown kind or view."""
         kinds, views = KINDS if features is None else names_of(features), self.features.views
         if not set(kinds) <= set(KINDS):
-            known = ", ".join(KINDS)
-            raise StoreError(f"{self.path}: features must be among {known}, got {kinds!r}")
+            names = ", ".join(KINDS)
+            raise StoreError(f"{self.path}: features must be among {names}, got {kinds!r}")
         if not 0 <= view < views:
             raise StoreError(f"{self.path}: no view {view}; it has 0..{views - 1}")
         return kinds
@@ -359,10 +359,10 @@ class FeatureStore(Sequence[Record]):
         # Imported here: reading and training do not wait for pyarrow.
         from teachonce.store.read.arrow import Table
 
-        about = {key: self.meta[key] for key in ("features", "identity", "software")}
-        about["content"] = self.manifest.content()
+        metadata = {key: self.meta[key] for key in ("features", "identity", "software")}
+        metadata["content"] = self.manifest.content()
         names = None if columns is None else names_of(columns)
-        return Table(self._index, self._streamer, about, names, floats)
+        return Table(self._index, self._streamer, metadata, names, floats)
 
     def to_parquet(
         self,
@@ -469,25 +469,25 @@ class FeatureStore(Sequence[Record]):
 
     def __repr__(self) -> str:
         """Return the path, the sizes and the features of the store."""
-        size, held = self.counts_line(), self.features
-        logits, task = held.logits and held.logits.tier, held.task and held.task.kind
-        words = (word for word in (*held.hidden, *held.attention, logits, task) if word)
-        features = ", ".join(dict.fromkeys(words)) or "text alone"
-        return f"<FeatureStore {self.path}: {size}; {features}; {counted(held.views, 'view')}>"
+        size, spec = self.counts_line(), self.features
+        logits, task = spec.logits and spec.logits.tier, spec.task and spec.task.kind
+        names = (word for word in (*spec.hidden, *spec.attention, logits, task) if word)
+        summary = ", ".join(dict.fromkeys(names)) or "text alone"
+        return f"<FeatureStore {self.path}: {size}; {summary}; {counted(spec.views, 'view')}>"
 
     def _repr_html_(self) -> str:
         """Return a table of the teacher, the sizes and the features, which a notebook shows."""
-        held = self.features
+        spec = self.features
         rows = {
             "teacher": object_in(self.identity, "teacher").get("id", ""),
             "size": self.counts_line(),
-            "hidden": ", ".join(held.hidden),
-            "attention": ", ".join(held.attention),
-            "logits": f"{held.logits.tier}, {held.logits.size}" if held.logits else "",
-            "task": f"{held.task.kind}: {', '.join(held.task.labels)}" if held.task else "",
-            "embedding": "" if held.embedding is None else f"{held.embedding.width} numbers",
-            "views": held.views,
-            "codec": held.codec,
+            "hidden": ", ".join(spec.hidden),
+            "attention": ", ".join(spec.attention),
+            "logits": f"{spec.logits.tier}, {spec.logits.size}" if spec.logits else "",
+            "task": f"{spec.task.kind}: {', '.join(spec.task.labels)}" if spec.task else "",
+            "embedding": "" if spec.embedding is None else f"{spec.embedding.width} numbers",
+            "views": spec.views,
+            "codec": spec.codec,
         }
         return html_table(self.path, [row for row in rows.items() if row[1] != ""])
 

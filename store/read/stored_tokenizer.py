@@ -83,12 +83,12 @@ def _load_there(data: str) -> None:
 def json_object(data: bytes, where: str) -> dict[str, Any]:
     """Read a file of a tokenizer or a model. Raises StoreError if it is not a JSON object."""
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{where} is not JSON ({first_line(error)}); {DAMAGED}") from error
-    if not isinstance(found, dict):
-        raise StoreError(f"{where} is a {type(found).__name__}, expected an object; {DAMAGED}")
-    return found
+    if not isinstance(value, dict):
+        raise StoreError(f"{where} is a {type(value).__name__}, expected an object; {DAMAGED}")
+    return value
 
 
 def within_bounds(
@@ -135,15 +135,15 @@ def encoded(
     """
     inputs = tokenizer_inputs(texts, separator, where)
     try:
-        found: list[Any] = tokenizer.encode_batch(inputs)
+        encodings: list[Any] = tokenizer.encode_batch(inputs)
     except BaseException as error:  # a panic of the library is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise StoreError(f"{where}: the tokenizer in it failed: {first_line(error)}") from None
-    for encoding, text in zip(found, texts, strict=True):
+    for encoding, text in zip(encodings, texts, strict=True):
         if len(encoding.ids) > LONGEST * len(text.encode()) + AROUND:
             raise StoreError(
                 f"{where}: the tokenizer in it gives {len(encoding.ids):,} tokens for a text of"
                 f" {len(text):,} characters; do not use this store"
             )
-    return found
+    return encodings

@@ -213,64 +213,64 @@ class Streamer:
         is prefetched."""
         try:
             # Not tested beforehand: a stream in another thread may take the last one in between.
-            taken = self._spare.pop()
+            buffers = self._spare.pop()
         except IndexError:
-            taken = Buffers()
+            buffers = Buffers()
         ahead = ThreadPoolExecutor(1, "read-ahead")  # prefetching takes time, too
         try:
             following = next(pools, None)
             while following:
-                found, following = following, None
-                found[0].read(taken)
-                found[0].check_values(self._calibration, self._lawful)
+                current, following = following, None
+                current[0].read(buffers)
+                current[0].check_values(self._calibration, self._lawful)
                 if following := next(pools, None):
                     # From a cold disk, this raises 0.93 to 1.03 million tokens a second.
                     ahead.submit(following[0].prefetch)
-                yield found
+                yield current
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)
             # Safe to reuse: the thread only prefetches, and writes into no buffer. Batches are
             # copies, so streams can use the same buffers one after the other.
-            self._spare.append(taken)
+            self._spare.append(buffers)
 
     def _read_far(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:
         """Read each pool over a network while the previous one is used. Meanwhile request the
         following pools, up to about AHEAD bytes."""
         # Two threads: requests for later pools must not wait until a pool is read and checked.
         reading, asking = ThreadPoolExecutor(1, "read-ahead"), ThreadPoolExecutor(1, "ask-ahead")
-        taken = [Buffers(), Buffers()]
-        asked: deque[tuple[PoolBatches, Future[None]]] = deque()
+        free = [Buffers(), Buffers()]
+        requested: deque[tuple[PoolBatches, Future[None]]] = deque()
 
         def ask() -> None:
-            while sum(pool.nbytes for (pool, _), _ in asked) < AHEAD:
-                if (found := next(pools, None)) is None:
+            while sum(pool.nbytes for (pool, _), _ in requested) < AHEAD:
+                if (current := next(pools, None)) is None:
                     return
-                asked.append((found, asking.submit(found[0].prefetch)))
+                requested.append((current, asking.submit(current[0].prefetch)))
 
         def start_next() -> tuple[PoolBatches, Future[None]] | None:
             ask()
-            if not asked:
+            if not requested:
                 return None
-            (found, asking_it), buffers = asked.popleft(), taken.pop(0)
-            taken.append(buffers)  # batches of the previous pool still use the other buffers
+            (current, asking_it), buffers = requested.popleft(), free.pop(0)
+            free.append(buffers)  # batches of the previous pool still use the other buffers
 
             def read() -> None:
                 asking_it.result()
-                found[0].read(buffers)
-                found[0].check_values(self._calibration, self._lawful)
+                current[0].read(buffers)
+                current[0].check_values(self._calibration, self._lawful)
 
             future = reading.submit(read)
             # Again, because the pool that is being read no longer counts towards AHEAD.
             ask()
-            return found, future
+            return current, future
 
         try:
             following = start_next()
             while following:
-                found, future = following
+                current, future = following
                 future.result()
                 following = start_next()
-                yield found
+                yield current
         finally:  # a thread may still write into the buffers, so they are not reused
             for threads in (asking, reading):
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -300,38 +300,38 @@ class Streamer:
             yield _gather(pool, self._calibration, pool.place, buffers)
 
 
-def _gather_stored(pool: Pool, chosen: Array, buffers: Buffers) -> dict[str, Array]:
+def _gather_stored(pool: Pool, positions: Array, buffers: Buffers) -> dict[str, Array]:
     """Copy the stored arrays of chosen sequences."""
-    stored, lengths, rows_of = {}, pool.lengths[chosen], dict[Excerpt, Array]()
-    for name, whole in pool.token.items():
+    stored, lengths, rows_of = {}, pool.lengths[positions], dict[Excerpt, Array]()
+    for name, array in pool.token.items():
         excerpt = pool.excerpt(name)
         if excerpt not in rows_of:
-            begin = excerpt.token_start[excerpt.number[chosen]]
+            begin = excerpt.token_start[excerpt.number[positions]]
             rows_of[excerpt] = ranges(begin, lengths)
         rows = rows_of[excerpt]
-        stored[name] = buffers.get(name, (len(rows), *whole.shape[1:]), whole.dtype)
+        stored[name] = buffers.get(name, (len(rows), *array.shape[1:]), array.dtype)
         # "clip": with the default mode NumPy fills a buffer first and copies that into `out`.
-        np.take(whole, rows, axis=0, out=stored[name], mode="clip")
-    for name, whole in pool.maps.items():
+        np.take(array, rows, axis=0, out=stored[name], mode="clip")
+    for name, array in pool.maps.items():
         excerpt = pool.excerpt(name)
-        stored[name] = buffers.get(name, (int((lengths**2).sum()),), whole.dtype)
-        begin = excerpt.square_start[excerpt.number[chosen]]
-        gather_maps(whole, begin, lengths, stored[name])
-    for name, whole in pool.sequence.items():
-        stored[name] = buffers.get(name, (len(chosen), *whole.shape[1:]), whole.dtype)
-        np.take(whole, pool.excerpt(name).number[chosen], axis=0, out=stored[name], mode="clip")
+        stored[name] = buffers.get(name, (int((lengths**2).sum()),), array.dtype)
+        begin = excerpt.square_start[excerpt.number[positions]]
+        gather_maps(array, begin, lengths, stored[name])
+    for name, array in pool.sequence.items():
+        stored[name] = buffers.get(name, (len(positions), *array.shape[1:]), array.dtype)
+        np.take(array, pool.excerpt(name).number[positions], axis=0, out=stored[name], mode="clip")
     return stored
 
 
-def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffers) -> Batch:
+def _gather(pool: Pool, calibration: Calibration, positions: Array, buffers: Buffers) -> Batch:
     """Make a batch of chosen sequences of a pool."""
-    lengths, ragged = pool.lengths[chosen], pool.ragged.number[chosen]
-    stored = _gather_stored(pool, chosen, buffers)
+    lengths, ragged = pool.lengths[positions], pool.ragged.number[positions]
+    stored = _gather_stored(pool, positions, buffers)
     offsets = buffers.get("offsets", (int(lengths.sum()), 2), np.dtype(np.int32))
     offsets[:, 0], offsets[:, 1] = stored["token/begin"], stored["token/end"]
     span_sizes = np.diff(pool.span_start)[ragged]
     spans = starts(span_sizes), pool.spans[ranges(pool.span_start[ragged], span_sizes)]
-    no_words = np.zeros(len(chosen) + 1, np.int64), np.empty((0, 3), np.int32)
+    no_words = np.zeros(len(positions) + 1, np.int64), np.empty((0, 3), np.int32)
     of_chats = pool.features.messages and not pool.view
     words, messages = (no_words, spans) if of_chats else (spans, None)
     here, level = f"view{pool.view}", pool.features.level
@@ -348,7 +348,7 @@ def _gather(pool: Pool, calibration: Calibration, chosen: Array, buffers: Buffer
         return level.attention.from_codes(stored[f"{here}/attention/{name}/values"])
 
     return Batch(
-        index=pool.index[chosen],
+        index=pool.index[positions],
         start=starts(lengths),
         token_ids=as_ids(stored["token/id"]),
         offsets=offsets,
@@ -387,16 +387,16 @@ def gather_maps(whole: Array, begin: Array, lengths: Array, out: Array) -> None:
     """Copy maps of L^2 entries, which start at `begin` in `whole`, one after another into `out`."""
     # Neighbours of equal length are copied at once.
     edges = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
-    place = 0
+    offset = 0
     for left, right in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         size, count = int(lengths[left]) ** 2, right - left
-        # A window of L^2 entries at each place, without a copy: one index takes all maps of a
+        # A window of L^2 entries at each position, without a copy: one index takes all maps of a
         # length.
         windows = np.ndarray(  # noqa: TID251  made, not annotated
             (len(whole) - size + 1, size), whole.dtype, whole, strides=whole.strides * 2
         )
-        out[place : place + size * count].reshape(count, size)[...] = windows[begin[left:right]]
-        place += size * count
+        out[offset : offset + size * count].reshape(count, size)[...] = windows[begin[left:right]]
+        offset += size * count
 
 
 def _logits(pool: Pool, ragged: Array, lengths: Array, stored: dict[str, Array]) -> Logits:

@@ -85,12 +85,12 @@ class StreamOrder:
             # Reading lengths block by block took most of the 8.7 s of a plan of a million parts.
             # The first batch waits only for the lengths of its own pool.
             pools = min(max(1, first // size), POOLS_AT_ONCE)
-            some = rows[first : first + pools * size]
-            lengths, start = index.lengths_of(some), starts(some[:, 1] - some[:, 0])
-            for begin in range(0, len(some), size):
-                taken = some[begin : begin + size]
-                yield taken, lengths[start[begin] : start[begin + len(taken)]]
-            first += len(some)
+            chunk = rows[first : first + pools * size]
+            lengths, start = index.lengths_of(chunk), starts(chunk[:, 1] - chunk[:, 0])
+            for begin in range(0, len(chunk), size):
+                blocks = chunk[begin : begin + size]
+                yield blocks, lengths[start[begin] : start[begin + len(blocks)]]
+            first += len(chunk)
 
     def _batches(self, lengths: Array, pool: int) -> list[Array]:
         """Return the batches of a pool as positions among its sequences."""
@@ -109,10 +109,10 @@ class StreamOrder:
         """Yield the blocks of each pool with batches that `skip` and `every` choose, and these
         batches, as positions among the sequences of the blocks."""
         first = self.skip
-        for number, (taken, lengths) in enumerate(self._pools(index)):
+        for number, (blocks, lengths) in enumerate(self._pools(index)):
             count = self._count(lengths)
             if first < count:
-                yield taken, self._batches(lengths, number)[first :: self.every]
+                yield blocks, self._batches(lengths, number)[first :: self.every]
                 first += -(-(count - first) // self.every) * self.every
             first -= count
 
@@ -127,14 +127,14 @@ def order_blocks(parts: Array, seed: int, epoch: int) -> Array:
     Parts are drawn in groups of PARTS_TOGETHER, and the blocks of a group are shuffled.
     """
     # With few parts at a time, a reader needs to have few parts open.
-    numbers, place = np.unique(parts, return_inverse=True)
+    numbers, inverse = np.unique(parts, return_inverse=True)
     rank = np.empty(len(numbers), np.int64)
     # The last number of a key, 0 to 3, makes the draws of an epoch independent of one another.
     rank[permutation(len(numbers), seed, epoch, 0)] = np.arange(len(numbers))
     within = np.empty(len(parts), np.int64)
     within[permutation(len(parts), seed, epoch, 1)] = np.arange(len(parts))
     # One key, the group then the place in it: an eighth of the time of sorting by two.
-    return np.argsort(rank[place] // PARTS_TOGETHER * len(parts) + within)
+    return np.argsort(rank[inverse] // PARTS_TOGETHER * len(parts) + within)
 
 
 def shuffled_batches(
@@ -180,9 +180,9 @@ def _edges(
             longest = int(lengths[begin])
             edges.append(min(count, begin + max(1, batch_tokens // longest if longest else count)))
         return edges
-    for place, length in enumerate(lengths.tolist()):
+    for number, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
-        if place > edges[-1] and longest * (place - edges[-1] + 1) > batch_tokens:
-            edges.append(place)
+        if number > edges[-1] and longest * (number - edges[-1] + 1) > batch_tokens:
+            edges.append(number)
             longest = length
     return [*edges, count]

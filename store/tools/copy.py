@@ -54,18 +54,18 @@ def selected(
     sequences = np.flatnonzero(chosen)
     tokens = _rows_of(starts(lengths), sequences)
     rows = {"sequence": sequences, "token": tokens}
-    found = {}
+    subset = {}
     for name, array in arrays.items():
         kind = dimension_names(name, array.ndim)[0]
         if kind.endswith("_edge"):
-            found[name] = starts(np.diff(array)[rows[kind.removesuffix("_edge")]])
+            subset[name] = starts(np.diff(array)[rows[kind.removesuffix("_edge")]])
         elif kind in rows:
-            found[name] = array[rows[kind]]
+            subset[name] = array[rows[kind]]
         elif kind == "distinct_id":  # it may hold ids that no token has
-            found[name] = array
+            subset[name] = array
         else:
-            found[name] = array[_rows_of(*_ragged(name, kind, arrays, lengths, rows))]
-    return _counts(features, found), found
+            subset[name] = array[_rows_of(*_ragged(name, kind, arrays, lengths, rows))]
+    return _counts(features, subset), subset
 
 
 def _ragged(
@@ -148,8 +148,8 @@ def begin_copy(
         head=store.head() if head else None,
         extras=(MixedVocab.stored(store), WordCounts.stored(store) if words else None),
     )
-    theirs = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
-    unlike = [name for name, e in writer.outside.items() if e.sha256 != theirs.get(name)]
+    checksums = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
+    unlike = [name for name, e in writer.outside.items() if e.sha256 != checksums.get(name)]
     # A part that this source does not have was copied from another one.
     unlike += [f"part {number}" for number in sorted(writer.published.difference(numbers))]
     if unlike:
@@ -242,8 +242,8 @@ def convert(
         # Recorded first: `forget` lists the copy even if this process is killed before it ends.
         record_copy(store.path, store.manifest, "store", target)
         with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
-            for place in progress(range(len(parts))):
-                copy_part(writer, parts[place].number, store, place, store, 0)
+            for index in progress(range(len(parts))):
+                copy_part(writer, parts[index].number, store, index, store, 0)
             # Before sealing: parts from before and after a rewriting of the source must not become
             # one store.
             store.watch.check()
@@ -271,8 +271,8 @@ def upload(
                 f"{source}: only a Zarr folder can be copied to {target}; convert it to .zarr first"
             )
         # Files are copied as they are: damage would arrive under a sealed root.
-        if found := verify_store(store).problems:
-            raise StoreError(f"{source}: {found[0]}; {DAMAGED}")
+        if problems := verify_store(store).problems:
+            raise StoreError(f"{source}: {problems[0]}; {DAMAGED}")
         remote = _target(target.rstrip("/"), storage_options)
         record_copy(store.path, store.manifest, "address", target)
         groups = range(len(store.manifest.parts) + 1)
@@ -302,7 +302,7 @@ def stored_files(store: FeatureStore) -> Iterator[list[str]]:
     the root's last."""
     assert isinstance(store.source, ZarrSource)
     for part in store.manifest.parts:
-        here = f"parts/{part.number}"
-        yield sorted(store.source.files([f"{here}/{name}" for name in part.arrays], here)[0])
+        prefix = f"parts/{part.number}"
+        yield sorted(store.source.files([f"{prefix}/{name}" for name in part.arrays], prefix)[0])
     names = ["manifest", *(name for name, _ in outside_entries(store))]
     yield [*sorted(store.source.files(names)[0] - {ROOT}), ROOT]

@@ -195,9 +195,9 @@ def _opened(source: StoreSource, allow_partial: bool) -> DamagedStore:
         return DamagedStore(store, attributes, [], data, attributes["checksum"])
     if not allow_partial:
         raise unfinished_error(source)
-    manifest, found = _own_manifest(source, attributes)
+    manifest, problems = _own_manifest(source, attributes)
     store = FeatureStore(source, attributes, features, manifest, calibrated=False)
-    return DamagedStore(store, attributes, found)
+    return DamagedStore(store, attributes, problems)
 
 
 def _own_manifest(
@@ -205,13 +205,13 @@ def _own_manifest(
 ) -> tuple[Manifest, list[Problem]]:
     """Return a manifest built from the entries in the parts' own attributes, and a problem for each
     part without a readable entry."""
-    shapes, parts, found = PartShapes(check_root(attributes, source.path)), [], []
+    shapes, parts, problems = PartShapes(check_root(attributes, source.path)), [], []
     for number in part_numbers(source):
         try:
             parts.append(own_entry(source, number, shapes))
         except StoreError as error:
-            found.append(Problem(f"part {number}: cannot be opened: {error}", number))
-    return manifest_of(source, attributes, parts), found
+            problems.append(Problem(f"part {number}: cannot be opened: {error}", number))
+    return manifest_of(source, attributes, parts), problems
 
 
 def _salvaged(source: StoreSource, error: StoreError) -> DamagedStore:
@@ -226,12 +226,12 @@ def _salvaged(source: StoreSource, error: StoreError) -> DamagedStore:
     attributes, data = _attributes(source, root)
     if attributes is None:
         raise error
-    manifest, found = _own_manifest(source, attributes)
+    manifest, problems = _own_manifest(source, attributes)
     features = check_root(attributes, source.path)
     store = FeatureStore(source, attributes, features, manifest, calibrated=False)
     store.watch.opened = None  # the root is lost or altered, so later changes cannot be detected
-    found.insert(0, Problem(str(error), group=""))
-    return DamagedStore(store, attributes, found, data, root.get("checksum"))
+    problems.insert(0, Problem(str(error), group=""))
+    return DamagedStore(store, attributes, problems, data, root.get("checksum"))
 
 
 def _attributes(
@@ -242,7 +242,7 @@ def _attributes(
     The manifest repeats the attributes. It is sound if it matches the checksum in the root, or if
     the root cannot be read. If it is not sound, the root's own attributes are returned.
     """
-    found = dict(root)
+    result = dict(root)
     try:
         array = source.array("manifest")
         data = array.read(0, array.shape[0]).tobytes()
@@ -252,16 +252,16 @@ def _attributes(
     fits = root.get("checksum") == seal_checksum(data, str(root.get("created")))
     sound = isinstance(manifest, dict) and (fits or not root)
     if sound:
-        known = manifest.get("attributes")
-        known = (known if isinstance(known, dict) else {}) | {"arrays": manifest.get("arrays")}
+        stored = manifest.get("attributes")
+        stored = (stored if isinstance(stored, dict) else {}) | {"arrays": manifest.get("arrays")}
         # The root's form of equal values is retained. In Python True equals 1, in JSON it does not.
         as_json = partial(json.dumps, sort_keys=True)
-        found |= {k: each for k, each in known.items() if as_json(found.get(k)) != as_json(each)}
-    if "arrays" not in found:  # older releases wrote them to the manifest alone
+        result |= {k: v for k, v in stored.items() if as_json(result.get(k)) != as_json(v)}
+    if "arrays" not in result:  # older releases wrote them to the manifest alone
         return None, None
     # Only the root has `created` (FORMAT.md, section 8). The time of the last change replaces it.
-    if not CREATED.fullmatch(str(found.get("created"))):
+    if not CREATED.fullmatch(str(result.get("created"))):
         written = datetime.fromtimestamp(Path(source.path).stat().st_mtime, UTC)
-        found["created"] = written.strftime("%Y-%m-%dT%H:%M:%SZ")
+        result["created"] = written.strftime("%Y-%m-%dT%H:%M:%SZ")
     state = "writing" if root.get("state") == "writing" else "sealed"
-    return found | {"state": state}, data if sound else None
+    return result | {"state": state}, data if sound else None

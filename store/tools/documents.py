@@ -34,21 +34,21 @@ def sequence_digest(
     """
     data = text.encode()
     # The length is hashed, too: otherwise another text and tokens could join to the same bytes.
-    found = hashlib.blake2b(
+    hasher = hashlib.blake2b(
         struct.pack("<qq?", document_begin, len(data), hard_cut), digest_size=DIGEST
     )
-    found.update(data)
+    hasher.update(data)
     for values in (*columns, *([] if gold is None else [gold])):
         # A window passes the columns of its offsets [T, 2], which are not contiguous.
-        found.update(np.ascontiguousarray(values).data)
-    return found.digest()
+        hasher.update(np.ascontiguousarray(values).data)
+    return hasher.digest()
 
 
 def document_digests(sequences: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Yield (number, hash) of documents, from (number of the document, hash) of their sequences in
     order."""
-    for number, found in groupby(sequences, itemgetter(0)):
-        yield number, hashlib.blake2b(b"".join(d for _, d in found), digest_size=DIGEST).digest()
+    for number, group in groupby(sequences, itemgetter(0)):
+        yield number, hashlib.blake2b(b"".join(d for _, d in group), digest_size=DIGEST).digest()
 
 
 def stored_digests(store: FeatureStore, gold: bool = True) -> Iterator[tuple[int, bytes]]:
@@ -58,8 +58,8 @@ def stored_digests(store: FeatureStore, gold: bool = True) -> Iterator[tuple[int
     """
     return document_digests(
         pair
-        for place in range(len(store.manifest.parts))
-        for pair in _sequences(store.part(place), store.features.task if gold else None)
+        for index in range(len(store.manifest.parts))
+        for pair in _sequences(store.part(index), store.features.task if gold else None)
     )
 
 
@@ -85,23 +85,23 @@ def document_texts(store: FeatureStore) -> Iterator[tuple[int, str]]:
     prompt. The overlap of two windows occurs once."""
     prompt = store.features.embedding.prompt if store.features.embedding else ""
     for number, pieces in groupby(_pieces(store), itemgetter(0)):
-        found, length = list[str](), 0
+        texts, length = list[str](), 0
         for _, begin, text in pieces:
             # Only the end is cut: a copy of the whole for each window took 98 s for 8 MB.
             while length > begin:
-                last = found.pop()
+                last = texts.pop()
                 length -= len(last)
                 if length < begin:
-                    found.append(last[: begin - length])
+                    texts.append(last[: begin - length])
                     length = begin
-            found.append(text)
+            texts.append(text)
             length += len(text)
-        yield number, "".join(found).removeprefix(prompt)
+        yield number, "".join(texts).removeprefix(prompt)
 
 
 def _pieces(store: FeatureStore) -> Iterator[tuple[int, int, str]]:
-    for place, part in enumerate(store.manifest.parts):
-        reader = store.part(place)
+    for index, part in enumerate(store.manifest.parts):
+        reader = store.part(index)
         documents = reader.document.tolist()
         begins = reader.all("sequence/document_begin").tolist()
         yield from zip(documents, begins, reader.texts(0, part.counts.sequences), strict=True)
@@ -109,5 +109,5 @@ def _pieces(store: FeatureStore) -> Iterator[tuple[int, int, str]]:
 
 def document_numbers(store: FeatureStore) -> Iterator[Array]:
     """Yield, for each part, the document number int64 [n] of each of its sequences."""
-    for place in range(len(store.manifest.parts)):
-        yield store.part(place).document
+    for index in range(len(store.manifest.parts)):
+        yield store.part(index).document

@@ -153,85 +153,85 @@ class _Removal:
     forgotten: Forgotten
 
 
-def _find_removal(store: FeatureStore, wanted: DocumentsToForget, missing_ok: bool) -> _Removal:
+def _find_removal(store: FeatureStore, request: DocumentsToForget, missing_ok: bool) -> _Removal:
     """Find the documents and the sequences to remove. Raises UserError as `forget` does."""
-    found, unknown = _find_documents(store, wanted)
+    doc_numbers, unknown = _find_documents(store, request)
     if unknown and not missing_ok:
-        more = ", ..." if len(unknown) > SHOWN else ""
+        dots = ", ..." if len(unknown) > SHOWN else ""
         raise UserError(
             f"{store.path}: cannot forget {counted(len(unknown), 'document')} that the store does"
-            f" not have ({', '.join(unknown[:SHOWN])}{more}), perhaps because of an earlier"
+            f" not have ({', '.join(unknown[:SHOWN])}{dots}), perhaps because of an earlier"
             " request; nothing was changed: correct the list, or add --missing-ok to forget the"
             " others"
         )
-    numbers = np.array(sorted(found), np.int64)
-    remaining, left, removed = {}, 0, 0
-    for place, documents in enumerate(document_numbers(store)):
-        stays = ~np.isin(documents, numbers)
-        if not stays.all():
-            remaining[place] = stays
-        left += int(stays.sum())
-        removed += len(stays) - int(stays.sum())
-    if not left:
+    numbers = np.array(sorted(doc_numbers), np.int64)
+    remaining, retained, removed = {}, 0, 0
+    for index, documents in enumerate(document_numbers(store)):
+        keep = ~np.isin(documents, numbers)
+        if not keep.all():
+            remaining[index] = keep
+        retained += int(keep.sum())
+        removed += len(keep) - int(keep.sum())
+    if not retained:
         raise UserError(
             f"{store.path}: the request names all documents of the store, but at least one must"
             " remain; nothing was changed: to forget all of them, delete the store"
         )
-    if found and (others := quarantines_of(Path(store.path))):
+    if doc_numbers and (quarantines := quarantines_of(Path(store.path))):
         raise UserError(
-            f"{others[0]}: holds what `feature-store repair` quarantined, perhaps with these"
+            f"{quarantines[0]}: holds what `feature-store repair` quarantined, perhaps with these"
             " documents; nothing was changed: delete this folder, and run the command again"
         )
-    shared = sum(_is_shared(store, place) for place in remaining)
+    shared = sum(_is_shared(store, index) for index in remaining)
     text = store.manifest.text_key
-    done = Forgotten(len(found), removed, tuple(unknown), shared, text=text)
-    return _Removal(store, frozenset(found), remaining, done)
+    done = Forgotten(len(doc_numbers), removed, tuple(unknown), shared, text=text)
+    return _Removal(store, frozenset(doc_numbers), remaining, done)
 
 
-def _find_documents(store: FeatureStore, wanted: DocumentsToForget) -> tuple[set[int], list[str]]:
+def _find_documents(store: FeatureStore, request: DocumentsToForget) -> tuple[set[int], list[str]]:
     """Return the numbers of the documents to forget, and the descriptions of documents that were
     not found.
 
     Documents that were forgotten earlier are in neither list.
     """
-    found, unknown = set[int](), list[str]()
-    if wanted.numbers:
-        there = np.unique(np.concatenate([np.unique(some) for some in document_numbers(store)]))
-        found.update(set(there.tolist()) & wanted.numbers.keys())
-        before = parse_runs(_corpus(store.identity).get("forgotten"))
-        for number in sorted(wanted.numbers.keys() - found):
-            if not any(first <= number <= last for first, last in before):
-                unknown.append(wanted.numbers[number])
-    if wanted.hashes:
-        found_hashes = _find_keys(
+    numbers, unknown = set[int](), list[str]()
+    if request.numbers:
+        stored = np.unique(np.concatenate([np.unique(part) for part in document_numbers(store)]))
+        numbers.update(set(stored.tolist()) & request.numbers.keys())
+        forgotten = parse_runs(_corpus(store.identity).get("forgotten"))
+        for number in sorted(request.numbers.keys() - numbers):
+            if not any(first <= number <= last for first, last in forgotten):
+                unknown.append(request.numbers[number])
+    if request.hashes:
+        hashes = _find_keys(
             ((n, hashlib.sha256(text.encode()).hexdigest()) for n, text in document_texts(store)),
-            wanted.hashes, found,
+            request.hashes, numbers,
         )  # fmt: skip
-        unknown += [about for key, about in wanted.hashes.items() if key not in found_hashes]
-    if wanted.digests:
+        unknown += [label for key, label in request.hashes.items() if key not in hashes]
+    if request.digests:
         # Texts of a request have no gold labels.
-        found_digests = _find_keys(stored_digests(store, gold=False), wanted.digests, found)
-        unknown += [about for key, about in wanted.digests.items() if key not in found_digests]
-    return found, unknown
+        digests = _find_keys(stored_digests(store, gold=False), request.digests, numbers)
+        unknown += [label for key, label in request.digests.items() if key not in digests]
+    return numbers, unknown
 
 
 def _find_keys(
-    documents: Iterator[tuple[int, Any]], keys: Collection[Any], found: set[int]
+    documents: Iterator[tuple[int, Any]], keys: Collection[Any], numbers: set[int]
 ) -> set[Any]:
-    """Add to `found` the numbers of documents that have one of `keys`; return the keys that were
-    found."""
+    """Add to `numbers` the numbers of documents that have one of `keys`; return the keys that
+    were found."""
     present = set()
     for number, key in documents:
         if key in keys:
-            found.add(number)
+            numbers.add(number)
             present.add(key)
     return present
 
 
-def _is_shared(store: FeatureStore, place: int) -> bool:
+def _is_shared(store: FeatureStore, index: int) -> bool:
     """Return whether another store shares the file with the text of a part, by a hard link."""
     # Parts are linked as a whole (`StoreWriter.adopt_part`), so one file shows it.
-    part, file = store.manifest.parts[place], Path(store.path)
+    part, file = store.manifest.parts[index], Path(store.path)
     if file.is_dir():
         file = file / "parts" / str(part.number)
         file /= shard_path("text/utf8", part.arrays["text/utf8"].shape)
@@ -261,11 +261,11 @@ def _carry_out(
     staging.discard_replacements()
     emptied = {}
     try:
-        for place, rest in progress(list(plan.remaining.items())):
-            number = plan.store.manifest.parts[place].number
-            emptied[number] = not rest.any()
-            if rest.any():
-                counts, arrays = contents_of(plan.store.part(place), rest)
+        for index, keep in progress(list(plan.remaining.items())):
+            number = plan.store.manifest.parts[index].number
+            emptied[number] = not keep.any()
+            if keep.any():
+                counts, arrays = contents_of(plan.store.part(index), keep)
                 lease.check()
                 write_part(staging.part(number), plan.store.features, number, counts, arrays)
                 staging.stage_replacement(number)
@@ -297,8 +297,8 @@ def _unsealed(staging: ZarrStaging, plan: _Removal) -> dict[str, Any]:
     with closing(staging.source()) as source:
         attributes = source.attributes()
     arrays = plan.store.manifest.arrays
-    left = {name: arrays[name] for name in arrays if not name.startswith(f"{WORDS}/")}
-    return unsealed(attributes, left) | {"identity": _identity(plan)}
+    remaining = {name: arrays[name] for name in arrays if not name.startswith(f"{WORDS}/")}
+    return unsealed(attributes, remaining) | {"identity": _identity(plan)}
 
 
 def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None:
@@ -327,9 +327,9 @@ def _finish(staging: LocalStaging, lease: Lease) -> tuple[str, Forgotten] | None
     for name in ("manifest", "index", WORDS):  # sealing writes the first two again
         shutil.rmtree(staging.path / name, ignore_errors=True)
     staging.clear()
-    rest = {key: value for key, value in attributes.items() if key != FORGETTING}
+    remaining = {key: value for key, value in attributes.items() if key != FORGETTING}
     # `forget` may go on under this lease, with another request.
-    StoreWriter(staging, rest, lease).seal(release=False)
+    StoreWriter(staging, remaining, lease).seal(release=False)
     return request, done
 
 
@@ -342,18 +342,18 @@ def _rewrite(staging: Hdf5Staging, plan: _Removal, lease: Lease, progress: Progr
         work = staging.path.with_name(f".{staging.path.name}.new-{lease.token}")
         work.mkdir()
         store, new = plan.store, work / staging.path.name
-        left = [
-            place
-            for place in range(len(store.manifest.parts))
-            if place not in plan.remaining or plan.remaining[place].any()
+        indices = [
+            index
+            for index in range(len(store.manifest.parts))
+            if index not in plan.remaining or plan.remaining[index].any()
         ]
-        numbers = [store.manifest.parts[place].number for place in left]
+        numbers = [store.manifest.parts[index].number for index in indices]
         identity = _identity(plan)
         with closing(
             begin_copy(new, store, store.features, identity, numbers, words=False)
         ) as writer:
-            for place, number in progress(list(zip(left, numbers, strict=True))):
-                take_part(writer, number, store, place, plan.remaining.get(place))
+            for index, number in progress(list(zip(indices, numbers, strict=True))):
+                take_part(writer, number, store, index, plan.remaining.get(index))
             writer.seal()
         store.close()
         lease.check()

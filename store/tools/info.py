@@ -75,11 +75,11 @@ def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
     roots, kinds, total = Counter[str](), Counter[str](), 0
     zarr_sizes = ((name, file.stat().st_size) for name, file in _zarr_files(target))
     for name, size in zarr_sizes if target.is_dir() else _all_hdf5_sizes(target):
-        root, _, inside = name.partition("/")
+        root, _, path = name.partition("/")
         roots[root] += size
         total += size
         if root == "parts":
-            kinds[inside.partition("/")[2].rpartition("/")[0]] += size
+            kinds[path.partition("/")[2].rpartition("/")[0]] += size
     return {"features": roots["parts"], "teacher": roots["teacher"], "total": total}, kinds
 
 
@@ -102,19 +102,19 @@ def _all_hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
 def _hdf5_sizes(file: Path) -> list[tuple[str, int]]:
     """List the arrays of an HDF5 file with their bytes (no arrays if it is being written), then
     METADATA with all other bytes."""
-    found = list[tuple[str, int]]()
+    sizes = list[tuple[str, int]]()
     with suppress(StoreError), closing(Hdf5Source(str(file))) as source:
-        found = [(name, source.stored_bytes(name)) for name in source.arrays()]
-    return [*found, (METADATA, file.stat().st_size - sum(size for _, size in found))]
+        sizes = [(name, source.stored_bytes(name)) for name in source.arrays()]
+    return [*sizes, (METADATA, file.stat().st_size - sum(size for _, size in sizes))]
 
 
 def _encoded(store: FeatureStore) -> Counter[str]:
     """Return the bytes of each kind of feature, encoded but not compressed."""
     kinds, totals = Counter[str](), store.manifest.totals
-    more = len(store.manifest.parts) - 1  # some arrays have one row more per part (edges)
-    none = part_arrays(store.features, Counts.of_flat([0] * len(totals.flat())))
+    extra_rows = len(store.manifest.parts) - 1  # some arrays have one row more per part (edges)
+    empty = part_arrays(store.features, Counts.of_flat([0] * len(totals.flat())))
     for name, spec in part_arrays(store.features, totals).items():
-        kinds[name.rpartition("/")[0]] += spec.nbytes + more * none[name].nbytes
+        kinds[name.rpartition("/")[0]] += spec.nbytes + extra_rows * empty[name].nbytes
     return kinds
 
 
@@ -235,8 +235,8 @@ def _by_feature(about: Mapping[str, Any]) -> list[str]:
 
 def _disk(about: Mapping[str, Any]) -> Iterator[str]:
     if disk := about["bytes_on_disk"]:
-        each = about["feature_bytes_per_token_on_disk"]
-        yield f"features {readable(disk['features'])}, {each:,.2f} bytes per teacher token"
+        per_token = about["feature_bytes_per_token_on_disk"]
+        yield f"features {readable(disk['features'])}, {per_token:,.2f} bytes per teacher token"
         yield f"teacher's weights and files {readable(disk['teacher'])}"
 
 
@@ -250,16 +250,16 @@ def _logits(features: Features) -> str:
 
 def _task(task: TaskSpec) -> str:
     shown = ", ".join(task.labels[:LABELS])
-    more = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
+    rest = f", and {len(task.labels) - LABELS:,} more" if len(task.labels) > LABELS else ""
     later = f"; {task.later_label} labels later pieces of a word" if task.later_label else ""
     pairs = " of pairs of texts" if task.separator else ""
     if task.is_score and not task.problem_type:
         return f"a score{pairs}"
     if task.output_kind == "numbers":
-        return f"regression{pairs}, {counted(len(task.labels), 'number')}: {shown}{more}"
+        return f"regression{pairs}, {counted(len(task.labels), 'number')}: {shown}{rest}"
     if task.output_kind == "several labels":
-        return f"any of {counted(len(task.labels), 'label')}{pairs}: {shown}{more}"
-    return f"{task.kind}{pairs}, {counted(len(task.labels), 'label')}: {shown}{more}{later}"
+        return f"any of {counted(len(task.labels), 'label')}{pairs}: {shown}{rest}"
+    return f"{task.kind}{pairs}, {counted(len(task.labels), 'label')}: {shown}{rest}{later}"
 
 
 def _embedding(spec: EmbeddingSpec) -> str:
@@ -272,31 +272,31 @@ def _embedding(spec: EmbeddingSpec) -> str:
 def _teacher(teacher: Any) -> str:
     if not isinstance(teacher, Mapping):
         return str(teacher)
-    others = {key: value for key, value in teacher.items() if key != "id"}
-    return f"{teacher.get('id', 'unknown')} ({_pairs(others)})"
+    details = {key: value for key, value in teacher.items() if key != "id"}
+    return f"{teacher.get('id', 'unknown')} ({_pairs(details)})"
 
 
 def _corpus(corpus: Any) -> Iterator[str]:
     """Yield a line for each of the first SOURCES sources, then the number of others."""
-    found = list(_sources(corpus))
-    yield from found[:SOURCES]
-    if len(found) > SOURCES:
-        yield f"and {counted(len(found) - SOURCES, 'more source')}"
-    about = corpus if isinstance(corpus, Mapping) else {}
-    if before := object_in(corpus, "grown_from"):
-        yield f"grown from a store of content {_readable(before.get('content'))}"
-    if runs := parse_runs(about.get("forgotten")):
+    lines = list(_sources(corpus))
+    yield from lines[:SOURCES]
+    if len(lines) > SOURCES:
+        yield f"and {counted(len(lines) - SOURCES, 'more source')}"
+    fields = corpus if isinstance(corpus, Mapping) else {}
+    if grown_from := object_in(corpus, "grown_from"):
+        yield f"grown from a store of content {_readable(grown_from.get('content'))}"
+    if runs := parse_runs(fields.get("forgotten")):
         yield f"without {counted(count_numbers(runs), 'document')} that were forgotten"
 
 
 def _sources(corpus: Any) -> Iterator[str]:
-    for each in corpora(corpus):
-        if not (found := corpus_sources(each)):
-            yield _pairs(each)
-        for source in found:
-            rest = {key: value for key, value in source.items() if key not in ("name", "kind")}
-            rest["column"] = each.get("text_column")
-            yield f"{source.get('name')} ({_pairs(rest)})"
+    for part in corpora(corpus):
+        if not (sources := corpus_sources(part)):
+            yield _pairs(part)
+        for source in sources:
+            fields = {key: value for key, value in source.items() if key not in ("name", "kind")}
+            fields["column"] = part.get("text_column")
+            yield f"{source.get('name')} ({_pairs(fields)})"
 
 
 def _pairs(values: Any) -> str:

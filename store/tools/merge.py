@@ -59,14 +59,14 @@ def fact_differences(
     Differences of the configuration come last, because two teachers have many and only the first
     few are listed.
     """
-    return sorted(differences(one, other), key=lambda each: each[0].startswith("config."))
+    return sorted(differences(one, other), key=lambda d: d[0].startswith("config."))
 
 
 def is_merged(corpus: Any) -> bool:
     """Return whether a store with this corpus, or a store that it grew from, was merged from
     several."""
-    own = isinstance(corpus, Mapping) and "merged" in corpus
-    return own or object_in(corpus, "grown_from").get("merged") is True
+    merged = isinstance(corpus, Mapping) and "merged" in corpus
+    return merged or object_in(corpus, "grown_from").get("merged") is True
 
 
 def may_differ(features: Features) -> frozenset[str]:
@@ -152,15 +152,15 @@ def _identity(stores: Sequence[FeatureStore]) -> dict[str, Any]:
 
 
 def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
-    found: list[Any] = []
+    merged: list[Any] = []
     for store in stores:
         corpus = store.identity.get("corpus")
         # A list next to other keys stays whole: `forgotten` and `grown_from` are about documents
         # of that one store.
-        own = object_in(store.identity, "corpus")
-        inner = own["merged"] if own.keys() == {"merged"} else None
-        found += inner if isinstance(inner, list) else [corpus]
-    return found
+        fields = object_in(store.identity, "corpus")
+        inner = fields["merged"] if fields.keys() == {"merged"} else None
+        merged += inner if isinstance(inner, list) else [corpus]
+    return merged
 
 
 def _documents(store: FeatureStore) -> int:
@@ -236,9 +236,9 @@ def merge(
         writer = begin_copy(target, first, first.features, _identity(stores), numbers)
         opened.callback(writer.close)
         for number in progress(numbers):
-            which = bisect(parts, number) - 1
-            place = number - parts[which]
-            copy_part(writer, number, stores[which], place, first, documents[which])
+            source = bisect(parts, number) - 1
+            index = number - parts[source]
+            copy_part(writer, number, stores[source], index, first, documents[source])
         for store in stores:
             store.watch.check()
         writer.seal()

@@ -56,14 +56,14 @@ def push(
     with closing(open_store(path)) as store:
         target = open_repository(repository, "dataset", private, revision)
         say(f"verifying {path}")
-        if found := verify_store(store).problems:
-            raise StoreError(f"{path}: {found[0]}; {DAMAGED}")
+        if problems := verify_store(store).problems:
+            raise StoreError(f"{path}: {problems[0]}; {DAMAGED}")
         message = message or f"{name}: a store of teachonce"
         is_folder = isinstance(store.source, ZarrSource)
         root, last = (f"{name}/{ROOT}", Path(path) / ROOT) if is_folder else (name, Path(path))
-        there = target.files()
+        remote = target.files()
         # The root has the checksum of the manifest, so this one file identifies a whole folder.
-        if root in there and not _is_same(there[root], last):
+        if root in remote and not _is_same(remote[root], last):
             raise UserError(
                 f"{target.id}: already has a different store {name}; rename {path}, remove {name}"
                 " from the repository, or give another repository"
@@ -72,7 +72,7 @@ def push(
         if is_folder:
             _send_folder(store, target, name, message, say)
         sent: dict[str, Path | bytes] = {root: last}  # it makes the copy whole
-        if CARD in there:
+        if CARD in remote:
             say(f"{CARD} of {target.id} is not changed")
         else:
             card = store_card(store, target.id, name)
@@ -97,24 +97,24 @@ def _send_folder(
 ) -> None:
     """Send all files of a store but its root, and check that they have arrived."""
     folder = Path(store.path)
-    known = {file for files in stored_files(store) for file in files}
-    if len(known) > MANY:
+    names = {file for files in stored_files(store) for file in files}
+    if len(names) > MANY:
         say(
-            f"{len(known):,} files: the hub advises at most {MANY:,} in a repository;"
+            f"{len(names):,} files: the hub advises at most {MANY:,} in a repository;"
             " `feature-store convert` to .h5 makes one file of a store"
         )
-    unknown = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - known
+    unknown = {file.relative_to(folder).as_posix() for file in folder.rglob("*")} - names
     # The client reads these names as patterns, and a name may hold a star or a bracket.
-    apart = [glob.escape(each) for each in sorted({ROOT, *unknown})]
-    say(f"sending   {len(known):,} files to {target.id}")
+    ignored = [glob.escape(file) for file in sorted({ROOT, *unknown})]
+    say(f"sending   {len(names):,} files to {target.id}")
     target.call(
         "upload_folder",
         folder_path=folder,
         path_in_repo=name,
-        ignore_patterns=apart,
+        ignore_patterns=ignored,
         commit_message=message,
     )
-    there = {file: about.size for file, about in target.files().items()}
-    for each in sorted(known - {ROOT}):
-        if there.get(f"{name}/{each}") != (folder / each).stat().st_size:
-            raise UserError(f"{target.id}: {name}/{each} arrived incomplete; run the command again")
+    sizes = {file: info.size for file, info in target.files().items()}
+    for file in sorted(names - {ROOT}):
+        if sizes.get(f"{name}/{file}") != (folder / file).stat().st_size:
+            raise UserError(f"{target.id}: {name}/{file} arrived incomplete; run the command again")

@@ -99,8 +99,8 @@ def _hidden(
 def _ranks(result: dict[str, Array], path: str, ranked: bool) -> None:
     """Replace ids by places and a list of distinct ids if `ranked`, else both by ids; in place."""
     if ranked:
-        found = rank_ids(result.pop(f"{path}/ids"))
-        result[f"{path}/places"], result[f"{path}/distinct"] = found
+        pair = rank_ids(result.pop(f"{path}/ids"))
+        result[f"{path}/places"], result[f"{path}/distinct"] = pair
         return
     # `look_up` writes the ids over the places, which belong to the caller.
     ids = result.pop(f"{path}/places").copy()
@@ -162,7 +162,7 @@ def _recode(
     """
     stored = {name: result.pop(f"{group}/{name}") for name in names}
     rows = len(next(iter(stored.values())))
-    made = {key: np.empty((rows, *array.row), array.dtype) for key, array in arrays.items()}
+    recoded = {key: np.empty((rows, *array.row), array.dtype) for key, array in arrays.items()}
     # A million single values take 4 MB of float32.
     step = ROWS if any(array.ndim > 1 for array in stored.values()) else ROWS * 64
     for begin in range(0, rows, step):
@@ -170,5 +170,5 @@ def _recode(
         for key, part in encode({name: array[block] for name, array in stored.items()}).items():
             if part.dtype.kind == "f" and not np.isfinite(part).all():
                 raise StoreError(problem)
-            made[key][block] = part
-    result |= {f"{group}/{name}": array for name, array in made.items()}
+            recoded[key][block] = part
+    result |= {f"{group}/{name}": array for name, array in recoded.items()}

@@ -75,14 +75,14 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
             if (problem.part, problem.array, problem.group) == (None, None, None):
                 raise _hopeless(staging, problem.line, opened.store.identity)
         numbers = set(opened.store.manifest.numbers.tolist())
-        left = len(numbers - report.damaged_parts())
+        sound = len(numbers - report.damaged_parts())
         # Another process may have taken the lease over during the verification.
         lease.check()
-        whole = opened.sealed
+        sealed = opened.sealed
         if report.found:
-            whole = _remove_damaged(staging, opened, report, lease)
-        report.advice = _advice(opened, report, left, whole)
-        return left, report
+            sealed = _remove_damaged(staging, opened, report, lease)
+        report.advice = _advice(opened, report, sound, sealed)
+        return sound, report
     except OSError as error:
         raise StoreError(f"{path}: cannot be repaired: {files.reason(error)}") from error
     finally:
@@ -130,8 +130,8 @@ def _remove_damaged(
     # missing.
     with closing(staging.source()) as source:
         features = check_root(attributes, str(staging.path))
-        made, data = sealed_root(source, attributes, features, lambda name, values: None)
-    if data != opened.manifest and made["checksum"] != opened.checksum:
+        root, data = sealed_root(source, attributes, features, lambda name, values: None)
+    if data != opened.manifest and root["checksum"] != opened.checksum:
         return False
     StoreWriter(staging, attributes, lease).seal()
     return True
@@ -140,23 +140,23 @@ def _remove_damaged(
 def unsealed(attributes: Mapping[str, Any], arrays: Mapping[str, Entry]) -> dict[str, Any]:
     """Return the root attributes with which a sealed store becomes an unfinished one that lists
     these arrays outside its parts."""
-    found = {key: value for key, value in attributes.items() if key != "checksum"}
+    root = {key: value for key, value in attributes.items() if key != "checksum"}
     entries = {name: entry.to_json() for name, entry in arrays.items()}
     # Version 1: sealing chooses the final one by the number of parts.
-    return found | {"state": "writing", "version": VERSIONS[0], "arrays": entries}
+    return root | {"state": "writing", "version": VERSIONS[0], "arrays": entries}
 
 
-def _advice(opened: DamagedStore, report: Report, left: int, whole: bool) -> str:
+def _advice(opened: DamagedStore, report: Report, sound: int, sealed: bool) -> str:
     """Describe in one line what was done and what to do next; "" if the store was sound."""
     lines, what = [], making_command(opened.store.identity)
-    if whole and report.found:
+    if sealed and report.found:
         lines.append("repaired: everything damaged could be derived from the rest of the store")
-    elif not whole and report.found:
+    elif not sealed and report.found:
         lines.append(
-            f"{counted(left, 'sound part')} left; repeat the command that made the store ({what}):"
+            f"{counted(sound, 'sound part')} left; repeat the command that made the store ({what}):"
             " it writes only what is missing"
         )
-    elif not whole:
+    elif not sealed:
         lines.append(f"is not finished; repeat the command that makes it ({what})")
     if report.quarantine:
         lines.append(
@@ -229,11 +229,11 @@ class Unsealing:
         groups: dict[str, dict[str, Any]] = {g: {} for g in groups_of(self.outside) - {""}}
         reported = {problem.group for problem in self.report.found}
         for part in self.parts:
-            here = f"parts/{part.number}"
-            inner = groups_of((f"{here}/{name}" for name in part.arrays), here) - {here}
+            prefix = f"parts/{part.number}"
+            inner = groups_of((f"{prefix}/{name}" for name in part.arrays), prefix) - {prefix}
             groups |= {group: {} for group in inner & reported}
-            if here in reported:
-                groups[here] = {"part": part.to_json()}
+            if prefix in reported:
+                groups[prefix] = {"part": part.to_json()}
         return groups
 
     def _write_group(self, target: Path, attributes: dict[str, Any]) -> None:
@@ -262,21 +262,21 @@ class Unsealing:
         """Return the arrays outside the parts, in the order of the file."""
         # HDF5 lays arrays out as they are written: only in this order does the store, once it is
         # sealed again, have its old bytes.
-        found: list[str] = []
+        names: list[str] = []
         for group in sorted(OUTSIDE):
             with suppress(StoreError):  # unreadable: then any order will do
-                found += Hdf5Source(str(staging.path)).arrays(group)
-        order = {name: place for place, name in enumerate(found)}
+                names += Hdf5Source(str(staging.path)).arrays(group)
+        order = {name: index for index, name in enumerate(names)}
         return sorted(self.outside, key=lambda name: order.get(name, len(order)))
 
     def _write_part(self, staging: Hdf5Staging, part: Part) -> None:
         """Publish a part again, array by array."""
         # Not by HDF5's copy: it would take unknown objects along, and a crafted file crashes it.
-        here = f"parts/{part.number}"
+        prefix = f"parts/{part.number}"
         new = staging.parts / f"{NEW}{_random()}-{part.number}.h5"
-        sink = Hdf5Sink(new, prefix=here)
+        sink = Hdf5Sink(new, prefix=prefix)
         for name, spec in part_arrays(self.store.features, part.counts).items():
-            array = self.store.source.array(f"{here}/{name}")
+            array = self.store.source.array(f"{prefix}/{name}")
             sink.array(name, array.read(0, spec.shape[0]), spec)
         sink.attributes("", {"part": part.to_json()})
         sink.close()
@@ -306,8 +306,8 @@ class Quarantine:
     def __init__(self, store: Path) -> None:
         self._store, self._real = store, store.resolve()  # next to the data, not to a link
         names = (f"{self._real.name}.aside-{number}" for number in itertools.count(1))
-        places = (self._real.with_name(name) for name in names)
-        self.path = next(place for place in places if not os.path.lexists(place))
+        paths = (self._real.with_name(name) for name in names)
+        self.path = next(path for path in paths if not os.path.lexists(path))
 
     @property
     def used(self) -> bool:
@@ -322,7 +322,7 @@ class Quarantine:
                 path = above
                 break
         if os.path.lexists(path):
-            files.rename(path, self._place(path))
+            files.rename(path, self._target(path))
 
     def move_link_out(self, path: Path) -> None:
         """Quarantine a path if it is a link out of the store; its target is not read."""
@@ -339,22 +339,22 @@ class Quarantine:
     def copy(self, path: Path) -> None:
         """Hard-link a file into quarantine before it is replaced; copy it if links fail."""
         if os.path.lexists(path):
-            place = self._place(path)
+            target = self._target(path)
             try:
                 # Linked, not moved: the old file has its name until the new one replaces it.
-                os.link(path, place)
+                os.link(path, target)
             except OSError:
-                shutil.copy2(path, place)
-                files.sync(place)
-            files.sync(place.parent)
+                shutil.copy2(path, target)
+                files.sync(target)
+            files.sync(target.parent)
 
-    def _place(self, path: Path) -> Path:
+    def _target(self, path: Path) -> Path:
         if path.is_relative_to(self._store):
-            place = self.path / self._real.name / path.relative_to(self._store)
+            target = self.path / self._real.name / path.relative_to(self._store)
         else:
-            place = self.path / path.relative_to(self._store.parent)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return place
+            target = self.path / path.relative_to(self._store.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
 
     def undo(self) -> str:
         """Return the shell command that undoes the repair."""

@@ -80,5 +80,5 @@ def _check_complete(path: str | Path) -> None:
 
 
 def _listed(numbers: Iterable[int]) -> str:
-    words = [str(number) for number in numbers]
-    return ", ".join(words[:SHOWN]) + (", ..." if len(words) > SHOWN else "")
+    names = [str(number) for number in numbers]
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

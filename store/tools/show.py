@@ -46,8 +46,8 @@ class Pieces:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
-        held = "tokenizer.json" in self.store.teacher_files()
-        return self.store.tokenizer() if held else None
+        stored = "tokenizer.json" in self.store.teacher_files()
+        return self.store.tokenizer() if stored else None
 
     @cached_property
     def _head(self) -> tuple[Floats, Floats]:
@@ -73,7 +73,7 @@ class Pieces:
         return [_largest(ids, shares, count) for ids, shares in rows]
 
     def _head_best(self, view: View, count: int) -> list[Best]:
-        (weight, bias), found = self._head, list[Best]()
+        (weight, bias), items = self._head, list[Best]()
         values, partition = view.logits.values, view.logits.log_partition
         spec = self.store.features.logits
         assert spec is not None
@@ -82,8 +82,8 @@ class Pieces:
             logits = spec.capped(values[rows] @ weight.T + bias)
             chance = np.exp(logits - partition[rows, None])
             best = np.argsort(-chance, axis=1, kind="stable")[:, :count]
-            found += [_largest(ids, row[ids], count) for ids, row in zip(best, chance, strict=True)]
-        return found
+            items += [_largest(ids, row[ids], count) for ids, row in zip(best, chance, strict=True)]
+        return items
 
 
 def _largest(ids: Array, shares: Array, count: int) -> Best:
@@ -99,7 +99,7 @@ def _likely_labels(task: TaskSpec, logits: Array) -> list[dict[str, Any]]:
         raised = np.exp(logits - logits.max())
         shares = raised / raised.sum()
     order = np.argsort(-shares, kind="stable")[:BEST]
-    return [{"label": task.labels[place], "probability": float(shares[place])} for place in order]
+    return [{"label": task.labels[index], "probability": float(shares[index])} for index in order]
 
 
 def _gold(task: TaskSpec, number: int | None) -> str | None:
@@ -152,26 +152,26 @@ def sequence_facts(
 
 
 def _tokens(pieces: Pieces, record: Record, view: View, best: int) -> list[dict[str, Any]]:
-    task, tags, found = record.features.task, record.tags, []
+    task, tags, tokens = record.features.task, record.tags, []
     likely = pieces.best(view, best)
     masks = view.mask if view.number else None
     for number, (begin, end) in enumerate(record.offsets.tolist()):
-        identity = int(record.token_ids[number])
-        token = {"token": number, "id": identity, "piece": pieces.name(identity)}
+        token_id = int(record.token_ids[number])
+        token = {"token": number, "id": token_id, "piece": pieces.name(token_id)}
         span = None if record.special[number] else [begin, end]
         token |= {"characters": span, "text": record.text[begin:end] if span else ""}
         if masks is not None:
             token["masked"] = bool(masks[number])
         if likely:
             token["best"] = [
-                {"id": each, "piece": pieces.name(each), "probability": share}
-                for each, share in likely[number]
+                {"id": piece_id, "piece": pieces.name(piece_id), "probability": share}
+                for piece_id, share in likely[number]
             ]
         if task and tags is not None:
             token["tag"] = _gold(task, int(tags[number]))
             token["says"] = _likely_labels(task, view.tag_logits[number])
-        found.append(token)
-    return found
+        tokens.append(token)
+    return tokens
 
 
 def headline(facts: Mapping[str, Any]) -> str:
@@ -195,7 +195,7 @@ def headline(facts: Mapping[str, Any]) -> str:
 
 def _labels(labels: Sequence[Mapping[str, Any]]) -> str:
     return "  ".join(
-        f"{each['label']} {each.get('probability', each.get('number')):.3f}" for each in labels
+        f"{entry['label']} {entry.get('probability', entry.get('number')):.3f}" for entry in labels
     )
 
 
@@ -206,7 +206,7 @@ def best_pieces(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
     def figure(share: float) -> str:
         return f"{share:.3f}" if draws is None else f"{round(share * draws)}/{draws}"
 
-    return "  ".join(f"{each['piece']} {figure(each['probability'])}" for each in best)
+    return "  ".join(f"{piece['piece']} {figure(piece['probability'])}" for piece in best)
 
 
 def token_table(facts: Mapping[str, Any]) -> Table:
@@ -221,14 +221,14 @@ def token_table(facts: Mapping[str, Any]) -> Table:
         "text": lambda token: str(token["text"]),
     }
     following = " next" if facts["next_token"] else ""
-    more: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+    optional: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
         "masked": ("masked", lambda token: "x" if token["masked"] else ""),
         "best": (PREDICTS + following, lambda token: best_pieces(token["best"], facts["draws"])),
         "tag": ("tag", lambda token: token["tag"] or ""),
         "says": (PREDICTS, lambda token: _labels(token["says"])),
     }
-    has = facts["tokens"][0].keys() if facts["tokens"] else ()
-    columns |= {heading: cell for key, (heading, cell) in more.items() if key in has}
+    keys = facts["tokens"][0].keys() if facts["tokens"] else ()
+    columns |= {heading: cell for key, (heading, cell) in optional.items() if key in keys}
     table = Table(*columns)
     for token in facts["tokens"]:
         # rich would take a piece such as `[unused1]` for markup, and leave it out.

@@ -20,9 +20,9 @@ TASKS = {"classification": "text-classification", "tagging": "token-classificati
 
 def store_card(store: FeatureStore, repository: str, name: str) -> str:
     """Write Markdown, with the hub's metadata, for a store that is in `repository` under `name`."""
-    about = describe(store)
+    facts = describe(store)
     teacher = teacher_name(store.identity)
-    disk = about["bytes_on_disk"] or {}
+    disk = facts["bytes_on_disk"] or {}
     size = f", {readable(disk['total'])}" if disk else ""
     return f"""---
 {_metadata(store)}
@@ -30,7 +30,7 @@ def store_card(store: FeatureStore, repository: str, name: str) -> str:
 
 # Outputs of {teacher}: {name}
 
-{counted(about["sequences"], "sequence")} of text, {counted(about["tokens"], "token")}{size}: what
+{counted(facts["sequences"], "sequence")} of text, {counted(facts["tokens"], "token")}{size}: what
 the teacher {teacher} gave for each token, stored by teachonce. Small students are trained from it,
 with no teacher in memory.
 
@@ -50,11 +50,11 @@ The whole text of the corpus is in it. Its format is described in `FORMAT.md` of
 def _how_to_open(repository: str, name: str) -> str:
     fetch = f"hf download {repository} --repo-type dataset --local-dir here"
     train = f"student-train --store here/{name} --vocab 5k"
-    words = f"```sh\n{fetch}\n{train}\n```"
+    commands = f"```sh\n{fetch}\n{train}\n```"
     # An HDF5 file cannot be opened behind a URL.
     if name.endswith(".h5"):
-        return words
-    return f"""{words}
+        return commands
+    return f"""{commands}
 
 Or read it from the hub, without a copy:
 
@@ -91,8 +91,8 @@ def _size(sequences: int) -> str:
 
 def hub_datasets(corpus: Any) -> Iterator[str]:
     """Yield the names of the hub's datasets that a corpus was read from."""
-    for each in corpora(corpus):
-        for source in corpus_sources(each):
+    for part in corpora(corpus):
+        for source in corpus_sources(part):
             # A local folder has the kind `hf` as well, but no revision.
             if source.get("kind") == "hf" and source.get("revision") and source.get("name"):
                 yield str(source["name"])

@@ -23,15 +23,15 @@ PLACES, SEQUENCES = 8, 8  # what a training checks: SEQUENCES in a row at each o
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
     """Return, by part index, a line for each part whose stored tokens cannot be read, or differ
     from the stored tokenizer's. Raises StoreError for a tokenizer that exceeds its limits."""
-    found: list[tuple[int, str]] = within_bounds(
+    lines: list[tuple[int, str]] = within_bounds(
         store.teacher_file("tokenizer.json"),
-        sum(store.manifest.parts[place].counts.text_bytes for place in places),
+        sum(store.manifest.parts[index].counts.text_bytes for index in places),
         store.path,
         lambda: _other_parts(store, places),
         _other_parts_of,
         *(store.path, store.source.options, places),
     )
-    return found
+    return lines
 
 
 def _other_parts_of(
@@ -42,17 +42,17 @@ def _other_parts_of(
         return _other_parts(store, places)
 
 
-def _other_parts(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
-    tokenizer, found = store.tokenizer(), []
-    for place in places:
-        part = store.part(place)
+def _other_parts(store: FeatureStore, indices: list[int]) -> list[tuple[int, str]]:
+    tokenizer, lines = store.tokenizer(), []
+    for index in indices:
+        part = store.part(index)
         try:
             line = other_tokens(part, tokenizer, 0, part.part.counts.sequences)
         except StoreError as error:
             line = without_remedy(error)
         if line:
-            found.append((place, line))
-    return found
+            lines.append((index, line))
+    return lines
 
 
 def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str | None:
@@ -65,8 +65,8 @@ def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str
         columns = ("id", "begin", "end", "special")
         stored = np.stack([part.read(f"token/{c}", edges[0], edges[-1]) for c in columns], axis=1)
         texts, separator = part.texts(low, high), part.features.separator
-        found = encoded(tokenizer, texts, part.where, separator)
-        for number, (text, encoding) in enumerate(zip(texts, found, strict=True), low):
+        encodings = encoded(tokenizer, texts, part.where, separator)
+        for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True), low):
             left, right = part.token_start[number : number + 2] - edges[0]
             if not np.array_equal(_rows(encoding, text, separator), stored[left:right]):
                 return (
@@ -92,7 +92,7 @@ def check_tokens(store: FeatureStore) -> None:
     if not len(store):
         raise StoreError(f"{store.path}: no part was published; finish the dump that writes it")
     rows = np.unique(np.linspace(0, len(store) - 1, PLACES).astype(int)).tolist()
-    found = within_bounds(
+    difference = within_bounds(
         store.teacher_file("tokenizer.json"),
         len(rows) * SEQUENCES * store.features.max_length,
         store.path,
@@ -100,13 +100,13 @@ def check_tokens(store: FeatureStore) -> None:
         _first_difference_of,
         *(store.path, store.source.options, rows),
     )
-    if found:
-        written, here = store.meta["software"].get("tokenizers"), version("tokenizers")
-        remedy = f"written with tokenizers {written}, read with {here}: install that version"
+    if difference:
+        written, installed = store.meta["software"].get("tokenizers"), version("tokenizers")
+        remedy = f"written with tokenizers {written}, read with {installed}: install that version"
         # Versions that are equal, or unknown, do not explain the difference.
-        if written in (None, here):
+        if written in (None, installed):
             remedy = VERIFY
-        raise StoreError(f"{found}; {remedy}, or dump again")
+        raise StoreError(f"{difference}; {remedy}, or dump again")
 
 
 def _first_difference_of(path: str, options: dict[str, Any] | None, rows: list[int]) -> str | None:

@@ -67,8 +67,8 @@ def remove_caches(store: FeatureStore) -> list[str]:
 
 def _is_ours(path: Path, is_kind: Callable[[int], bool]) -> bool:
     # lstat: a link in an untrusted list must not lead the removal to another file.
-    about = os.lstat(path)
-    return about.st_uid == os.geteuid() and is_kind(about.st_mode)
+    status = os.lstat(path)
+    return status.st_uid == os.geteuid() and is_kind(status.st_mode)
 
 
 def _is_tokens(path: Path, text: str) -> bool:
@@ -140,28 +140,28 @@ def remaining_copies(path: str | Path, text: str, removed: Collection[str] = ())
     text: the text key of the store before. removed: the caches that `remove_caches` removed.
     """
     with contextlib.closing(open_store(path)) as store:
-        now = store.manifest.text_key
-    there, lost = list[DerivedCopy](), list[DerivedCopy]()
+        text_key = store.manifest.text_key
+    present, lost = list[DerivedCopy](), list[DerivedCopy]()
     entries, listed = recorded_copies(path, text), os.path.lexists(list_of(path))
-    carry_over(path, now, entries)
+    carry_over(path, text_key, entries)
     for entry in entries:
         # A copy of the text as it is now has none of the forgotten documents.
-        if entry.text == now or entry.path in removed:
+        if entry.text == text_key or entry.path in removed:
             continue
         far = "://" in entry.path or entry.kind == "hub"
-        (there if far or os.path.lexists(entry.path) else lost).append(entry)
-    there += _made_by_datasets(entries)
-    return RemainingCopies(tuple(there), tuple(lost), str(list_of(path)), listed)
+        (present if far or os.path.lexists(entry.path) else lost).append(entry)
+    present += _made_by_datasets(entries)
+    return RemainingCopies(tuple(present), tuple(lost), str(list_of(path)), listed)
 
 
 def _made_by_datasets(entries: list[DerivedCopy]) -> Iterator[DerivedCopy]:
     """Yield the files in which `datasets` caches results of `map` and `filter`, next to the rows of
     a store."""
-    folders = {os.path.dirname(each.path): each for each in entries if each.kind == "datasets"}
+    folders = {os.path.dirname(entry.path): entry for entry in entries if entry.kind == "datasets"}
     for folder, entry in folders.items():
         with contextlib.suppress(OSError):
-            for each in sorted(os.scandir(folder), key=lambda each: each.name):
+            for file in sorted(os.scandir(folder), key=lambda file: file.name):
                 # `datasets` names them by a fingerprint that does not show the store, so they are
                 # listed and not removed.
-                if each.name.startswith("cache-") and each.name.endswith(".arrow"):
-                    yield entry._replace(path=each.path, kind="mapped")
+                if file.name.startswith("cache-") and file.name.endswith(".arrow"):
+                    yield entry._replace(path=file.path, kind="mapped")

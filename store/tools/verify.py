@@ -98,9 +98,9 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             calibration = _calibration(store, report)
             shapes, missing = PartShapes(store.features), _missing_parts(store, report)
             verify_part = partial(_verify_part, store, calibration, shapes, missing)
-            found = in_order(threads, verify_part, range(count), 2 * workers)
-            for _, one in zip(progress(range(count), "part"), found, strict=True):
-                report.take(one)
+            reports = in_order(threads, verify_part, range(count), 2 * workers)
+            for _, part_report in zip(progress(range(count), "part"), reports, strict=True):
+                report.take(part_report)
             _add_flaws(report, flaws.result(), set(names))
             report.found += [*_broken_outside(store, report), *_broken_tokens(store, report)]
             report.unknown_flaws.sort(key=lambda flaw: flaw.path)
@@ -121,26 +121,26 @@ def _check_outside(store: FeatureStore, report: Report, threads: ThreadPoolExecu
 
 
 def _verify_part(
-    store: FeatureStore, calibration: Calibration, shapes: PartShapes, missing: set[int], place: int
+    store: FeatureStore, calibration: Calibration, shapes: PartShapes, missing: set[int], index: int
 ) -> Report:
     """Check the part at an index: attributes, arrays, groups, files, and, if all arrays are sound,
     the rules for their values."""
-    part, report = store.manifest.parts[place], Report(1)
+    part, report = store.manifest.parts[index], Report(1)
     if part.number in missing:
         line = f"part {part.number}: cannot be opened: it is missing"
         report.found.append(Problem(line, part.number))
         return report
-    here = f"parts/{part.number}"
+    prefix = f"parts/{part.number}"
     report.found += _altered_attributes(store, shapes, part)
-    names = [f"{here}/{name}" for name in part.arrays]
+    names = [f"{prefix}/{name}" for name in part.arrays]
     for name, entry in zip(names, part.arrays.values(), strict=True):
         _record_array(report, name, *_check_with_retries(store, name, entry))
-    report.found += _check_groups(store, groups_of(names, here) - {here})
-    _add_flaws(report, _container_flaws(store, names, here), set(names))
+    report.found += _check_groups(store, groups_of(names, prefix) - {prefix})
+    _add_flaws(report, _container_flaws(store, names, prefix), set(names))
     # The laws read the arrays again, so a damaged one would be reported twice.
     if not report.damaged_parts():
         try:
-            lines = check_part(store.part(place), calibration)
+            lines = check_part(store.part(index), calibration)
         except StoreError as error:
             lines = [str(error)]
         report.found += [Problem(line, part.number) for line in lines]
@@ -151,9 +151,9 @@ def _record_array(report: Report, name: str, problem: str | None, size: int) -> 
     """Record that an array was read, and its problem."""
     report.arrays, report.bytes = report.arrays + 1, report.bytes + size
     if problem:
-        _, number, inside = name.split("/", 2) if name.startswith("parts/") else ("", "", "")
-        place = f"part {number}: array {inside}" if number else f"array {name}"
-        report.found.append(_problem(f"{place} {problem}", name, is_array=True))
+        _, number, array = name.split("/", 2) if name.startswith("parts/") else ("", "", "")
+        subject = f"part {number}: array {array}" if number else f"array {name}"
+        report.found.append(_problem(f"{subject} {problem}", name, is_array=True))
 
 
 def _check_with_retries(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
@@ -174,11 +174,11 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
     array = store.source.array(name)
     # Compared before anything is read (FORMAT.md, section 8).
     if array.shape != entry.shape or array.dtype.name != entry.dtype:
-        was = f"{entry.dtype}{list(entry.shape)}"
-        return f"is {array.dtype.name}{list(array.shape)}, not {was}", 0
-    found = checksum(array)
+        expected = f"{entry.dtype}{list(entry.shape)}"
+        return f"is {array.dtype.name}{list(array.shape)}, not {expected}", 0
+    digest = checksum(array)
     size = array.dtype.itemsize * int(np.prod(array.shape, dtype=np.int64))
-    if found != entry.sha256:
+    if digest != entry.sha256:
         return "does not match its checksum", size
     if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
         return "has an altered zarr.json", size
@@ -214,9 +214,9 @@ def _altered_attributes(store: FeatureStore, shapes: PartShapes, part: Part) -> 
     group = f"parts/{part.number}"
     try:
         for _ in fetch_attempts(store.source.remote):
-            found = store.source.attributes(group)
+            attrs = store.source.attributes(group)
             with suppress(StoreError):  # the attribute is not a valid entry
-                if found.keys() == {"part"} and Part.from_json(found["part"], shapes, "") == part:
+                if attrs.keys() == {"part"} and Part.from_json(attrs["part"], shapes, "") == part:
                     return
         line = f"part {part.number}: its attributes were altered"
     except StoreError as error:
@@ -293,23 +293,23 @@ def _broken_tokens(store: FeatureStore, report: Report) -> Iterator[Problem]:
     if f"teacher/files/{TOKENIZER}" not in store.manifest.arrays.keys() - report.lost_outside():
         return
     damaged, parts = report.damaged_parts(), store.manifest.parts
-    places = [place for place, part in enumerate(parts) if part.number not in damaged]
+    indices = [index for index, part in enumerate(parts) if part.number not in damaged]
     try:
         # All parts in one call: a tokenizer that is not plain runs in one bounded process for all.
-        for place, line in parts_with_other_tokens(store, places):
-            yield Problem(line, parts[place].number)
+        for index, line in parts_with_other_tokens(store, indices):
+            yield Problem(line, parts[index].number)
     except StoreError as error:
         yield Problem(str(error))
 
 
 def _calibration(store: FeatureStore, report: Report) -> Calibration:
     """Return the usable calibrations of hidden states; report a problem for each unusable one."""
-    lost, found = report.lost_outside(), {}
+    lost, calibration = report.lost_outside(), {}
     for name in store.features.hidden:
         if not any(array.startswith(f"calibration/hidden/{name}/") for array in lost):
             try:
-                found[name] = store.read_calibration(name)
+                calibration[name] = store.read_calibration(name)
             except StoreError as error:
                 line = without_remedy(error).removeprefix(f"{store.path}: ")
                 report.found.append(Problem(line))
-    return found
+    return calibration

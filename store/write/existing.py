@@ -91,9 +91,9 @@ def check_continued(staging: Staging, attributes: dict[str, Any], shared: bool =
     stored = root_of(staging)
     if stored is None:
         return False
-    found = changed_arguments(stored, attributes["identity"], attributes["features"])
+    changes = changed_arguments(stored, attributes["identity"], attributes["features"])
     versions = describe_changes(stored["software"], attributes["software"])
-    check_same(staging.path, found, versions if attributes["software"] else "")
+    check_same(staging.path, changes, versions if attributes["software"] else "")
     if shared and versions:
         raise UserError(
             f"{staging.path}: was started with other versions ({versions}), and processes that"
@@ -110,11 +110,11 @@ def changed_arguments(
     store; see `differences`."""
     before = Features.from_json(stored["features"])
     # Encodings are derived again: releases word their descriptions differently.
-    known = {**stored["features"], "encodings": before.level.encodings(before.kinds)}
+    expected = {**stored["features"], "encodings": before.level.encodings(before.kinds)}
     if before.task and before.task.problem_type is None and (task := features.get("task")):
         # Older stores lack the problem type; the teacher's config, also compared, includes it.
         features = {**features, "task": {k: v for k, v in task.items() if k != "problem_type"}}
-    then = {**stored, "identity": _without_folder(stored["identity"]), "features": known}
+    then = {**stored, "identity": _without_folder(stored["identity"]), "features": expected}
     now = {"identity": _without_folder(_json(identity, "identity")), "features": features}
     return list(chain.from_iterable(differences(then[key], now[key], key) for key in now))
 
@@ -173,9 +173,9 @@ def _clean_up(staging: Staging) -> None:
     if not isinstance(staging.path, Path):
         return  # in a bucket only the lease is left, which the next writer replaces
     queue = PartQueue(staging.path)
-    left = [lease_path(staging.path), queue.folder]
-    left += [staging.parts] if isinstance(staging, Hdf5Staging) else []
-    if not any(path.exists() for path in left):
+    paths = [lease_path(staging.path), queue.folder]
+    paths += [staging.parts] if isinstance(staging, Hdf5Staging) else []
+    if not any(path.exists() for path in paths):
         return
     # A finished store in a read-only folder must not be refused.
     with suppress(OSError), closing(Lease(staging.path)):

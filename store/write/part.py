@@ -65,13 +65,13 @@ class PartWriter:
         self._allocate()
 
     def _allocate(self) -> None:
-        sequences, none = len(self.token_start) - 1, (0,) * self._features.views
-        counts = Counts(sequences, self._tokens, int(self.square_start[-1]), 0, none, none)
+        sequences, zeros = len(self.token_start) - 1, (0,) * self._features.views
+        counts = Counts(sequences, self._tokens, int(self.square_start[-1]), 0, zeros, zeros)
         for path, spec in part_arrays(self._features, counts).items():
             group = path.rpartition("/")[0]
-            place, _, kind = group.partition("/")
+            view, _, kind = group.partition("/")
             # Only these are filled by rows: `set_sequences` and `set_masks` make whole arrays.
-            if place.startswith("view") and kind != "mask":
+            if view.startswith("view") and kind != "mask":
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 of_sequences = kind == "classes" or kind.startswith("attention/")
                 # `put_observed` fills this array apart from the other logits.
@@ -260,8 +260,8 @@ class PartWriter:
         ids = np.sort(self._ids(view, numbers, draws, spec.size), axis=1)
         first = np.ones(ids.shape, bool)
         first[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        places = np.flatnonzero(first)
-        repeats = np.diff(np.append(places, ids.size)).astype(count_dtype(spec.size))
+        edges = np.flatnonzero(first)
+        repeats = np.diff(np.append(edges, ids.size)).astype(count_dtype(spec.size))
         self._draws[view].append((numbers, first.sum(axis=1), ids[first], repeats))
 
     def put_head(
@@ -318,15 +318,15 @@ class PartWriter:
 
     def _gather_draws(self, view: int) -> int:
         """Sort the sampled ids by token; return their number."""
-        put = self._draws[view]
-        rows, lengths, ids, counts = (np.concatenate(arrays) for arrays in zip(*put, strict=True))
+        puts = self._draws[view]
+        rows, lengths, ids, counts = (np.concatenate(arrays) for arrays in zip(*puts, strict=True))
         # Each row occurs once (`_claim`), so no stable sort is needed.
         order = np.argsort(rows)
         sizes = lengths[order]
-        start, places = starts(sizes), ranges(begins(lengths)[order], sizes)
+        start, indices = starts(sizes), ranges(begins(lengths)[order], sizes)
         path = f"view{view}/logits"
         self._arrays[f"{path}/start"] = start
-        self._arrays[f"{path}/ids"], self._arrays[f"{path}/counts"] = ids[places], counts[places]
+        self._arrays[f"{path}/ids"], self._arrays[f"{path}/counts"] = ids[indices], counts[indices]
         return int(start[-1])
 
     def _rank(self, view: int) -> int:

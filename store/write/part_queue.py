@@ -93,9 +93,9 @@ class PartQueue:
         """
         leased = self.leased()
         # `tuple` copies the keys in one step, because another thread may release a part meanwhile.
-        found = self.numbers() - set(tuple(self._taken))
+        free = self.numbers() - set(tuple(self._taken))
         # Each process tries its own numbers first, so that two rarely try to take the same lease.
-        numbers = sorted(found, key=lambda n: (n in leased, n % size != place, n))
+        numbers = sorted(free, key=lambda n: (n in leased, n % size != place, n))
         for number in numbers:
             try:
                 lease = Lease(self.folder / str(number))
@@ -131,9 +131,9 @@ class PartQueue:
     def ended(self) -> dict[str, int] | None:
         """Return the counts that were passed to `end`; None if it was not called yet."""
         with suppress(OSError, ValueError):
-            found = json.loads((self.folder / END).read_bytes())
-            if isinstance(found, dict) and isinstance(found.get("parts"), int):
-                return found
+            counts = json.loads((self.folder / END).read_bytes())
+            if isinstance(counts, dict) and isinstance(counts.get("parts"), int):
+                return counts
         return None
 
     def check_idle(self) -> None:

@@ -121,8 +121,8 @@ def _check_calibration(calibration: Calibration, features: Features) -> Calibrat
                 f"calibration of {name!r} has shapes {list(mean.shape)} and "
                 f"{list(deviation.shape)}, expected [{features.width}] both"
             )
-        if wrong := calibration_problem(mean, deviation):
-            raise StoreError(f"calibration of {name!r} {wrong}")
+        if problem := calibration_problem(mean, deviation):
+            raise StoreError(f"calibration of {name!r} {problem}")
         checked[name] = (mean, deviation)
     return checked
 
@@ -168,14 +168,14 @@ def complete(
             return name, values
 
         def checked() -> Iterator[tuple[str, Array]]:
-            left = set(entries)
+            pending = set(entries)
             # In the order in which a new store has them, as HDF5 lays arrays out as they are
             # written.
             for name, values in outside.arrays(features):
-                if name in left:
-                    left.remove(name)
+                if name in pending:
+                    pending.remove(name)
                     yield same(name, values if name in missing else read(name))
-            for name in sorted(left):
+            for name in sorted(pending):
                 if name in missing:
                     raise _other(source.path, name)
                 yield same(name, read(name))
@@ -238,9 +238,9 @@ def root_of_parts(
     """Make the same as `sealed_root` from `count` pairs of a part and the lengths of its
     sequences."""
     many = count > FEW_PARTS
-    found = {**attributes, "state": "sealed", "version": VERSIONS[many]}
+    root = {**attributes, "state": "sealed", "version": VERSIONS[many]}
     entries = read_entries(attributes.get("arrays"), "")
-    manifest = Manifest({key: found[key] for key in ATTRIBUTES}, entries, [])
+    manifest = Manifest({key: root[key] for key in ATTRIBUTES}, entries, [])
     if many:
         data = manifest.to_bytes(write_index(parts, features, write))
     else:
@@ -248,8 +248,8 @@ def root_of_parts(
         data = replace(manifest, parts=listed, lengths=np.concatenate(lengths)).to_bytes()
         if len(data) > MAX_BYTES:  # readers need the rest, not the lengths
             data = replace(manifest, parts=listed).to_bytes()
-    found["arrays"] = {name: entries[name].to_json() for name in sorted(entries)}
-    return found | {"checksum": seal_checksum(data, found["created"])}, data
+    root["arrays"] = {name: entries[name].to_json() for name in sorted(entries)}
+    return root | {"checksum": seal_checksum(data, root["created"])}, data
 
 
 def _lengths(source: StoreSource, part: Part, features: Features) -> Array:

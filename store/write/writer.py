@@ -85,9 +85,9 @@ class StoreWriter:
         attributes = existing.new_attributes(identity, features, software)
         existing.check_continued(staging, attributes, shared)
         with existing.writing(staging.path):
-            right: WriteLease = lease or staging.lease()
+            write_lease: WriteLease = lease or staging.lease()
             try:
-                staging.mark = right.token
+                staging.mark = write_lease.token
                 # Another process may have sealed the store before this one had the lease.
                 existing.check_writable(path, shared)
                 # If nobody else writes, all files under temporary names are of dead writers.
@@ -97,16 +97,16 @@ class StoreWriter:
                     staging.clear()
                 if existing.check_continued(staging, attributes):
                     existing.check_parts(staging)
-                    found = existing.root_of(staging) or {}
-                    tree.complete(staging, found, features, arrays)
+                    root = existing.root_of(staging) or {}
+                    tree.complete(staging, root, features, arrays)
                 else:
                     tree.create(staging, attributes, arrays.arrays(features))
-                return StoreWriter(staging, existing.root_of(staging) or attributes, right)
+                return StoreWriter(staging, existing.root_of(staging) or attributes, write_lease)
             except BaseException:
                 with suppress(OSError, UserError):
-                    staging.clear(right.token)
+                    staging.clear(write_lease.token)
                 with suppress(Unreachable):  # the error before it is the one to report
-                    right.close()
+                    write_lease.close()
                 raise
 
     @staticmethod
@@ -159,8 +159,8 @@ class StoreWriter:
         Only checksums are compared; the part is not read.
         """
         entries = self.published_part(number).arrays
-        given = self._part(number, token_counts).set_sequences(sequences).items()
-        return [name for name, values in given if digest(values) != entries[name].sha256]
+        arrays = self._part(number, token_counts).set_sequences(sequences).items()
+        return [name for name, values in arrays if digest(values) != entries[name].sha256]
 
     def published_part(self, number: int) -> Part:
         """Return the entry of a published part: counts and checksums."""

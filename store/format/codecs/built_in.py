@@ -268,14 +268,14 @@ class Int4(Codec):
     def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
         packed, scale = stored["values"].view(xp.int8), wide(stored["scale"], xp)
         tokens, groups = scale.shape
-        there = 2 * packed.shape[1]
+        filled = 2 * packed.shape[1]
         # NumPy's arrays have a device as tensors do, since version 2.0.
         values = xp.empty((tokens, groups * self.group), dtype=xp.float32, device=packed.device)
         # As int8, a shift to the right extends the sign bit of a nibble.
-        values[:, 0:there:2] = (packed << 4) >> 4
-        values[:, 1:there:2] = packed >> 4
+        values[:, 0:filled:2] = (packed << 4) >> 4
+        values[:, 1:filled:2] = packed >> 4
         # These channels are cut off below, but uninitialised numbers could overflow in the product.
-        values[:, there:] = 0
+        values[:, filled:] = 0
         grouped = values.reshape(tokens, groups, self.group)
         grouped *= scale[:, :, None]
         return grouped.reshape(tokens, -1)[:, : row[0]]
@@ -297,8 +297,8 @@ class Int4(Codec):
 
 def _scale_up(peak: Floats, levels: int) -> NDArray[np.float16]:
     """Return the smallest float16 scale with peak <= levels * scale, so that nothing is clipped."""
-    wanted = peak / np.float32(levels)
-    scale = wanted.astype(np.float16)
+    exact = peak / np.float32(levels)
+    scale = exact.astype(np.float16)
     # Rounding to the nearest float16 may give less than the peak needs.
     low = scale.astype(np.float32) * np.float32(levels) < peak
     return np.where(low, np.nextafter(scale, np.float16(np.inf)), scale)

@@ -150,8 +150,8 @@ class HiddenCodec:
 
     def unlike(self, found: Mapping[str, Any]) -> list[str]:
         """See `Codec.unlike`. Only the presence of `normalised` matters, not its text."""
-        other = bool(found.get("normalised")) != self.normalised
-        return self.codec.unlike(found) + ["normalised"] * other
+        differs = bool(found.get("normalised")) != self.normalised
+        return self.codec.unlike(found) + ["normalised"] * differs
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
         """Return the error bound of `values`, which are normalised; see `Codec.bound`."""
