@@ -148,24 +148,24 @@ class Bucket:
     def has_all(self, names: Iterable[str]) -> list[bool]:
         """Return for each name whether the object exists, by concurrent requests."""
 
-        async def one(name: str) -> bool:
+        async def exists(name: str) -> bool:
             try:
                 await self.retrier.send(name, lambda: self._size(name))
             except ABSENT:
                 return False
             return True
 
-        return self._many(one, names)
+        return self._many(exists, names)
 
-    def _many(self, one: Callable[[Any], Awaitable[Result]], items: Iterable[Any]) -> list[Result]:
-        """Await `one` for every item, AT_ONCE at a time; return the results in order."""
+    def _many(self, call: Callable[[Any], Awaitable[Result]], items: Iterable[Any]) -> list[Result]:
+        """Await `call` for every item, AT_ONCE at a time; return the results in order."""
 
         async def every() -> list[Result]:
             slots = asyncio.Semaphore(AT_ONCE)
 
             async def placed(item: Any) -> Result:
                 async with slots:
-                    return await one(item)
+                    return await call(item)
 
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(placed(item)) for item in items]
@@ -190,14 +190,14 @@ class Bucket:
     def put_files(self, files: Mapping[str, Path]) -> None:
         """Write objects from files, concurrently and in no order."""
 
-        async def one(item: tuple[str, Path]) -> None:
+        async def put_file(item: tuple[str, Path]) -> None:
             name, file = item
             # A file is read when its request may start: at most AT_ONCE files are in memory.
             # A thread reads it, because zarr-python uses the same loop.
             data = await asyncio.to_thread(file.read_bytes)
             await self.retrier.send(name, lambda: self._put(name, data), len(data))
 
-        self._many(one, files.items())
+        self._many(put_file, files.items())
 
     def put_if(self, name: str, data: bytes, tag: str | None) -> str | None:
         """Write an object if its ETag is still `tag` or, if `tag` is None, if it does not exist.
@@ -253,13 +253,13 @@ class Bucket:
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; missing ones are ignored."""
 
-        async def one(name: str) -> None:
+        async def delete_one(name: str) -> None:
             try:
                 await self.retrier.send(name, lambda: self._obstore.delete_async(self.store, name))
             except ABSENT:
                 return
 
-        self._many(one, names)
+        self._many(delete_one, names)
 
 
 def _client(url: str, options: dict[str, Any] | None) -> Any:
@@ -271,7 +271,7 @@ def _client(url: str, options: dict[str, Any] | None) -> Any:
     # s3fs expects the endpoint inside `client_kwargs`, so users of pandas pass it there.
     given.update(given.pop("client_kwargs", None) or {})
     config = {OF_S3FS.get(key, key): value for key, value in given.items()}
-    more = _provided(url, config) if url.startswith(("s3://", "s3a://")) else {}
+    credentials = _provided(url, config) if url.startswith(("s3://", "s3a://")) else {}
     try:
         return from_url(
             url,
@@ -280,7 +280,7 @@ def _client(url: str, options: dict[str, Any] | None) -> Any:
             # too early for a large object. `Retrier` has the timeouts and the retries.
             client_options={"allow_http": True, "timeout": "6h", "connect_timeout": "20s"},
             retry_config={"max_retries": 0},
-            **more,
+            **credentials,
         )
     except Exception as error:  # obstore raises a type of its own for each cause
         raise StoreError(f"{url}: cannot be opened ({first_line(error)})") from error

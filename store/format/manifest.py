@@ -193,9 +193,9 @@ class Manifest:
         if middle < len(names):
             yield _lines("", self.arrays, names[middle:])
 
-    def _checksums_of(self, places: Array) -> Iterator[bytes]:
-        """Yield the JSON of all arrays of the parts at these places, in this order."""
-        for part in map(self.parts.__getitem__, places.tolist()):
+    def _checksums_of(self, indices: Array) -> Iterator[bytes]:
+        """Yield the JSON of all arrays of the parts with these indices, in this order."""
+        for part in map(self.parts.__getitem__, indices.tolist()):
             yield _lines(f"parts/{part.number}/", part.arrays, sorted(part.arrays))
 
     def to_bytes(self, index: dict[str, Any] | None = None) -> bytes:

@@ -71,8 +71,8 @@ class IndexedManifest(Manifest):
     def numbers(self) -> Array:
         return self.parts.numbers
 
-    def _checksums_of(self, places: Array) -> Iterator[bytes]:
-        return self.parts.checksums(places)
+    def _checksums_of(self, indices: Array) -> Iterator[bytes]:
+        return self.parts.checksums(indices)
 
 
 def _read_lengths(value: object, features: Features, sequences: int, where: str) -> Array | None:

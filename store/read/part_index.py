@@ -87,20 +87,20 @@ class PartIndex:
 
     def locate(self, index: int) -> tuple[PartReader, int]:
         """Return the part of sequence `index`, and its position in the part."""
-        place = int(self.part_of(index))
-        return self.part(place), index - int(self.first[place])
+        part_index = int(self.part_of(index))
+        return self.part(part_index), index - int(self.first[part_index])
 
     def lengths(self, begin: int, end: int) -> Array:
         """Return int64 [end - begin]: the numbers of tokens of sequences begin..end of one part."""
         if self._known is not None:
             return np.asarray(self._known[begin:end], np.int64)
-        place = int(self.part_of(begin))
-        if place not in self._lengths:
+        part_index = int(self.part_of(begin))
+        if part_index not in self._lengths:
             # Only for a store whose manifest has no lengths. The next epoch would have to open the
             # part again to plan its batches.
-            self._lengths[place] = np.diff(self.part(place).token_start).astype(np.int32)
-        first = int(self.first[place])
-        return self._lengths[place][begin - first : end - first].astype(np.int64)
+            self._lengths[part_index] = np.diff(self.part(part_index).token_start).astype(np.int32)
+        first = int(self.first[part_index])
+        return self._lengths[part_index][begin - first : end - first].astype(np.int64)
 
     def lengths_of(self, blocks: Array) -> Array:
         """Return int64 [n]: tokens of the sequences of blocks, one block after another."""

@@ -39,14 +39,14 @@ class Buffers:
 
     def get(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array of this shape with uninitialised content."""
-        held = self._arrays.get(name)
+        array = self._arrays.get(name)
         # The shape of a row is not compared: in one store it is the same for each name.
-        if held is None or held.dtype != dtype or len(held) < shape[0]:
+        if array is None or array.dtype != dtype or len(array) < shape[0]:
             # A copy into fresh memory runs at 2.5 GB/s, into used memory at 8. The eighth saves
             # growing again for each slightly larger batch.
-            held = np.empty((shape[0] + shape[0] // 8, *shape[1:]), dtype)
-            self._arrays[name] = held
-        return held[: shape[0]]
+            array = np.empty((shape[0] + shape[0] // 8, *shape[1:]), dtype)
+            self._arrays[name] = array
+        return array[: shape[0]]
 
 
 def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], Array, Array]:

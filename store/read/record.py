@@ -174,8 +174,8 @@ class View:
     def _task(self, kind: str, rows: tuple[int, int]) -> Array:
         task, part = self._record.features.task, self._record.part
         if task is None or task.kind != kind:
-            held = task.kind if task else "no task"
-            raise MissingFeature(f"no logits of {kind} in this store; it has: {held}")
+            available = task.kind if task else "no task"
+            raise MissingFeature(f"no logits of {kind} in this store; it has: {available}")
         return part.read(f"view{self.number}/{task.outputs}/values", *rows)
 
     @cached_property

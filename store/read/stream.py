@@ -191,8 +191,8 @@ class Streamer:
 
         Raises StoreError.
         """
-        here = f"view{pool.view}"
-        names = tuple(sorted(name for name in batch.stored if name.startswith(f"{here}/")))
+        prefix = f"view{pool.view}"
+        names = tuple(sorted(name for name in batch.stored if name.startswith(f"{prefix}/")))
         # The first word differs from any key of `Pool.check_values` in the same dictionary.
         seen = self._lawful.setdefault(("together", *names), np.zeros(len(self._index), bool))
         if seen[batch.index].all():
@@ -200,7 +200,7 @@ class Streamer:
         sample = batch.logits if batch.logits and batch.logits.tier == "sample" else None
         draws = (sample.start, sample.ids, sample.counts) if sample else None
         lengths = np.diff(batch.start)
-        for name, law in joint_violations(pool.features, here, batch.stored, lengths, draws):
+        for name, law in joint_violations(pool.features, prefix, batch.stored, lengths, draws):
             sequence = int(np.searchsorted(batch.start, law.row, "right")) - 1
             part, position = self._index.locate(int(batch.index[sequence]))
             row = int(part.token_start[position]) + law.row - int(batch.start[sequence])
@@ -334,10 +334,10 @@ def _gather(pool: Pool, calibration: Calibration, positions: Array, buffers: Buf
     no_words = np.zeros(len(positions) + 1, np.int64), np.empty((0, 3), np.int32)
     of_chats = pool.features.messages and not pool.view
     words, messages = (no_words, spans) if of_chats else (spans, None)
-    here, level = f"view{pool.view}", pool.features.level
+    prefix, level = f"view{pool.view}", pool.features.level
     hidden = {
         name: HiddenBatch(
-            {key: stored[f"{here}/hidden/{name}/{key}"] for key in level.hidden.names},
+            {key: stored[f"{prefix}/hidden/{name}/{key}"] for key in level.hidden.names},
             *calibration[name],
             level.hidden,
         )
@@ -345,7 +345,7 @@ def _gather(pool: Pool, calibration: Calibration, positions: Array, buffers: Buf
     }
 
     def attention(name: str) -> Any:
-        return level.attention.from_codes(stored[f"{here}/attention/{name}/values"])
+        return level.attention.from_codes(stored[f"{prefix}/attention/{name}/values"])
 
     return Batch(
         index=pool.index[positions],
@@ -364,8 +364,8 @@ def _gather(pool: Pool, calibration: Calibration, positions: Array, buffers: Buf
         load_texts=lambda: [pool.texts[sequence] for sequence in ragged.tolist()],
         labels=stored.get("sequence/label"),
         tags=stored.get("token/tag"),
-        class_logits=stored.get(f"{here}/classes/values"),
-        tag_logits=stored.get(f"{here}/tags/values"),
+        class_logits=stored.get(f"{prefix}/classes/values"),
+        tag_logits=stored.get(f"{prefix}/tags/values"),
         load_embedding=lambda: _vectors(pool.features, stored),
         learnt=learnt_tokens(stored.get(CONTEXT), stored.get(LEARN), lengths),
         messages=messages,

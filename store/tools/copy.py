@@ -81,8 +81,8 @@ def _ragged(
     return arrays[f"{group}/start"], rows[of]
 
 
-def _rows_of(start: Array, chosen: Array) -> Array:
-    return ranges(start[chosen], np.diff(start)[chosen])
+def _rows_of(start: Array, rows: Array) -> Array:
+    return ranges(start[rows], np.diff(start)[rows])
 
 
 def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:

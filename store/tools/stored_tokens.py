@@ -35,11 +35,11 @@ def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tupl
 
 
 def _other_parts_of(
-    path: str, options: dict[str, Any] | None, places: list[int]
+    path: str, options: dict[str, Any] | None, indices: list[int]
 ) -> list[tuple[int, str]]:
     # `verify` calls this for damaged stores too, which `open_store` refuses.
     with closing(open_damaged(path, options).store) as store:
-        return _other_parts(store, places)
+        return _other_parts(store, indices)
 
 
 def _other_parts(store: FeatureStore, indices: list[int]) -> list[tuple[int, str]]:

@@ -186,8 +186,8 @@ class PartWriter:
         """Put the partitions of rows; return the rows, and the description of the logits."""
         spec, path = self._features.logits, f"view{view}/logits"
         if spec is None or spec.tier != tier:
-            held = spec.tier if spec else "none"
-            raise StoreError(f"{self._where}: the logits of this store are {held}, not {tier}")
+            stored = spec.tier if spec else "none"
+            raise StoreError(f"{self._where}: the logits of this store are {stored}, not {tier}")
         numbers = self._claim(path, rows)
         values = self._shaped(f"{path}/log_partition", log_partition, numbers.shape)
         self._check_law(f"{path}/log_partition", numbers, row_violation(values))

@@ -135,13 +135,13 @@ def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[byt
         heap, names = fields.address(), fields.address()
         if heap == UNDEFINED:
             continue
-        held, taken = Heap(blocks, heap), 0
+        objects, total = Heap(blocks, heap), 0
         for record in BTree(blocks, names, tree).records():
             if tree == NAMES:
                 record.take(4)  # the hash of the name
-            body = held.get(record)
-            taken += len(body)
-            if taken > MAX_HEAPED:  # many may be the same bytes of the file
+            body = objects.get(record)
+            total += len(body)
+            if total > MAX_HEAPED:  # many may be the same bytes of the file
                 raise Damage(f"links or attributes take more than {MAX_HEAPED:,} bytes")
             yield body
 

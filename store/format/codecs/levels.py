@@ -121,8 +121,8 @@ def form_of(name: str, encodings: object, kinds: tuple[str, ...] = KINDS) -> int
         raise StoreError(f"features: encodings must be a JSON object, got {encodings!r:.80}")
     forms, described = forms_of(name), dict[str, Mapping[str, Any]]()
     for kind in kinds:
-        found = encodings.get(kind)
-        described[kind] = found if isinstance(found, Mapping) else {}
+        encoding = encodings.get(kind)
+        described[kind] = encoding if isinstance(encoding, Mapping) else {}
     unlike = [
         [(kind, key) for kind in kinds for key in getattr(level, kind).unlike(described[kind])]
         for level in forms
@@ -130,12 +130,12 @@ def form_of(name: str, encodings: object, kinds: tuple[str, ...] = KINDS) -> int
     # The error names a key of the form that differs least.
     nearest = min(range(len(forms)), key=lambda form: len(unlike[form]))
     for kind, key in unlike[nearest]:
-        found, expected = (
-            json.dumps(each.get(key))
-            for each in (described[kind], getattr(forms[nearest], kind).description)
+        actual, expected = (
+            json.dumps(description.get(key))
+            for description in (described[kind], getattr(forms[nearest], kind).description)
         )
         raise StoreError(
-            f"features: encodings.{kind}.{key} of codec {name!r} is {found:.80}, expected"
+            f"features: encodings.{kind}.{key} of codec {name!r} is {actual:.80}, expected"
             f" {expected}; read the store with the software that wrote it"
         )
     return nearest
