@@ -85,9 +85,9 @@ class DiskCache:
         self.full = False  # a write has failed: nothing more is written
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with self._counted() as taken:
+            with self._counted() as usage:
                 # An earlier run may have filled the folder up to a larger bound.
-                self._make_room(taken, bound or None)
+                self._make_room(usage, bound or None)
         except OSError as error:
             raise UserError(
                 f"--cache {PREFIX}{folder}: cannot be written: {files.reason(error)}"
@@ -109,19 +109,19 @@ class DiskCache:
                 raise OSError("its file system has no locks (a local disk has them)")
             try:
                 data = os.pread(file, TOTAL.size, 0)
-                taken = _BytesTaken(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)
+                usage = _BytesTaken(file, TOTAL.unpack(data)[0] if len(data) == TOTAL.size else 0)
                 if len(data) != TOTAL.size:
-                    self._make_room(taken, None)
-                yield taken
+                    self._make_room(usage, None)
+                yield usage
             finally:
                 # Closing would not unlock: a process forked meanwhile holds the file open, too.
                 fcntl.flock(file, fcntl.LOCK_UN)
         finally:
             os.close(file)
 
-    def _make_room(self, taken: _BytesTaken, most: int | None) -> None:
+    def _make_room(self, usage: _BytesTaken, most: int | None) -> None:
         """Remove temporary files of killed processes, and the least recently used entries until the
-        cache has at most `most` bytes. Set `taken` to the bytes that remain."""
+        cache has at most `most` bytes. Set `usage` to the bytes that remain."""
         entries, total = [], 0
         with os.scandir(self.folder) as listed:
             for entry in listed:
@@ -137,7 +137,7 @@ class DiskCache:
             with suppress(FileNotFoundError):
                 os.unlink(path)
             total -= size
-        taken.add(total - taken.bytes)
+        usage.add(total - usage.bytes)
 
     def _path(self, store: str, name: str, begin: int, end: int) -> Path:
         return self.folder / f"{_entry_prefix(store, name)}.{begin}.{end}"
@@ -184,9 +184,9 @@ class DiskCache:
             return
         tail = END.pack(MARK, google_crc32c.value(piece.data), piece.whole)
         try:
-            with self._counted() as taken:
-                if not path.exists() and self._has_room(taken, size):
-                    self._write(taken, path, size, (piece.data.data, tail))
+            with self._counted() as usage:
+                if not path.exists() and self._has_room(usage, size):
+                    self._write(usage, path, size, (piece.data.data, tail))
         except OSError as error:
             self.full = True
             logging.getLogger(__name__).warning(
@@ -194,15 +194,15 @@ class DiskCache:
                 " address", PREFIX, self.folder, files.reason(error),
             )  # fmt: skip
 
-    def _has_room(self, taken: _BytesTaken, size: int) -> bool:
-        if taken.bytes + size > self.bound:
-            self._make_room(taken, max(0, int(self.bound * FILL_AFTER_CLEANUP) - size))
-        return taken.bytes + size <= self.bound
+    def _has_room(self, usage: _BytesTaken, size: int) -> bool:
+        if usage.bytes + size > self.bound:
+            self._make_room(usage, max(0, int(self.bound * FILL_AFTER_CLEANUP) - size))
+        return usage.bytes + size <= self.bound
 
     def _write(
-        self, taken: _BytesTaken, path: Path, size: int, data: tuple[memoryview | bytes, ...]
+        self, usage: _BytesTaken, path: Path, size: int, data: tuple[memoryview | bytes, ...]
     ) -> None:
-        taken.add(size)  # before there is a file: after a kill the count is too high, never too low
+        usage.add(size)  # before there is a file: after a kill the count is too high, never too low
         new = path.with_name(f"{files.UNFINISHED}{path.name}-{os.urandom(8).hex()}")
         try:
             with os.fdopen(files.create(new, 0o644), "wb") as opened:
@@ -211,7 +211,7 @@ class DiskCache:
             os.rename(new, path)
         except OSError:
             new.unlink(missing_ok=True)
-            taken.add(-size)
+            usage.add(-size)
             raise
 
     def forget(self, store: str, *names: str) -> None:
@@ -220,9 +220,9 @@ class DiskCache:
         self._remove([path for path in self.folder.iterdir() if path.name[:32] in named])
 
     def _remove(self, paths: list[Path]) -> None:
-        with self._counted() as taken:
+        with self._counted() as usage:
             for path in paths:
                 with suppress(FileNotFoundError):
                     size = taken_by(path.stat().st_size)
                     path.unlink()
-                    taken.add(-size)
+                    usage.add(-size)

@@ -94,8 +94,8 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
         for begin, values in row_slices(part.array(name), 1):
             if name.endswith("/logits/places"):
                 most = part.array(f"{name.removesuffix('places')}distinct").shape[0]
-                wrong = f"has an index that is not one of its {most} distinct ids"
-                law = out_of_range(values, 0, most - 1, wrong)
+                problem = f"has an index that is not one of its {most} distinct ids"
+                law = out_of_range(values, 0, most - 1, problem)
             else:
                 law = find_violation(part.features, calibration, name, values)
             if law:

@@ -149,12 +149,12 @@ def begin_copy(
         extras=(MixedVocab.stored(store), WordCounts.stored(store) if words else None),
     )
     checksums = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
-    unlike = [name for name, e in writer.outside.items() if e.sha256 != checksums.get(name)]
+    differing = [name for name, e in writer.outside.items() if e.sha256 != checksums.get(name)]
     # A part that this source does not have was copied from another one.
-    unlike += [f"part {number}" for number in sorted(writer.published.difference(numbers))]
-    if unlike:
+    differing += [f"part {number}" for number in sorted(writer.published.difference(numbers))]
+    if differing:
         writer.close()
-        raise UserError(_other_source(path, store, unlike[0]))
+        raise UserError(_other_source(path, store, differing[0]))
     return writer
 
 
@@ -202,9 +202,9 @@ def _check_copied(
     plain = _is_plain(writer, store, target)
     # If only one of the two has ranked logits, their ids are in different arrays.
     names = [n for n in published if n in expected and (plain or not ENCODED.fullmatch(n))]
-    unlike = [name for name in names if published[name].sha256 != expected[name]]
-    if unlike:
-        raise UserError(_other_source(writer.path, store, f"{unlike[0]} of part {number}"))
+    differing = [name for name in names if published[name].sha256 != expected[name]]
+    if differing:
+        raise UserError(_other_source(writer.path, store, f"{differing[0]} of part {number}"))
 
 
 def _is_plain(writer: StoreWriter, store: FeatureStore, target: FeatureStore) -> bool:

@@ -91,27 +91,27 @@ def _check_alike(stores: Sequence[FeatureStore]) -> None:
                 f"{other.path} holds a student's vocabulary, but a merged store takes it from the"
                 f" first store, now {first.path}; name {other.path} first"
             )
-        both = f"{first.path} and {other.path}"
-        unlike = [
+        pair = f"{first.path} and {other.path}"
+        differing = [
             f"{key} is {one} and {two}"
             for key, one, two in fact_differences(facts(first), facts(other))
             if key.split(".")[0] != "corpus" and key not in free
         ]
-        if unlike:
+        if differing:
             raise UserError(
-                f"{both} cannot be merged: {first_few(unlike)}; dump one of them again with"
+                f"{pair} cannot be merged: {first_few(differing)}; dump one of them again with"
                 " the teacher and the options of the other"
             )
-        unlike = [
+        differing = [
             f"{key} is {one} and {two}"
             for key, one, two in differences(_features(first), _features(other))
             # Encodings differ with the codec, which is compared itself; ids are converted.
             if key != "logits.ranked"
             and (key.split(".")[0] != "encodings" or first.features.codec == other.features.codec)
         ]
-        if unlike:
+        if differing:
             raise UserError(
-                f"{both} hold different features: {first_few(unlike)}; dump one of them again"
+                f"{pair} hold different features: {first_few(differing)}; dump one of them again"
                 " with the options of the other (for the codec alone, `feature-store convert"
                 " --codec`)"
             )

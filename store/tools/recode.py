@@ -85,13 +85,13 @@ def _hidden(
     calibration: tuple[Array, Array],
     target: tuple[Array, Array],
 ) -> None:
-    before, after = old.level.hidden, new.level.hidden
+    old_codec, new_codec = old.level.hidden, new.level.hidden
     _recode(
         result,
         path,
-        before.names,
-        after.codec.arrays((new.width,)),
-        lambda stored: after.encode(before.decode(stored, *calibration), *target),
+        old_codec.names,
+        new_codec.codec.arrays((new.width,)),
+        lambda stored: new_codec.encode(old_codec.decode(stored, *calibration), *target),
         f"{path}: some hidden states are too far from the mean for this codec; give --codec exact",
     )
 
@@ -121,28 +121,28 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
 
 
 def _rows(
-    result: dict[str, Array], path: str, width: int, before: Codec, after: Codec, codec: str
+    result: dict[str, Array], path: str, width: int, old: Codec, new: Codec, codec: str
 ) -> None:
     """Recode rows of `width` values in `result`, in place."""
     _recode(
         result,
         path,
-        before.names,
-        after.arrays((width,)),
-        lambda stored: after.encode(before.decode(stored, (width,))),
+        old.names,
+        new.arrays((width,)),
+        lambda stored: new.encode(old.decode(stored, (width,))),
         f"{path}: values are too large for codec {codec!r}; give another --codec",
     )
 
 
-def _codes(result: dict[str, Array], path: str, before: Elementwise, after: Elementwise) -> None:
+def _codes(result: dict[str, Array], path: str, old: Elementwise, new: Elementwise) -> None:
     """Recode an array of codes, each of one value, in `result`, in place."""
     group, _, name = path.rpartition("/")
     _recode(
         result,
         group,
         [name],
-        {name: after.arrays(result[path].shape[1:])["values"]},
-        lambda stored: {name: after.to_codes(before.from_codes(stored[name]))},
+        {name: new.arrays(result[path].shape[1:])["values"]},
+        lambda stored: {name: new.to_codes(old.from_codes(stored[name]))},
         f"{path}: values are too large for the codec; give another --codec",
     )
 

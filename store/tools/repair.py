@@ -98,12 +98,12 @@ def _opened(staging: LocalStaging) -> DamagedStore:
         raise _hopeless(staging, without_remedy(error), {}) from error
 
 
-def _hopeless(staging: LocalStaging, why: str, identity: Mapping[str, Any]) -> UserError:
+def _hopeless(staging: LocalStaging, reason: str, identity: Mapping[str, Any]) -> UserError:
     both = ""
     if isinstance(staging, Hdf5Staging) and staging.parts.exists():
         both = f" and {staging.parts}"
     return UserError(
-        f"{staging.path}: {why.removeprefix(f'{staging.path}: ')}; the rest of the store cannot"
+        f"{staging.path}: {reason.removeprefix(f'{staging.path}: ')}; the rest of the store cannot"
         f" repair this: restore it from a copy, or remove it{both} and repeat the command that made"
         f" it ({making_command(identity)})"
     )

@@ -153,7 +153,7 @@ def sequence_facts(
 
 def _tokens(pieces: Pieces, record: Record, view: View, best: int) -> list[dict[str, Any]]:
     task, tags, tokens = record.features.task, record.tags, []
-    likely = pieces.best(view, best)
+    predicted = pieces.best(view, best)
     masks = view.mask if view.number else None
     for number, (begin, end) in enumerate(record.offsets.tolist()):
         token_id = int(record.token_ids[number])
@@ -162,10 +162,10 @@ def _tokens(pieces: Pieces, record: Record, view: View, best: int) -> list[dict[
         token |= {"characters": span, "text": record.text[begin:end] if span else ""}
         if masks is not None:
             token["masked"] = bool(masks[number])
-        if likely:
+        if predicted:
             token["best"] = [
                 {"id": piece_id, "piece": pieces.name(piece_id), "probability": share}
-                for piece_id, share in likely[number]
+                for piece_id, share in predicted[number]
             ]
         if task and tags is not None:
             token["tag"] = _gold(task, int(tags[number]))
