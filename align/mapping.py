@@ -50,10 +50,10 @@ class VocabularyMap:
         """Make the map of two vocabularies. This is slow, so do it once for each pair."""
         # The alignment `bytes` needs them for every batch, and they depend on the vocabularies
         # alone.
-        return cls._made(teacher, student, (PieceBytes.of(teacher), PieceBytes.of(student)))
+        return cls._build(teacher, student, (PieceBytes.of(teacher), PieceBytes.of(student)))
 
     @classmethod
-    def _made(
+    def _build(
         cls,
         teacher: Vocabulary,
         student: Vocabulary,
@@ -113,7 +113,7 @@ class VocabularyMap:
         return (self,)
 
     def _where(self, edge: bool) -> VocabularyMap:
-        return self._made(
+        return self._build(
             self.teacher, self.student, (self.teacher_bytes, self.student_bytes), edge
         )
 

@@ -281,11 +281,11 @@ class Pool:
         arrays |= {f"view{self.view}/logits/{key}": values for key, values in self.draws.items()}
         for name, values in arrays.items():
             if law := find_violation(self.features, calibration, name, values):
-                part, line = self._place(name, law)
+                part, line = self._locate(name, law)
                 raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
         seen[sequences] = True
 
-    def _place(self, name: str, law: Violation) -> tuple[PartReader, str]:
+    def _locate(self, name: str, law: Violation) -> tuple[PartReader, str]:
         """Return the part with a violation, and a line that describes the violation and its
         place."""
         draws = self.draw_start if name.endswith(("/logits/ids", "/logits/counts")) else None

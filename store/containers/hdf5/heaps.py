@@ -104,7 +104,7 @@ class Heap:
         fields.number(2)
         self._root, self._rows = fields.address(), fields.number(2)
         sizes = self._width, self._start, self._direct
-        # `_place` computes with bit lengths, which is right for powers of two only.
+        # `_locate_block` computes with bit lengths, which is right for powers of two only.
         if not (POWERS.issuperset(sizes) and self._start <= self._direct and self._bits <= 64):
             raise Damage("a heap has impossible sizes")
         self._offset_bytes = -(-self._bits // 8)
@@ -124,7 +124,7 @@ class Heap:
         if kind:
             raise Damage(f"a heap ID has type {kind:#x}, expected 0 or 0x10")
         offset, size = heap_id.number(self._offset_bytes), heap_id.number(self._length_bytes)
-        address, length, base = self._place(offset)
+        address, length, base = self._locate_block(offset)
         if offset - base + size > length:
             raise Damage("an object of a heap is longer than its block")
         return self._block(address, length, base)[offset - base : offset - base + size]
@@ -162,7 +162,7 @@ class Heap:
         fields.expect("the address of its heap", 8, self._address)
         fields.expect("its offset", self._offset_bytes, base)
 
-    def _place(self, offset: int) -> tuple[int, int, int]:
+    def _locate_block(self, offset: int) -> tuple[int, int, int]:
         """Return address, size and offset of the direct block that holds an offset of the heap."""
         if not self._rows:
             return self._root, self._start, 0
