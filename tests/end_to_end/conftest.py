@@ -21,8 +21,7 @@ Teachers = Callable[..., Path]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Use one thread: sums of two threads are rounded differently, and the tests compare for
-    equality."""
+    """Use one thread: sums of two are rounded differently, and the tests compare for equality."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

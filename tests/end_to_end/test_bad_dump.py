@@ -72,7 +72,6 @@ def test_teacher(tmp_path: Path, folder: Path, corpus: Path, case: str) -> None:
 
 
 def test_corpus(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
-    """A bad corpus is refused; tests/teacher_dump/corpus has all kinds of errors."""
     path = tmp_path / "text.txt"
     path.write_bytes(b"plain\n" * 5000 + "schön\n".encode("latin-1"))
     line = refused(
@@ -109,8 +108,7 @@ def test_out_exists(
     store: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An existing output is refused before the teacher runs, as a big one takes minutes to
-    calibrate."""
+    """It is refused before the teacher runs: a big one takes minutes to calibrate."""
     words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--out")
     (tmp_path / "file.zarr").write_text("mine")
     (tmp_path / "file.h5").write_text("mine")
@@ -127,8 +125,7 @@ def test_out_exists(
 def test_weights_beyond_float16_are_reported_as_such(
     tmp_path: Path, folder: Path, corpus: Path
 ) -> None:
-    """Weights beyond float16 are reported as such: they are finite, and the teacher runs with
-    them."""
+    """They are finite, and the teacher runs with them."""
     weights = load_file(folder / "model.safetensors")
     weights["bert.embeddings.word_embeddings.weight"][-1, 0] = 1.5e5
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

@@ -68,8 +68,7 @@ def test_the_home_of_an_unknown_user(
 def test_a_folder_of_a_model_whose_name_is_not_utf8(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
 ) -> None:
-    """A model's folder whose name is not UTF-8 is refused, as tokenizers and safetensors cannot use
-    it. Corpora and stores with such names work."""
+    """tokenizers and safetensors cannot use it. Corpora and stores with such names work."""
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     shutil.copytree(tiny_teacher("bert"), folder / "model")
     known = (folder / "text.txt", tiny_teacher("bert"), tmp_path)
@@ -98,7 +97,7 @@ COMMANDS = {
 
 
 def test_python_without_docstrings_is_refused() -> None:
-    """Python with -OO is refused, as transformers would fail in the middle of its imports."""
+    """With -OO transformers would fail in the middle of its imports."""
     code = (
         "import importlib\n"
         f"for module, words in {COMMANDS}.items():\n"

@@ -134,8 +134,7 @@ def test_no_store(tmp_path: Path, corpus: Path, name: str) -> None:
 def test_torn_part_of_an_unfinished_store(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path, ext: str
 ) -> None:
-    """The line contains the command to type, and after it the dump continues and gives the same
-    store."""
+    """After the command in the line, the dump continues and gives the same store."""
     path = tmp_path / f"store.{ext}"
     options = dump_options(tiny_teacher("bert"), corpus, path)
     with unsealed():

@@ -104,7 +104,6 @@ def test_student_exists(tmp_path: Path, store: Path) -> None:
 
 
 def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Callable[[str], Path]) -> None:
-    """Without a mask token, and without a tokenizer at all."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path / "maskless")

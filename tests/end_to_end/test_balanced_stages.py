@@ -75,8 +75,7 @@ def test_each_step_has_a_batch_of_either_kind_with_its_losses(classes: FeatureSt
 
 
 def test_a_step_goes_along_the_sum_of_both(classes: FeatureStore) -> None:
-    """A step follows equation 8: the mean over labelled texts plus the mean over unlabelled
-    texts."""
+    """Equation 8: the mean over labelled texts plus the mean over unlabelled texts."""
     training = training_of(classes, steps=1)
     stream = training.batches(0)
     each = [losses_of(training, next(stream), plan) for plan in training.stage.batches]

@@ -76,7 +76,7 @@ def test_the_token_that_follows_in_several_families(tmp_path: Path, family: str)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_logits_from_the_head_in_several_families(tmp_path: Path, family: str) -> None:
-    """All logits from the head are correct in several families, with scaled and capped logits."""
+    """Some families scale or cap their logits."""
     model, cap = save_decoder(tmp_path / "model", family), CAPS.get(family)
     corpus = write_corpus(tmp_path / "corpus.txt", 6)
     path = dumped(model, corpus, tmp_path / "a.zarr", logits="head", **PLAIN)
@@ -225,8 +225,7 @@ def test_it_goes_through_every_command(
 def test_values_of_another_token_are_found(
     tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """Log-probabilities that are shifted by one are valid values of the wrong tokens, and are
-    found."""
+    """Log-probabilities that are shifted by one are valid values of the wrong tokens."""
 
     def shifted(decoder: Any, values: Any, following: Floats, partition: Floats) -> Floats:
         return observed_logprobs(decoder, values, np.roll(following, -1), partition)
@@ -245,8 +244,7 @@ def test_values_of_another_token_are_found(
 def test_a_store_of_an_earlier_release_goes_on(
     tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """A store of an earlier release lacks the new arrays, and neither its other parts nor a grown
-    store get any."""
+    """It lacks the new arrays, and neither its other parts nor a grown store get any."""
     model, path = tiny_teacher("gpt2"), tmp_path / "a.zarr"
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
     words = (*words, "--logits", "topk:4", "--device", "cpu", "--out")

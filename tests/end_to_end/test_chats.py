@@ -158,8 +158,7 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
 
 
 def test_a_student_reads_a_chat_as_in_its_training(tmp_path: Path, model: Path) -> None:
-    """A student reads a chat as in its training for any beginning of the template and any end token
-    of a message."""
+    """For any beginning of the template and any end token of a message."""
     template = "<end>" + TEMPLATE.replace("<end>", "<|endoftext|>")
     other = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
     rows, path = chats(6), tmp_path / "a.zarr"
@@ -251,8 +250,7 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
 
 @pytest.mark.parametrize("length", [128, 24])
 def test_an_empty_message_has_its_marks(tmp_path: Path, model: Path, length: int) -> None:
-    """An empty message has marks; otherwise a template may insert its own system message, or refuse
-    the chat."""
+    """Without them a template may insert its own system message, or refuse the chat."""
     turns = [("system", ""), ("user", "a"), ("assistant", ""), ("user", "the story")]
     chat = [{"role": role, "content": content} for role, content in [*turns, ("assistant", "b")]]
     path, corpus = tmp_path / "a.zarr", write_chats(tmp_path / "chats.jsonl", [chat] * 30)
@@ -380,8 +378,7 @@ def exported_chat(student: Path, out: Path) -> bool:
 
 
 def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -> None:
-    """The teacher's vocabulary has its template, also from a store without chats. A vocabulary
-    trained on the store's texts lacks the marks."""
+    """Also from a store without chats. A vocabulary trained on its texts lacks the marks."""
     path = tmp_path / "a.zarr"
     given = ("--model", model, "--corpus", write_corpus(tmp_path / "texts.txt"), "--out", path)
     ok(teacher_dump, *given, "--attention", "none", "--device", "cpu")

@@ -144,8 +144,7 @@ def test_dump_without_a_head_says_what_is_stored(
 def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
     tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dump without a corpus uses the docs of Python and prints so. It uses a part of the library
-    here; test_sources.py reads all of it."""
+    """It uses a part of the library here; test_sources.py reads all of it."""
     some = [each for each in sources.library_sources() if each[1].parent.name == "json"]
     monkeypatch.setattr(sources, "library_sources", lambda: some)
     out = tmp_path / "store.zarr"

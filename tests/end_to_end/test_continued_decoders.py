@@ -148,8 +148,7 @@ def test_it_is_trained_as_a_folder_of_the_same_kind(
 def test_low_rank_changes_are_trained_alone_and_added(
     causal: Path, models: Path, tmp_path: Path, name: str
 ) -> None:
-    """Linear layers change by matrices of the given rank and no other weight changes. The folder is
-    an ordinary one, and a stopped training ends with the same weights."""
+    """The folder is an ordinary one, and a stopped training ends with the same weights."""
     pytest.importorskip("peft")
     model = models / name
     words = ("--store", causal, "--student", model, "--lora", "3", *SHORT[2:])

@@ -76,8 +76,7 @@ def test_a_cache_changes_nothing(causal: Path, alone: Path, tmp_path: Path) -> N
 def test_stores_of_different_texts_are_trained_on_together(
     causal: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Each step has a batch of both stores. The second teacher has other tokens, and stored states
-    only."""
+    """The second teacher has other tokens, and stored states only."""
     corpus = write_corpus(tmp_path / "corpus.txt", 30)
     words: Words = ("--store", causal, *DECODER, "--steps", 2, "--loss", "next=1,hidden=1")
     other = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", logits=None)
@@ -91,8 +90,7 @@ def test_stores_of_different_texts_are_trained_on_together(
 
 @pytest.mark.slow
 def test_a_sweep_is_ranked_by_bits_a_byte(causal: Path, tmp_path: Path) -> None:
-    """A sweep ranks students with different losses and vocabularies by bits per byte, also without
-    `next`."""
+    """With different losses and vocabularies, also without `next`."""
     out = tmp_path / "sweep"
     words: Words = ("--student", "llama:16x1x2", "--steps", 3, "--batch-tokens", 512)
     words += ("--vocab", 300, "--vocab", "teacher", "--loss", "next", "--loss", "kl-next")

@@ -212,8 +212,7 @@ def test_what_a_decoder_cannot_do_is_refused(
 
 
 def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) -> None:
-    """Bits per byte are nats per token over bytes: one held-out figure for two vocabularies, over
-    the same bytes."""
+    """One held-out figure for two vocabularies, over the same bytes."""
     found = []
     for vocab in ("300", "teacher"):
         out = tmp_path / vocab
@@ -247,8 +246,7 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
 
 @pytest.mark.slow
 def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
-    """The mean of a teacher and itself is the teacher. The default losses for several teachers need
-    no probability of the text."""
+    """The mean of a teacher and itself is the teacher."""
     words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", "next=0.5,kl-next=0.5")
     found = []
     for name, stores in (("one", (store,)), ("two", (store, store))):
@@ -302,8 +300,7 @@ def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
 def test_a_decoder_reads_unmasked_text_only(
     tmp_path: Path, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """A decoder reads the unmasked view of a store with masked views, and cannot use a task's
-    store."""
+    """Of a store with masked views; it cannot use a task's store."""
     corpus = write_corpus(tmp_path / "corpus.txt", 20)
     masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", views=2)
     words = ("--student", "llama:32x1x4", "--vocab", "300", *SHORT)

@@ -165,8 +165,7 @@ def cases(lines: str) -> list[tuple[list[str], list[str]]]:
 def test_a_torchvision_for_another_torch_is_one_line(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """A torchvision for another torch gives one line in each command, as transformers imports any
-    installed torchvision."""
+    """transformers imports any installed torchvision."""
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')\n")

@@ -66,8 +66,7 @@ def angles(vectors: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_path: Path) -> None:
-    """A student has its teacher's vectors, in the teacher's space, for texts after the teacher's
-    prompt."""
+    """It has the teacher's vectors, in its space, for texts after the teacher's prompt."""
     store = stores("query")
     printed = ok(
         student_train, "--store", store, "--out", tmp_path / "s", *VOCAB,
@@ -113,8 +112,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: Path) -> None:
-    """With a loss of the vocabulary in addition to vectors and states, the masked-LM head is
-    saved."""
+    """With a loss of the vocabulary the masked-LM head is saved."""
     from transformers import AutoModelForMaskedLM
 
     store = stores(hidden="layer:4")
@@ -176,8 +174,7 @@ def test_python_has_the_defaults_of_the_command(
 def test_a_sweep_compares_students_of_different_losses_by_rank_correlation(
     stores: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A static student has no states, so its default loss differs, and values of different losses
-    do not compare. The order of the cosines does."""
+    """A static student has no states, so its default loss differs."""
     store, out = stores(hidden="layer:4"), tmp_path / "sweep"
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--device", "cpu", "--out", out)
     said = ok(
@@ -329,8 +326,7 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
 def test_a_student_compares_texts_as_its_teacher_does(
     tiny_teacher: TinyTeacher, tmp_path: Path
 ) -> None:
-    """A student compares texts by distance as its teacher does, with vectors of the same lengths,
-    which losses of vectors ignore."""
+    """Losses of vectors ignore lengths, and a dot product does not."""
     corpus = write_corpus(tmp_path / "corpus.txt", 24, ENGLISH)
     base, stores = tiny_teacher("bert"), {}
     for name, ends in (("dot", []), ("euclidean", [normalize()]), ("manhattan", [])):

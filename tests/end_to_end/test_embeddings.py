@@ -86,8 +86,7 @@ def test_another_model_is_reported(
 
 
 def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Path) -> None:
-    """With states in several views, the vectors are of the plain view, and equal a dump
-    without states."""
+    """The vectors are of the plain view, and equal a dump without states."""
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     both = dumped(
         embedder, corpus, tmp_path / "a.zarr",
@@ -111,7 +110,7 @@ def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Pa
 def test_it_goes_on_after_a_stop(
     embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped dump goes on, in one process and as one of several that share the store."""
+    """In one process, and as one of several that share the store."""
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     asked: dict[str, Any] = {"head": "embedding", "logits": None, "part_tokens": 300}
     wanted = open_store(dumped(embedder, corpus, tmp_path / "whole.zarr", **asked))

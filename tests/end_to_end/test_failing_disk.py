@@ -102,8 +102,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callabl
 def test_files_that_cannot_grow(
     tmp_path: Path, words: Any, log: Path, ext: str, undisturbed: Any, started: bool
 ) -> None:
-    """Files that cannot grow: this disk is too small for a store's first files or for the finished
-    file."""
+    """The disk is too small for a store's first files or for the finished file."""
     out = tmp_path / f"store.{ext}"
     limit = undisturbed("h5").stat().st_size - 999 if started else 20_000
     assert finish(fork(with_small_files, limit, DUMP, *words, out, log=log)) == 1

@@ -112,8 +112,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_grown_store_is_what_a_whole_dump_gives(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, read: Counter[str], ext: str
 ) -> None:
-    """A grown store equals a dump of everything. The teacher reads only the new texts, and the old
-    store is unchanged."""
+    """The teacher reads only the new texts, and the old store is unchanged."""
     lines, teacher = lines_of(corpus)[:16], tiny_teacher("bert")
     first, text = written(tmp_path / "first.txt", lines[:12]), tmp_path / "text.txt"
     old = dumped(teacher, first, tmp_path / f"old.{ext}", **OPTIONS)
@@ -201,8 +200,7 @@ def test_labels_limits_and_words(tmp_path: Path, tiny_teacher: Teachers) -> None
 def test_every_kind_of_text(
     tmp_path: Path, tiny_teacher: Teachers, classes: FeatureStore, tags: FeatureStore
 ) -> None:
-    """For every kind of text and task, a document is identified by its sequences, including labels.
-    Forgetting finds it by its text alone, for any cut."""
+    """A document is identified by its sequences, forgetting finds it by its text alone."""
     corpora = {"classes": ("texts.tsv", "sentence"), "tags": ("words.tsv", None)}
     for store in (classes, tags):
         name, column = corpora[Path(store.path).stem]
@@ -240,8 +238,7 @@ def test_every_kind_of_text(
 def test_several_processes_and_stops(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several processes with --shard make the store of one process, and so does a process that was
-    stopped."""
+    """Both make the store of one process: several with --shard, and one that was stopped."""
     lines, teacher = lines_of(corpus)[:12], tiny_teacher("bert")
     text = written(tmp_path / "text.txt", lines)
     first = written(tmp_path / "first.txt", lines[:6])
@@ -266,8 +263,7 @@ def test_several_processes_and_stops(
 def test_a_store_that_is_removed_before_the_end(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, store: Path
 ) -> None:
-    """A store may be removed after its parts were copied, while a process of a shared dump writes a
-    new part."""
+    """While a process of a shared dump writes a new part, after the copies of the others."""
     old, out = tmp_path / "old.zarr", tmp_path / "new.zarr"
     old.symlink_to(store)
     text = written(tmp_path / "text.txt", [*lines_of(corpus), "One more."])
@@ -285,8 +281,6 @@ def test_a_store_that_is_removed_before_the_end(
 
 @pytest.mark.apart
 def test_killed_often_while_it_grows(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
-    """A dump that is killed some seconds after the creation of the store is continued by the next
-    process."""
     folder = tmp_path
     lines, teacher = lines_of(corpus)[:40], tiny_teacher("bert")
     text = written(folder / "text.txt", lines)
@@ -352,8 +346,7 @@ def test_what_cannot_grow(
 def test_forgetting_by_text(
     tmp_path: Path, tiny_teacher: Teachers, make_tokenizer: Callable[[str], Any], corpus: Path
 ) -> None:
-    """If the second text of a dump of two is forgotten, the dump of the first is left, and the
-    students' token caches lose it too."""
+    """The dump of the first text is left, and the students' token caches lose the second."""
     lines, teacher = lines_of(corpus)[:20], tiny_teacher("bert")
     long = " ".join(lines)  # with several sequences, in more than one part
     first = written(tmp_path / "first.txt", lines[:14])

@@ -123,8 +123,7 @@ def test_students_keep_the_label(
 
 
 def test_the_label_is_never_a_words_tag(stores: Stores, corpus: Path, tmp_path: Path) -> None:
-    """A model that predicts a later piece everywhere is scored as O, as there is no tag to
-    continue."""
+    """It is scored as O, as there is no tag to continue."""
     folder = corpus.parent / "all/model"
     model = AutoModelForTokenClassification.from_pretrained(folder)
     model.classifier.bias.data[2] += 1e4

@@ -56,7 +56,6 @@ def test_a_word_of_a_huge_number_of_characters(tokenizers: Tokenizers, kind: str
 
 
 def test_what_is_checked_does_find_things(tokenizers: Tokenizers) -> None:
-    """The checks find a lost window, and an alignment that pairs the wrong tokens."""
     text = "The story of the lighthouse keeper. " * 30
     windows = cut_windows(text, tokenizers["bpe"], 48)
     check_documents([text], windows, tokenizers["bpe"])

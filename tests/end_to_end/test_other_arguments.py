@@ -58,7 +58,7 @@ CHANGES: list[tuple[Callable[[Path], None] | dict[str, Any], str]] = [
 
 @pytest.mark.slow
 def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
-    """Different arguments are named. For HDF5 stores see tests/store/write/test_writing.py."""
+    """For HDF5 stores see tests/store/write/test_writing.py."""
     corpus, out = write_corpus(tmp_path / "corpus.txt", 30), tmp_path / "store.zarr"
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     spare = Path(shutil.copytree(model, tmp_path / "spare"))

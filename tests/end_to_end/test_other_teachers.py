@@ -38,8 +38,6 @@ def test_logits_of_the_next_token(tmp_path: Path, causal: Path) -> None:
 def test_from_labelled_texts_to_a_store_of_classes(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """Fine-tune a teacher, save it, dump it with the gold labels, and train a student on the
-    states."""
     train, dev = (classified(tmp_path / f"{n}.tsv", n, seed=n) for n in (120, 30))
     scores, store = tmp_path / "scores", tmp_path / "store.h5"
     words: Words = ("--task", "classify", "--model", tiny_teacher("bert"))

@@ -84,8 +84,7 @@ def test_processes_that_share_a_dump_make_the_same_store(
 def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
     embedder: Path, table: Path, tmp_path: Path
 ) -> None:
-    """A student of one language learns the teacher's outputs of another, and with a store of the
-    teacher's own language it learns both."""
+    """With a store of the teacher's own language it learns both."""
     stores = tmp_path / "ru.zarr", tmp_path / "en.zarr"
     for path, columns in zip(stores, (COLUMNS, ("--text-column", "en")), strict=True):
         ok(teacher_dump, *typed(embedder, table, path), "--head", "embedding", *columns)

@@ -38,8 +38,7 @@ def test_the_dump_takes_what_was_planned(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     ext: str, kept: int, limit: int | None,
 ) -> None:  # fmt: skip
-    """The dump takes what was planned, with a plan from all documents, from a sample, and from the
-    first documents."""
+    """With a plan from all documents, from a sample, and from the first documents."""
     monkeypatch.setattr(estimating, "DOCUMENTS", kept)
     corpus, out = write_corpus(tmp_path / "corpus.txt", 150), tmp_path / f"store.{ext}"
     options = dump_options(model, corpus, out, views=2, part_tokens=4000, limit=limit)
@@ -77,8 +76,7 @@ def test_the_dump_takes_what_was_planned(
 def test_long_documents_of_a_sample(
     tmp_path: Path, columns: dict[str, str], lengths: list[int]
 ) -> None:
-    """Each text of a long pair is cut separately. The tokens of a chat are from its
-    messages."""
+    """Each text of a pair is cut separately. The tokens of a chat are from its messages."""
     long, corpus = "lamp" * 15_000, tmp_path / "corpus.jsonl"
     row = {"long": long, "short": "lamp", "chat": [{"role": "user", "content": long}]}
     corpus.write_text(json.dumps(row))
@@ -87,8 +85,7 @@ def test_long_documents_of_a_sample(
 
 
 def test_a_limit_counts_whole_documents(model: Path, tmp_path: Path) -> None:
-    """A limit counts whole documents, also if the tokenizer truncates texts to 64 tokens, as some
-    models' files require."""
+    """Also if the tokenizer truncates texts, as some models' files require."""
     tokenizer, text = AutoTokenizer.from_pretrained(model), "the old lamp " * 60
     tokens = len(tokenizer(text)["input_ids"])
     tokenizer.backend_tokenizer.enable_truncation(64)

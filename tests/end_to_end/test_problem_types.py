@@ -167,8 +167,7 @@ def test_numbers_stay_numbers(teacher: Callable[..., Path], corpus: Path, tmp_pa
 def test_the_activation_of_a_cross_encoder_tells_several_labels(
     teacher: Callable[..., Path], corpus: Path, tmp_path: Path
 ) -> None:
-    """The activation identifies several labels, as sentence-transformers ignores `problem_type` and
-    writes the activation instead."""
+    """sentence-transformers ignores `problem_type`, and writes the activation instead."""
     about = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5.0.0"}
     model = teacher(sentence_transformers=about)
     ok(teacher_dump, *dump(model, corpus, tmp_path / "a.zarr", "--hidden", "none"))

@@ -182,7 +182,7 @@ def ray(options: DumpOptions) -> Iterator[Ray]:
 
 @pytest.mark.apart
 def test_two_nodes_of_which_anything_may_die(options: DumpOptions, ray: Ray) -> None:
-    """The dump finishes when a node joins late, and a worker, the driver and a node are killed."""
+    """A node joins late; a worker, the driver and a node are killed."""
     write_corpus(Path(options.corpus[0]), 400)
     wanted, chance = alone(options), random.Random(0)
     driver = ray.begin()

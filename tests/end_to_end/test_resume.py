@@ -178,8 +178,7 @@ def test_other_versions_are_reported_and_kept(tmp_path: Path, store: Path) -> No
 
 @pytest.mark.slow
 def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Path) -> None:
-    """A training killed after the last step has its last checkpoint and metrics, but no student's
-    folder yet."""
+    """It has its last checkpoint and metrics, but no student's folder yet."""
     out = tmp_path / "student"
     cut_short(store, out)
     assert last_step(out) == STEPS
@@ -189,7 +188,6 @@ def test_killed_after_the_last_step(tmp_path: Path, store: Path, undisturbed: Pa
 
 @pytest.mark.slow
 def test_one_vocabulary_for_one_text(store: Path) -> None:
-    """A resumed training builds its vocabulary again, and the result must be the same."""
     code = (
         "import sys; from teachonce.store import open_store\n"
         "from teachonce.student_train.model.student_tokenizer import student_tokenizer\n"

@@ -125,8 +125,7 @@ def test_two_processes_make_the_store_of_one(
 def test_killed_while_others_go_on(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path, ext: str
 ) -> None:
-    """Of two processes, one is killed and replaced three times, and the other goes on, also if the
-    killed one cuts the corpus."""
+    """The killed one may be the one that cuts the corpus."""
     chance = random.Random(ext)
     job = Job(model, corpus, place / f"store.{ext}")
     workers = [job.begin("0/2"), job.begin("1/2")]
@@ -144,7 +143,7 @@ def test_killed_while_others_go_on(
 def test_one_process_goes_on_where_several_were_killed(
     single: Callable[[str], object], started: Job
 ) -> None:
-    """One process continues after several were killed. It refuses to while one of them is alive."""
+    """It refuses to while one of them is alive."""
     queue = PartQueue(started.out)
     lease = Lease(queue.folder / "1")
     assert finish(started.begin()) == 1
@@ -182,7 +181,6 @@ def started(left_by_one: Path, model: Path, corpus: Path, place: Path) -> Job:
 
 
 def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
-    """Another dump is refused: other arguments, another text, other versions."""
     changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 4}, "--seed is '3' in the store and '4' now"),
         ({"stride": 8}, "--stride is"),
@@ -207,8 +205,7 @@ def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
 def test_a_part_that_was_taken_over_is_left_to_the_other(
     single: Callable[[str], object], model: Path, corpus: Path, place: Path
 ) -> None:
-    """A process that was silent for too long does not publish its part, and continues with other
-    parts."""
+    """The process was silent for too long, and continues with other parts."""
     job = Job(model, corpus, place / "store.zarr")
     said: list[str] = []
     take = PartQueue.take

@@ -89,7 +89,7 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
 
 
 def test_stopped_training(tmp_path: Path, store: Path) -> None:
-    """A training stops at Ctrl-C. For SIGTERM see tests/end_to_end/test_resume.py."""
+    """For SIGTERM see tests/end_to_end/test_resume.py."""
     number, log, out = signal.SIGINT, tmp_path / "log", tmp_path / "student"
     settings = ("--vocab", 500, *STUDENT, "--steps", 5000, "--loss", "mlm=1,hidden=1")
     train = ("teachonce.student_train.cli", "--store", store, "--out", out, *settings)
@@ -150,7 +150,7 @@ def test_the_second_signal_leaves_at_once(tmp_path: Path, number: signal.Signals
 def test_the_thread_that_cuts_the_text_stops_too(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that cuts the text stops in the middle of a part, which may be long."""
+    """It stops in the middle of a part, which may be long."""
 
     cut = 0
 
@@ -172,8 +172,7 @@ def test_the_thread_that_cuts_the_text_stops_too(
 def test_what_the_writing_thread_met_is_reported(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writing thread's error is reported, as it is the reason why the dump could not
-    continue."""
+    """It is the reason why the dump could not continue."""
     from teachonce.teacher_dump.job import part_writing
 
     def fails(*arguments: Any) -> None:

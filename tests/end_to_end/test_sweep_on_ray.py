@@ -80,8 +80,7 @@ def states(out: Path) -> list[str]:
 
 @pytest.mark.apart
 def test_a_sweep_of_which_anything_may_die(store: Path, tmp_path: Path, cluster: Any) -> None:
-    """The sweep finishes when a worker and the driver are killed and a node joins; ASHA ends the
-    worst student."""
+    """A worker and the driver are killed, a node joins; ASHA ends the worst student."""
     out, log = tmp_path / "out", tmp_path / "log"
     words = words_of(store, out, cluster.address, 400)
     more = ("--prune", "asha")

@@ -99,8 +99,7 @@ def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Pa
 
 
 def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
-    """A folder has one student: its name hashes only the last component of a path, so the full
-    settings are compared."""
+    """Its name hashes the last component of a path, so the full settings are compared."""
     paths = [tmp_path / folder / store.name for folder in ("en", "ru")]
     for path in paths:
         path.parent.mkdir()
@@ -185,8 +184,7 @@ NO_TASKS: list[tuple[str, ...]] = [
 
 
 def refused_here(tasks: Any, models: Any) -> str:
-    """Check the tables in the way of a process that a sweep starts. One test checks the start
-    itself."""
+    """Check the tables as a process of a sweep does. One test checks its start."""
     try:
         check_tables(tasks, models)
     except UserError as error:
@@ -264,8 +262,7 @@ SCORED = {
 def test_scores_of_a_reference_model_are_its_own(
     tmp_path: Path, scores: dict[str, Any], figures: dict[str, float]
 ) -> None:
-    """Scores of a reference model are its own: in an earlier sweep its name in [models] may belong
-    to another model."""
+    """In an earlier sweep its name in [models] may belong to another model."""
     task, runs = Task("mood", ("--seeds", "1")), Runs(tmp_path, {}, [], searched=False)
     folder = task.folder(tmp_path, "teacher")
     folder.mkdir(parents=True)
@@ -298,8 +295,7 @@ def test_a_student_whose_scoring_fails_is_trained(tmp_path: Path, store: Path) -
 def test_a_child_sees_one_of_the_gpus_that_its_parent_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpu: int, own: str
 ) -> None:
-    """A child sees one of its parent's GPUs. `in_child` runs in this process, which stays in its
-    group and has no parent."""
+    """`in_child` runs in this process, which stays in its group and has no parent."""
     monkeypatch.setattr(os, "setpgrp", lambda: None)
     monkeypatch.setattr(processes, "_exit_with_parent", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")

@@ -55,8 +55,7 @@ def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
 
 
 def test_initialisation(tmp_path: Path, store: Path) -> None:
-    """The saved weights are the initial ones, as the rate is tiny. For other starts see
-    tests/student_train/model/test_start.py."""
+    """The saved weights are the initial ones, as the rate is tiny."""
     out = tmp_path / "student"
     said = ok(
         student_train,

@@ -62,7 +62,6 @@ def copied(store: Path, folder: Path) -> Path:
 def test_the_same_dump_gives_the_same_bytes(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
 ) -> None:
-    """The same dump gives the same bytes, except the time of day."""
     again = tmp_path / f"a.{ext}"
     dump(options(tiny_teacher("bert"), corpus, again))
     assert contents(again) == contents(stores[ext])
@@ -97,8 +96,7 @@ def test_damaged_parts_alone_are_dumped_again(
 
 
 def test_the_same_training_gives_the_same_student(tmp_path: Path, stores: dict[str, Path]) -> None:
-    """The same training gives the same student, bit for bit, from either format of a store, and it
-    records its source."""
+    """From either format of a store; it records its source."""
     for ext in FORMATS:
         ok(student_train, "--store", stores[ext], "--out", tmp_path / ext, *TRAINING)
     one, other = tmp_path / "zarr", tmp_path / "h5"
@@ -143,8 +141,7 @@ def test_an_unfinished_store_only_when_asked_for(
 def test_a_training_is_not_resumed_on_other_numbers(
     tmp_path: Path, stores: dict[str, Path]
 ) -> None:
-    """A training is resumed with the same dump in another format, but not with one altered
-    value."""
+    """The same dump in another format is accepted, one altered value is not."""
     other, words = copied(stores["h5"], tmp_path), ("--out", tmp_path / "student", *TRAINING)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr("teachonce.student_train.output.run._finish", lambda *_: 1 / 0)
@@ -156,8 +153,7 @@ def test_a_training_is_not_resumed_on_other_numbers(
 
 
 def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[str, Path]) -> None:
-    """Tokens that the tokenizer does not give are refused before training, and found by verify at
-    any position."""
+    """They are refused before training, and found by verify at any position."""
     store = copied(stores["h5"], tmp_path)
     middle = open_store(store)
     sequences = middle.manifest.parts[0].counts.sequences
@@ -178,8 +174,7 @@ def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[st
 def test_offsets_outside_the_text_end_a_training_in_one_line(
     tmp_path: Path, stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forged store is found in a training even if the checked sample does not contain the
-    error."""
+    """Also if the checked sample does not contain the error."""
     monkeypatch.setattr("teachonce.student_train.output.run.check_tokens", lambda store: None)
     store = copied(stores["h5"], tmp_path)
     with h5py.File(store) as file:

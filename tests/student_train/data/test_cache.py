@@ -72,8 +72,7 @@ def losses_of(
 def test_every_cache_gives_the_same_losses(
     store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Consecutive trainings on an open store have the same losses with every cache. No table stays
-    on the device, where the next training needs the memory."""
+    """No table stays on the device, where the next training needs the memory."""
     stored = small if codec == "small" else store.path
     source, tables = open_store(stored), list[weakref.ref[torch.Tensor]]()
     real = cache.ResidentFeatures._load_table
@@ -131,7 +130,6 @@ def test_nothing_is_read_twice(store: FeatureStore, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("width", [1, 63, 64, 200])
 def test_what_is_decoded_is_what_the_store_decodes(width: int) -> None:
-    """Values decoded in torch equal NumPy's, for every codec."""
     states = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32) * 50
     logs, shares = -np.abs(states), np.abs(states) / np.abs(states).max()
     logs[::2] = -np.inf
@@ -201,7 +199,6 @@ def test_what_torch_kept_of_a_training_before_is_free(
 
 
 def test_free_memory_is_some_of_what_there_is() -> None:
-    """Free memory is a share of the total in bytes: values in kilobytes or pages would be below a
-    500th."""
+    """Values in kilobytes or pages would be below a 500th."""
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert everything / 500 < cache.free_memory() <= everything

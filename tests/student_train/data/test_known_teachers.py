@@ -108,8 +108,7 @@ def test_runs_of_all_texts_have_the_probability_of_their_tokens(enumerated: Enum
 
 
 def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -> None:
-    """Mass goes to the first piece of each spelling, at every place where tokens of both sides
-    begin. No mass is lost, and none changes its first letter."""
+    """At every place where tokens of both sides begin; no mass is lost."""
     rows, before = predicting_tokens(enumerated.alignment, enumerated.theirs, enumerated.own)
     logprobs, count = enumerated.rows(), len(THEIRS) + 4
     nothing: Any = np.zeros(len(logprobs))  # float64, as the targets then are
@@ -181,8 +180,7 @@ def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, fl
 
 @pytest.mark.slow
 def test_a_teacher_that_knows_the_next_token_is_learnt(causal: Path) -> None:
-    """A teacher that is certain of the next token is learned to 0 nats of the text, but nothing is
-    learned from a teacher that is a token ahead."""
+    """Nothing is learned from a teacher that is a token ahead."""
     words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "kl-next": 1.0}}
     batches = StudentBatches(causal, "teacher", **words)
     assert learnt(batches, 0)["next"] < 0.02

@@ -118,9 +118,7 @@ def test_a_piece_of_the_teacher_is_read_as_the_student_normalises_it() -> None:
 
 @pytest.mark.parametrize("teacher", ["bpe", "unigram", "wordpiece", "bpe-ends"])
 def test_the_next_token_is_the_one_that_the_student_reads(teacher: str) -> None:
-    """If a teacher is certain of the next token, the target is the student's next token wherever
-    single tokens of both sides have the same characters, with and without blanks in the teacher's
-    pieces."""
+    """Wherever single tokens of both sides have the same characters."""
     sides = encode(teacher, SENTENCES), encode("bpe", SENTENCES)
     found = Tokenizations(SENTENCES, *sides, vocabulary_map(teacher, "bpe"), 512)
     student, alignment = found.align("bytes")

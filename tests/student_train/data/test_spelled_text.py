@@ -89,8 +89,7 @@ def test_what_is_beyond_max_length_is_not_changed(causal: Path, trained: Any) ->
 def test_bytes_that_a_vocabulary_lacks_are_refused(
     causal: Path, make_tokenizer: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """A vocabulary without pieces or fallbacks for all bytes is refused, as it cannot encode some
-    texts."""
+    """It has neither pieces nor fallbacks for all bytes."""
     make_tokenizer("unigram").save_pretrained(tmp_path / "unigram")
     words = ("--store", causal, "--student", "llama:32x1x4", "--steps", "1", "--device", "cpu")
     said = refused(student_train, *words, "--vocab", tmp_path / "unigram", "--out", tmp_path / "s")

@@ -260,8 +260,7 @@ def test_learning_rates() -> None:
 def test_each_epoch_reads_the_masks_of_its_view(
     tmp_path: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """Each epoch reads the masks of its view, which depend on (seed, view) alone: a dump with fewer
-    views has the same masks."""
+    """They depend on (seed, view) alone: a dump with fewer views has the same masks."""
     corpus = write_corpus(tmp_path / "corpus.txt", 8)
     small: dict[str, Any] = {"hidden": "none", "attention": "none"}
     two, four = (

@@ -79,8 +79,6 @@ WORDS = (
 def test_words_are_the_files_in_texts_with_tags_else_those_that_student_predict_tags(
     texts: list[str],
 ) -> None:
-    """Word starts are the file's in texts with tags, otherwise student-predict's. Each token has
-    one character."""
     lengths = [len(text) for text in texts]
     first = np.array([i for length in lengths for i in range(length)], np.int32)
     tagged = np.repeat(np.arange(len(texts)) % 2, lengths).astype(bool)
@@ -124,8 +122,7 @@ FORMS = {"wordpiece": ("s", "##s"), "bpe": ("s", "Ġs"), "unigram": ("s", "▁s"
 def test_the_place_in_a_text_decides_which_mark_a_piece_has(
     make_tokenizer: Callable[[str], Any], kind: str, student_kind: str, align: str, tier: str
 ) -> None:
-    """A piece's place in the text decides its mark. The teacher has .75 for its own token, which
-    the student also reads there, and .25 for `s`."""
+    """The teacher has .75 for its own token, which the student reads there, .25 for `s`."""
     texts = [
         "“The story,” she told (the lamp): old-teller.", "(storms)", "stories, story\nthe s",
     ]  # fmt: skip
@@ -196,8 +193,7 @@ def decoders_tokenizer(add_prefix_space: bool) -> Any:
 def test_a_decoder_has_no_target_where_one_tokenizer_puts_a_blank_before_a_text(
     blanks: tuple[bool, bool],
 ) -> None:
-    """A decoder has no target where only one tokenizer puts a blank before a text. The teacher is
-    certain of the next token, and predicts the first piece of a text after <s>."""
+    """The teacher is certain of the next token, and predicts the first piece after <s>."""
     teacher, student = map(decoders_tokenizer, blanks)
     texts = ["the story, the teller", "the lamp"]
     tokens = tokenize(teacher.backend_tokenizer, texts)

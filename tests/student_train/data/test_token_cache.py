@@ -66,8 +66,7 @@ def test_made_once_for_a_text_a_vocabulary_and_a_length(
 def test_a_user_without_a_home(
     store: FeatureStore, make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user without a home directory has a cache, as in a container whose user has no entry in
-    /etc/passwd."""
+    """As in a container whose user has no entry in /etc/passwd."""
 
     def nobody(number: int) -> None:
         raise KeyError(number)
@@ -168,7 +167,7 @@ def test_several_at_once(
 def test_a_forged_table_is_made_anew(
     store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path, name: str
 ) -> None:
-    """A forged table is built again: a user who can write the cache can also fit its checksum."""
+    """A user who can write the cache can also fit its checksum."""
     tokenizer = fresh("wordpiece", make_tokenizer)
     token_table(store, tokenizer)
     (folder,) = cache.iterdir()

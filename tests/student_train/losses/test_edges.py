@@ -104,8 +104,7 @@ def test_the_piece_that_follows_counts_only_where_the_teacher_has_a_rest() -> No
 
 
 def test_a_student_with_no_other_piece_learns_the_shares_of_the_kept_ones() -> None:
-    """A student without other pieces learns the shares of the stored ones: the teacher's 1/2 and
-    1/4, and 1/4 for the student's missing pieces, give 2/3 and 1/3."""
+    """The teacher's 1/2 and 1/4, and 1/4 for missing pieces, give 2/3 and 1/3."""
     targets = LogitTargets(
         ids=torch.tensor([[0, 1]]),
         logprobs=torch.tensor([[0.5, 0.25]]).log(),
@@ -131,8 +130,7 @@ def head_logits(rng: np.random.Generator, pieces: int) -> tuple[Logits, tuple[Ar
 
 @pytest.mark.parametrize("pieces", [1, 2, 200, HEAD_BEST, HEAD_BEST + 1, 300])
 def test_a_head_and_a_student_with_the_teachers_vocabulary(pieces: int) -> None:
-    """A student with the teacher's vocabulary is correct for sizes around `HEAD_BEST`, with all
-    pieces stored, or all but some."""
+    """For sizes around `HEAD_BEST`: with all pieces stored, or all but some."""
     logits, head = head_logits(np.random.default_rng(pieces), pieces)
     targets, some = TargetReader(np.arange(pieces), head).of(logits, np.arange(3))
     assert some.all()

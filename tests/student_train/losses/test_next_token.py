@@ -100,8 +100,7 @@ def test_a_piece_of_the_rest_is_learnt_from_the_text_by_jsd() -> None:
 
 
 def test_alm_is_a_divergence_of_two_outcomes() -> None:
-    """ALM is a divergence of two outcomes, the run and anything else, each with the power 1/T
-    (equation 5)."""
+    """The run and anything else, each with the power 1/T (equation 5)."""
     teacher, student = (-chance.exponential(3, G) for _ in range(2))
     for flatness in (1.0, 100.0):
         p, q = (np.exp(each / flatness) for each in (teacher, student))

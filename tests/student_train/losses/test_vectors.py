@@ -44,7 +44,7 @@ def test_similarity_kl_by_hand() -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 @given(seed=st.integers(0, 2**31), count=st.integers(2, 9))
 def test_angles_alone_count(loss: object, seed: int, count: int) -> None:
-    """Only angles count: a common rotation or a scaling of the vectors changes no loss."""
+    """A common rotation or a scaling of the vectors changes no loss."""
     assert callable(loss)
     teacher = vectors(seed, count, 5)
     turn, _ = torch.linalg.qr(vectors(seed + 1, 5, 5))

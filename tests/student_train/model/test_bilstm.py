@@ -71,8 +71,7 @@ def test_padding_changes_nothing(own: Any, side: str) -> None:
 
 
 def test_dropped_channels_of_a_state_are_dropped_at_every_token() -> None:
-    """Dropped channels of a state are dropped at every token: the states equal torch's cells with
-    one mask for the whole row."""
+    """The states equal torch's cells with one mask for the whole row."""
     lstm = torch.nn.LSTM(3, 64, batch_first=True)
     inputs = torch.randn(2, 6, 3)
     torch.manual_seed(3)
@@ -201,8 +200,7 @@ def test_words_of_onednn_and_the_precision_decide_what_it_lacks(
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only a known message of oneDNN in reduced precision suggests fp32; in any other case the
-    error is unchanged, and means a lack of memory."""
+    """In any other case the error is unchanged, and means a lack of memory."""
 
     def fails(*_: Any) -> Any:
         raise RuntimeError(f"could not create a {words}")

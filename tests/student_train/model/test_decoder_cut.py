@@ -238,7 +238,7 @@ def test_auto_does_not_run_a_large_teacher(
 
 
 def test_layers_of_a_folder(stores: dict[str, Path], folders: dict[str, Path]) -> None:
-    """Layers of a folder equal the layers of the store; the store may lack the weights."""
+    """They equal the store's, which may lack the weights."""
     how = f"layers:1,4@{folders['llama']}"
     one, lines = student_of(stores["llama"], "llama:16x2x2x16", init=how)
     other, _ = student_of(stores["llama"], "llama:16x2x2x16", init="layers:1,4")

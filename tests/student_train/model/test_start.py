@@ -204,8 +204,7 @@ def test_heads_of_other_families(
 def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
     store: FeatureStore, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """A BERT with all layers of a DistilBERT has its outputs. DistilBERT has no token types, and a
-    random row of them would be added to every token."""
+    """DistilBERT has no token types: a random row of them would be added to every token."""
     teacher, tokenizer = tiny_teacher("distilbert"), student_tokenizer("teacher", store)
     student: Any = make_student("bert:32x4x4", tokenizer, 64)
     how = f"layers:1,2,3,4@{teacher}"
@@ -224,8 +223,7 @@ def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
 def test_layers_of_an_electra_read_more_than_its_embeddings(
     started: Start, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """Layers of an ELECTRA have inputs other than its embeddings: a small ELECTRA projects its
-    embeddings to the hidden size, unlike any BERT."""
+    """A small ELECTRA projects its embeddings to the hidden size, unlike any BERT."""
     student, _, _ = started("random")
     before = [weight.clone() for weight in student.bert.encoder.parameters()]
     electra = ModelFolder(str(tiny_teacher("electra")), "--init teacher")
@@ -268,8 +266,7 @@ def test_svd_of_another_teacher_with_the_same_pieces(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SVD works for another teacher with the same pieces, such as the teacher before its
-    fine-tuning."""
+    """Such as the teacher before its fine-tuning."""
     text = write_corpus(tmp_path / "text.txt", 2)
     other, foreign = (
         dumped(tiny_teacher(kind), text, tmp_path / f"{kind}.zarr")
@@ -436,8 +433,7 @@ def test_rotary_heads_of_another_width_are_not_cut(modern: FeatureStore) -> None
 
 
 def test_what_a_layer_has_beyond_the_teachers_is_silent(store: FeatureStore) -> None:
-    """Parts of a layer beyond the teacher's are zero. The student has other proportions, as
-    published ModernBERTs do."""
+    """The student has other proportions, as published ModernBERTs do."""
     tokenizer = student_tokenizer("teacher", store)
     student: Any = make_student("bert:32x4x4", tokenizer, 64)
     theirs = store.teacher_weights()["encoder.layer.0.output.dense.weight"].shape[1]

@@ -152,8 +152,7 @@ def test_a_tokenizer_without_pieces_is_refused(store: FeatureStore, tmp_path: Pa
 
 
 def test_a_tokenizer_that_cannot_be_aligned_is_refused(store: FeatureStore, tmp_path: Path) -> None:
-    """A normalizer whose expression Python cannot compile is refused in a line: as the vocabulary
-    of a decoder, and as the tokenizer of a model whose layers are copied."""
+    """Python cannot compile the expression of its normalizer."""
     made = Tokenizer(models.BPE({"a": 0, "</s>": 1}, []))
     made.normalizer = normalizers.Replace(Regex(r"\p{L}"), "x")
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
@@ -213,8 +212,7 @@ def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
 def test_special_tokens_anywhere_keep_their_places_around_a_text(
     tiny_teacher: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Special tokens with any ids have their places around a text. The teacher's [CLS] is its last
-    piece, so its id is not BERT's."""
+    """The teacher's [CLS] is its last piece, so its id is not BERT's."""
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     settings = json.loads((model / "tokenizer.json").read_text("utf-8"))
     ids = settings["model"]["vocab"]

@@ -101,8 +101,7 @@ def test_a_teacher_of_this_machine_is_not(
 
 
 def test_a_tagger_of_entities_is_read_by_words(make_tokenizer: Callable[[str], Any]) -> None:
-    """A tagger of entities is read by words: transformers merges neighbours of one part of speech
-    into one entity, but not words with IOB tags."""
+    """transformers merges neighbours of one part of speech, but not words with IOB tags."""
     for labels, by_words in (("O", "B-PER", "I-PER"), True), (("NOUN", "VERB", "X"), False):
         spec = TaskSpec("tagging", labels)
         student = make_student("32x1x4", make_tokenizer("wordpiece"), 64, task=spec)

@@ -79,8 +79,7 @@ def test_the_student_of_a_task_keeps_its_labels(store: FeatureStore, tmp_path: P
 
 
 def test_a_static_student_reads_the_same_of_a_text(store: FeatureStore) -> None:
-    """A pruned static student still reads the end of a long text, as its teacher does, and no
-    special piece is in the mean."""
+    """It still reads the end of a long text, and no special piece is in the mean."""
     tokenizer = student_tokenizer("400", store)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
     tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"

@@ -224,8 +224,7 @@ def test_a_stage_counts_its_batches_in_its_own_way() -> None:
 
 
 def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
-    """A folder's name is short and has the hash of the first release, so that its students can be
-    continued."""
+    """The hash is that of the first release, so that its students can be continued."""
     options = TrainOptions(
         store="a.zarr", lr=1e-3, steps=5, vocab="b/c d", loss={"mlm": 1.0, "kl": 0.5}
     )
@@ -278,8 +277,7 @@ def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) 
 
 
 def test_a_training_prints_every_setting_of_a_stage() -> None:
-    """Every setting of a stage is printed, also a 0, a False and an empty list, which override the
-    setting of the training."""
+    """Also a 0, a False and an empty list, which override the setting of the training."""
     stages: tuple[dict[str, Any], ...] = (
         {"loss": "mlm=1,kl=2", "view": 0, "best": False, "freeze": ""},
         {"unfreeze": ["head", "layers"], "lr_end": 0.0},
@@ -292,8 +290,7 @@ def test_a_training_prints_every_setting_of_a_stage() -> None:
 
 
 def test_default_losses_fit_every_store(store: FeatureStore) -> None:
-    """Default losses fit every store: for two stores of a masked LM in any order, the losses use
-    the features of both."""
+    """The losses use the features of both stores, in any order."""
     parts = {"path": "s", "task": None, "teacher_settings": store.teacher_settings}
     without_states = replace(store.features, hidden=())
     bare, least = (
@@ -316,8 +313,7 @@ def test_a_size_of_a_vocabulary_may_have_a_capital() -> None:
 def test_a_loss_of_another_package_counts_when_defaults_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loss of another package counts for the defaults even before a training loads it, so that
-    two runs of a sweep agree."""
+    """Even before a training loads it, so that two runs of a sweep agree."""
     (tmp_path / "own_losses.py").write_text(
         "from teachonce.losses import Loss\n"
         "RUNS = Loss('runs', print, 'raw', 'runs', 'units')\n"

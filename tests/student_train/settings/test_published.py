@@ -159,8 +159,7 @@ def test_recipes_train(
 def test_students_of_the_thesis_teach_its_sixth(
     tmp_path: Path, tiny_teacher: Callable[..., Path]
 ) -> None:
-    """Students of the thesis teach its sixth: stores of two students of one teacher, and the
-    teacher's layers, through all steps."""
+    """Through all steps: stores of two students, and the layers of their teacher."""
     corpus, teacher = write_corpus(tmp_path / "a.txt", 20), tiny_teacher("roberta")
     kept: dict[str, Any] = {"attention": "none", "views": 2}
     first = dumped(teacher, corpus, tmp_path / "0.zarr", hidden="layer:4", **kept)

@@ -127,8 +127,7 @@ def test_options_that_no_loss_reads(store: FeatureStore) -> None:
 def test_options_without_effect_are_reported(
     tmp_path: Path, tier: str, options: dict[str, Any], unread: str
 ) -> None:
-    """An option that nothing in a training reads is reported if it was given; the model card leaves
-    it out."""
+    """If they were given; the model card leaves them out."""
     path = tmp_path / "store.zarr"
     make_store(path, features_of(tier=tier), 1)
     given: dict[str, Any] = {"student": "16x2x2", "pool": "sum", "outputs": "separate"}
@@ -261,8 +260,7 @@ def test_a_stopped_training_goes_on_in_its_stage(
 
 
 def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Path) -> None:
-    """The best weights are the final ones: with a rate that diverges, validation gets worse and the
-    early weights are restored."""
+    """With a rate that diverges, the weights of an early validation are restored."""
     options = options_for(
         store, steps=30, eval_every=3, lr=0.3, warmup=0.0, best=True, out=tmp_path / "s", clip=50.0
     )

@@ -80,8 +80,7 @@ def test_the_front_has_those_that_none_beats() -> None:
 
 
 def test_noise_of_a_cost_puts_no_student_on_the_front() -> None:
-    """The second student is .01 ms faster than the better first one, within the quartiles of both,
-    so it is not on the front."""
+    """The second is .01 ms faster than the better first, within the quartiles of both."""
     points = [(2.00, 1.0), (1.99, 1.1), (1.5, 1.2)]  # ms, nats
     made = [
         Point(student(n, **{NATS.name: x}), ms, ms - 0.02, ms + 0.02)
@@ -132,8 +131,7 @@ def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
-    """The page recommends a student by a task if one was scored, but no student with constant
-    answers."""
+    """By a task if one was scored, but no student with constant answers."""
     page = write_report(write_sweep(tmp_path / "sweep")).read_text()
     accuracy = 90 - (2.5 - 256 / 400 - 0.2 + 0.02)
     text = f"Ship number 2, because its mood accuracy of {accuracy:.4g} is the best of 6 students"
@@ -168,8 +166,7 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_forests")
 def test_a_student_of_stages_is_none_of_mlm_alone(tmp_path: Path) -> None:
-    """A line `MLM only` is the best student without a teacher in any stage, whatever the losses of
-    its last stage are."""
+    """Whatever the losses of its last stage are."""
     sweep = write_sweep(tmp_path / "sweep")
     alone = float(json.loads((sweep / "student3/training.json").read_text())["result"][NATS.name])
     path = sweep / "student6/training.json"
@@ -195,8 +192,7 @@ def elsewhere(folder: Path) -> Path:
 
 @pytest.fixture
 def no_forests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the forests that estimate the importance of settings: they take half of a page's
-    time."""
+    """Skip the forests that estimate the importance of settings: half of a page's time."""
     monkeypatch.setattr(charts, "FEWEST", 99)
 
 
@@ -231,8 +227,7 @@ def test_a_page_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def score_a_second_task(sweep: Path) -> None:
-    """Add scores of a task `tone`, which ranks the finished students in reverse order: 6, 5, ...
-    1."""
+    """Add scores of a task `tone`, which ranks the finished students in reverse order."""
     content = json.loads((sweep / "runs.json").read_text())
     for number, run in enumerate(content["runs"][:6], 1):
         run["scores"]["tone"] = {"accuracy": 60.0 + number}

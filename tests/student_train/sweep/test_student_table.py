@@ -79,8 +79,7 @@ def test_students_of_different_stores_are_not_ranked(tmp_path: Path) -> None:
 
 
 def test_masks_that_differ_are_no_rank(tmp_path: Path) -> None:
-    """A validation with fewer masks is easier, so its better figure does not rank the student
-    higher."""
+    """A validation with fewer masks is easier."""
     folders = [
         write_student(tmp_path / str(share), {"mlm": 1.0}, 3 - share, mask_prob=share)
         for share in (0.15, 0.5)

@@ -79,7 +79,7 @@ def test_other_ranges_are_refused(tmp_path: Path) -> None:
 def test_a_bad_trial_is_pruned_and_stays_so(
     tmp_path: Path, fixed: dict[str, Any], state: str
 ) -> None:
-    """A bad trial is pruned and stays so, unless another fixed option makes it another student."""
+    """Unless another fixed option makes it another student."""
     trials, runs = started(tmp_path, 6)
     for _ in range(5):
         run = trials.next()
@@ -101,8 +101,7 @@ def test_a_bad_trial_is_pruned_and_stays_so(
 def test_pruned_trials_are_skipped_at_one_depth_of_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pruned trials are skipped at one depth of the stack: hundreds of them would otherwise reach
-    the limit of recursion."""
+    """Hundreds of them would otherwise reach the limit of recursion."""
     trials, runs = started(tmp_path, 4)
     while run := trials.next():
         run.state, run.problem = "pruned", "worse than the median"

@@ -49,8 +49,7 @@ def test_a_stopped_training_drops_the_same(
 
 
 def test_states_that_a_bilstm_is_taught_are_dropped_too(store: FeatureStore) -> None:
-    """States in the losses of a BiLSTM have dropout, too: Mukherjee & Awadallah 2019, section 6,
-    use it after every layer."""
+    """Mukherjee & Awadallah 2019, section 6, use dropout after every layer."""
     options = options_for(store, student="bilstm:8,8", dropout=0.5)
     model, collator, _ = prepare(options, store)
     distiller = Distiller.of(model, options, store)

@@ -178,8 +178,7 @@ def held(value: Any) -> int:
     [("one label", 3 * 8), ("several labels", 2 * 20 + 8), ("numbers", 2 * 80 + 8)],
 )
 def test_a_validation_holds_the_answers_to_a_task(kind: OutputKind, bytes_of_a_token: int) -> None:
-    """A validation stores the predictions for a task, not the logits, which a tagger has for each
-    held-out token and label."""
+    """Not the logits, which a tagger has for each held-out token and label."""
     own = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
     teacher = own[[2, 3, 2, 3]]  # two of four tokens have another row
     gold = own.argmax(dim=1)

@@ -70,8 +70,7 @@ class LargestLogits(TorchDispatchMode):
 def test_the_teachers_vocabulary_is_ordinary_distillation_from_its_head(
     store: Path, tiny_teacher: Callable[[str], Path]
 ) -> None:
-    """With the teacher's vocabulary and its head, KL, reverse KL and the gradient over all pieces
-    equal dense logits'."""
+    """KL, reverse KL and the gradient over all pieces equal dense logits'."""
     words: dict[str, Any] = {"student": "llama:32x1x4", "batch_tokens": 512}
     batches = StudentBatches(store, "teacher", loss={"kl-next": 1.0, "reverse-kl": 1.0}, **words)
     distiller, batch = distiller_of(batches), next(iter(batches))

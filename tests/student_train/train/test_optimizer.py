@@ -50,8 +50,7 @@ def test_steps_are_those_of_the_paper() -> None:
 
 
 def test_steps_of_adadelta_are_those_of_the_paper() -> None:
-    """Steps of Adadelta equal Zeiler 2012, algorithm 1, by hand: averages of squared gradients and
-    of squared steps."""
+    """Zeiler 2012, algorithm 1: averages of squared gradients and of squared steps."""
     weight = nn.Parameter(torch.tensor([[3.0]]))
     made = optimizer_of(nn.ParameterList([weight]), "adadelta", lr=1.0, weight_decay=0.0,
                         betas=BETAS)  # fmt: skip
@@ -100,7 +99,7 @@ def test_it_is_reported_and_recorded(store: FeatureStore, tmp_path: Path) -> Non
 
 
 def test_folders_of_students_keep_their_names() -> None:
-    """Folders of students retain their names, so that a sweep finds its earlier students."""
+    """A sweep finds its earlier students."""
     plain = TrainOptions(store="data/a.zarr", lr=1e-3, precision="fp32")
     cut = replace(plain, init="layers:1,3", loss={"mlm": 1.0})
     assert plain.digest() == "a7fe70"

@@ -85,8 +85,7 @@ def test_vectors_are_of_the_whole_text(
 def test_a_validation_ranks_pairs_of_held_out_texts(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`valid_spearman` is computed over all held-out texts, not within batches, from the vectors
-    that the finished student returns."""
+    """Over all held-out texts, not within batches, from the vectors of the student."""
     batches = StudentBatches(
         store, "400", student="static:16", loss="embedding=1", batch_texts=4, held_out=0.4
     )
