@@ -7,6 +7,7 @@ Nothing is downloaded. Heavy imports stay inside the fixtures, so that the tests
 - `tiny_teacher(kind)`: kind in TEACHER_KINDS -> Path of a transformers folder (float32);
   `tiny_teacher(kind, "classification", labels)` or `"tagging"`: with such a head instead;
   `tiny_teacher("gpt2")`: a causal one
+- `tiny_store(kind, documents, **options)`: such a teacher's dump of a small corpus -> Path
 """
 
 from __future__ import annotations
@@ -86,3 +87,23 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return folder
 
     return saved
+
+
+@pytest.fixture(scope="session")
+def tiny_store(
+    tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Return a function `tiny_store(kind, documents, **options)` -> store, dumped once. No test may
+    change it."""
+    from tests.making.dumps import dumped, write_corpus
+
+    root = tmp_path_factory.mktemp("stores")
+
+    @cache
+    def made(kind: str, documents: int = 60, **options: Any) -> Path:
+        folder = root / str(len(list(root.iterdir())))
+        folder.mkdir()
+        corpus = write_corpus(folder / "corpus.txt", documents)
+        return dumped(tiny_teacher(kind), corpus, folder / "store.zarr", **options)
+
+    return made

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,10 @@ import torch
 from teachonce.store import FeatureStore, open_store
 from tests.end_to_end.test_students_of_pairs import trained_reader
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores, Teachers, Tokenizers
 from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
-
-Teachers = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,26 +33,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def store(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path], corpus: Path
-) -> Path:
-    folder = tmp_path_factory.mktemp("store")
-    return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", hidden="mean,groups:2")
+def store(tiny_store: Stores) -> Path:
+    return tiny_store("bert", hidden="mean,groups:2")
 
 
 @pytest.fixture(scope="session")
-def causal(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path], corpus: Path
-) -> Path:
-    """Return a store of a decoder's features of the corpus."""
-    folder = tmp_path_factory.mktemp("causal")
-    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", attention="none")
+def causal(tiny_store: Stores) -> Path:
+    return tiny_store("gpt2", attention="none")
 
 
 @pytest.fixture(scope="session")
-def classes(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
-) -> FeatureStore:
+def classes(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
     """Make texts with labels: English is positive, Russian negative; every fifth text has no
     label."""
     folder = tmp_path_factory.mktemp("classes")
@@ -68,9 +58,7 @@ def classes(
 
 
 @pytest.fixture(scope="session")
-def tags(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
-) -> FeatureStore:
+def tags(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
     """Make tagged sentences: capitalised words have the second tag, others the first; some
     sentences have no tags."""
     folder = tmp_path_factory.mktemp("tags")
@@ -88,16 +76,14 @@ def tags(
 
 
 @pytest.fixture(scope="session")
-def embedder(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> Path:
+def embedder(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
     """Save a sentence-transformers folder with prompts, whose vectors are means of length 1."""
     behind, folder = (pooling("mean"), normalize()), tmp_path_factory.mktemp("embedder") / "model"
     return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
 
 
 @pytest.fixture(scope="session")
-def pair_teacher(
-    tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], object]
-) -> Path:
+def pair_teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Tokenizers) -> Path:
     """Train a classifier of pairs that compares the middle words of both texts."""
     folder = tmp_path_factory.mktemp("pair_teacher")
     for each in trained_reader(make_tokenizer):

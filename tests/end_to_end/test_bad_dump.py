@@ -15,12 +15,13 @@ from transformers import AutoModel, AutoTokenizer
 
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused, says, tree
+from tests.making.models import Teachers
 
 MB = 1 << 20
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
+def folder(tmp_path: Path, tiny_teacher: Teachers) -> Path:
     """Copy a teacher, to be damaged."""
     return Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "teacher"))
 
@@ -71,7 +72,7 @@ def test_teacher(tmp_path: Path, folder: Path, corpus: Path, case: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["teacher"]
 
 
-def test_corpus(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+def test_corpus(tmp_path: Path, tiny_teacher: Teachers) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"plain\n" * 5000 + "schön\n".encode("latin-1"))
     line = refused(
@@ -91,9 +92,7 @@ LATER = {  # test_early_errors.py has the refusals before torch is loaded
 
 
 @pytest.mark.parametrize("options", LATER)
-def test_dump_options(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path, options: str
-) -> None:
+def test_dump_options(tmp_path: Path, tiny_teacher: Teachers, corpus: Path, options: str) -> None:
     if options == "--device cuda" and torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     words = ("--model", tiny_teacher("bert"), "--corpus", corpus, "--out", tmp_path / "out.zarr")
@@ -103,7 +102,7 @@ def test_dump_options(
 
 def test_out_exists(
     tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
+    tiny_teacher: Teachers,
     corpus: Path,
     store: Path,
     monkeypatch: pytest.MonkeyPatch,

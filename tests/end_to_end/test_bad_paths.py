@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -18,6 +17,7 @@ from teachonce.store import StoreError, open_store
 from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused, says
+from tests.making.models import Teachers
 
 LONG = "n" * 300  # a file system allows 255 bytes
 STRANGER = "~nosuchuser"
@@ -48,25 +48,21 @@ def refused_path(option: str, path: str, text: Path, model: Path, here: Path) ->
 
 
 @pytest.mark.parametrize("option", WORDS)
-def test_a_name_that_is_too_long(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
-) -> None:
+def test_a_name_that_is_too_long(tmp_path: Path, tiny_teacher: Teachers, option: str) -> None:
     known = (tmp_path / "text.txt", tiny_teacher("bert"), tmp_path)
     says(refused_path(option, str(tmp_path / LONG), *known), LONG, "too long")
     assert os.listdir(tmp_path) == ["text.txt"]
 
 
 @pytest.mark.parametrize("option", ["model", "corpus", "checkpoint"])
-def test_the_home_of_an_unknown_user(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
-) -> None:
+def test_the_home_of_an_unknown_user(tmp_path: Path, tiny_teacher: Teachers, option: str) -> None:
     known = (tmp_path / "text.txt", tiny_teacher("bert"), tmp_path)
     says(refused_path(option, f"{STRANGER}/x", *known), STRANGER, "no such")
 
 
 @pytest.mark.parametrize("option", ["model", "checkpoint", "new"])
 def test_a_folder_of_a_model_whose_name_is_not_utf8(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], option: str
+    tmp_path: Path, tiny_teacher: Teachers, option: str
 ) -> None:
     """tokenizers and safetensors cannot use it. Corpora and stores with such names work."""
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
@@ -115,7 +111,7 @@ def test_python_without_docstrings_is_refused() -> None:
         says(line, "Python runs with -OO", "run it without")
 
 
-def test_a_pipe_is_no_store(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+def test_a_pipe_is_no_store(tmp_path: Path, tiny_teacher: Teachers) -> None:
     pipe, text = tmp_path / "pipe.h5", tmp_path / "text.txt"
     os.mkfifo(pipe)
     text.write_text("Some words.\n")

@@ -17,6 +17,7 @@ from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import STUDENT, invoke, ok, refused, says, tree
 from tests.making.decoders import save_decoder
 from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.models import Teachers
 from tests.store.dying import unsealed
 
 
@@ -132,7 +133,7 @@ def test_no_store(tmp_path: Path, corpus: Path, name: str) -> None:
 
 @pytest.mark.parametrize("ext", ["zarr", "h5"])
 def test_torn_part_of_an_unfinished_store(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path, ext: str
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, ext: str
 ) -> None:
     """After the command in the line, the dump continues and gives the same store."""
     path = tmp_path / f"store.{ext}"

@@ -4,7 +4,6 @@ and change nothing."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep import main as student_sweep
 from tests.end_to_end.support import STUDENT, ok, refused, says, tree
-from tests.making.dumps import dumped
-
-
-@pytest.fixture(scope="module")
-def bare_store(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path], corpus: Path
-) -> Path:
-    """Draws alone: no states, no maps, no weights."""
-    out = tmp_path_factory.mktemp("bare") / "bare.h5"
-    more = {"logits": "sample:5", "hidden": "none", "attention": "none", "weights": False}
-    return dumped(tiny_teacher("bert"), corpus, out, **more)
-
+from tests.making.models import Stores, Teachers
 
 LATER = {  # test_early_errors.py has the refusals before torch is loaded
     "--student 32x3x4 --loss hidden=1": ("groups2", "3 student layers", "--student"),
@@ -82,16 +70,13 @@ def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
     ],
 )
 def test_store_lacks_what_is_asked_for(
-    tmp_path: Path, bare_store: Path, options: str, words: tuple[str, ...]
+    tmp_path: Path, tiny_store: Stores, options: str, words: tuple[str, ...]
 ) -> None:
-    out = tmp_path / "student"
-    line = refused(
-        student_train,
-        *("--store", bare_store, "--vocab", "500", "--out", out, *STUDENT, "--steps", "3"),
-        *options.split(),
-    )
-    says(line, *words)
-    assert not out.exists()
+    """The store has draws alone: no states, no maps, no weights."""
+    bare = tiny_store("bert", logits="sample:5", hidden="none", attention="none", weights=False)
+    given = ("--store", bare, "--vocab", "500", "--out", tmp_path / "student", *STUDENT)
+    says(refused(student_train, *given, *options.split()), *words)
+    assert not (tmp_path / "student").exists()
 
 
 def test_student_exists(tmp_path: Path, store: Path) -> None:
@@ -103,7 +88,7 @@ def test_student_exists(tmp_path: Path, store: Path) -> None:
     assert tree(tmp_path) == {"mine": b"mine"}
 
 
-def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Callable[[str], Path]) -> None:
+def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Teachers) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path / "maskless")

@@ -24,6 +24,7 @@ from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dumped
+from tests.making.models import Teachers
 from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.teacher_dump.windows.test_label_numbers import MOODS
@@ -111,7 +112,9 @@ def test_a_stopped_training_takes_the_same_batches(classes: FeatureStore, tmp_pa
     same_weights(straight, again)
 
 
-def test_from_the_command_line(classes: FeatureStore, tmp_path: Path, tiny_teacher: Any) -> None:
+def test_from_the_command_line(
+    classes: FeatureStore, tmp_path: Path, tiny_teacher: Teachers
+) -> None:
     words = ("--vocab", 400, "--student", "bilstm:8,8", "--steps", 2, "--device", "cpu",
              "--data", "balanced", "--loss", "ce=10,log-odds=.5")  # fmt: skip
     out = tmp_path / "a"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from teachonce.teacher_dump.teacher.heads import observed_logprobs
 from tests.end_to_end.support import invoke, ok, refused, says
 from tests.making.decoders import FAMILIES, save_decoder
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.making.texts import GERMAN
 
 CAPS = {"Gemma2": 3.0}
@@ -159,9 +159,7 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
         prepend_token(tokenizer, "6", "m")
 
 
-def test_overlapping_windows_are_learnt_once(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
-) -> None:
+def test_overlapping_windows_are_learnt_once(tmp_path: Path, tiny_teacher: Teachers) -> None:
     corpus = tmp_path / "long.txt"
     corpus.write_text("\n".join(" ".join(GERMAN[i::3] * 4) for i in range(3)) + "\n", "utf-8")
     words = {**PLAIN, "logits": "topk:599", "max_length": 64}
@@ -197,7 +195,7 @@ def test_overlapping_windows_are_learnt_once(
 
 @pytest.mark.slow
 def test_it_goes_through_every_command(
-    tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, corpus: Path, tiny_teacher: Teachers
 ) -> None:
     model, more = tiny_teacher("gpt2"), write_corpus(tmp_path / "more.txt", 9)
     one, two = (
@@ -223,7 +221,7 @@ def test_it_goes_through_every_command(
 
 
 def test_values_of_another_token_are_found(
-    tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, corpus: Path, tiny_teacher: Teachers
 ) -> None:
     """Log-probabilities that are shifted by one are valid values of the wrong tokens."""
 
@@ -242,7 +240,7 @@ def test_values_of_another_token_are_found(
 
 
 def test_a_store_of_an_earlier_release_goes_on(
-    tmp_path: Path, corpus: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, corpus: Path, tiny_teacher: Teachers
 ) -> None:
     """It lacks the new arrays, and neither its other parts nor a grown store get any."""
     model, path = tiny_teacher("gpt2"), tmp_path / "a.zarr"

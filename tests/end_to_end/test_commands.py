@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,8 @@ from teachonce.teacher_dump.corpus import sources
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused
-from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Stores, Teachers
 
 DUMP_OPTIONS = (
     "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --mask-words"
@@ -50,10 +50,8 @@ STORE_COMMANDS = "info verify convert merge show"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("commands")
-    corpus = write_corpus(folder / "corpus.txt")
-    return dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", attention="none")
+def store(tiny_store: Stores) -> Path:
+    return tiny_store("bert", attention="none")
 
 
 NAMED = {
@@ -116,7 +114,7 @@ def test_version(command: click.Command) -> None:
 
 
 def test_files_of_a_folder_that_are_not_read_are_named(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     write_corpus(tmp_path / "texts.txt", 5)
     (tmp_path / "scan.pdf").write_bytes(b"%PDF")
@@ -127,9 +125,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(
     assert line in said and "texts.txt" not in said
 
 
-def test_dump_without_a_head_says_what_is_stored(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
-) -> None:
+def test_dump_without_a_head_says_what_is_stored(tmp_path: Path, tiny_teacher: Teachers) -> None:
     model, out = shutil.copytree(tiny_teacher("bert"), tmp_path / "headless"), tmp_path / "a.zarr"
     AutoModel.from_pretrained(model).save_pretrained(model)
     words = ("--model", model, "--corpus", write_corpus(tmp_path / "a.txt", 5), "--out", out)
@@ -142,7 +138,7 @@ def test_dump_without_a_head_says_what_is_stored(
 
 
 def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It uses a part of the library here; test_sources.py reads all of it."""
     some = [each for each in sources.library_sources() if each[1].parent.name == "json"]
@@ -163,7 +159,7 @@ def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
 
 @pytest.mark.parametrize("documents", [1, 40])
 def test_a_dump_names_a_vocabulary_that_can_be_trained(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], documents: int
+    tmp_path: Path, tiny_teacher: Teachers, documents: int
 ) -> None:
     corpus, out = write_corpus(tmp_path / "corpus.txt", documents), tmp_path / "store.zarr"
     done = dump(dump_options(tiny_teacher("bert"), corpus, out))

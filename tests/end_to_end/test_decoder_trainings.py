@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from teachonce.student_train.sweep import main as student_sweep
 from tests.end_to_end.support import Words, ok
 from tests.end_to_end.test_processes import same_curve, same_gradients, trained
 from tests.making.decoders import random_llama
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores
 
 DECODER: Words = (
     *("--student", "llama:16x2x2", "--vocab", 400, "--held-out", 0.1),
@@ -74,12 +73,11 @@ def test_a_cache_changes_nothing(causal: Path, alone: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_stores_of_different_texts_are_trained_on_together(
-    causal: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
+    causal: Path, tiny_store: Stores, tmp_path: Path
 ) -> None:
     """The second teacher has other tokens, and stored states only."""
-    corpus = write_corpus(tmp_path / "corpus.txt", 30)
     words: Words = ("--store", causal, *DECODER, "--steps", 2, "--loss", "next=1,hidden=1")
-    other = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", logits=None)
+    other = tiny_store("bert", 30, attention="none", logits=None)
     ok(student_train, *words, "--store", other, "--out", tmp_path / "both")
     ok(student_train, *words, "--out", tmp_path / "one")
     both, one = (read_report(tmp_path / name) for name in ("both", "one"))

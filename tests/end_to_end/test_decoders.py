@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,21 +29,19 @@ from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import ok, refused, says
 from tests.making.decoders import random_llama, save_decoder
 from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.models import Stores, Teachers
 
 SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
+WHOLE = {"codec": "exact", "attention": "none", "logits": "topk:599"}  # of 600 pieces
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("decoders")
-    corpus = write_corpus(folder / "corpus.txt", 60)
-    words = {"attention": "none", "logits": "topk:599"}  # --head auto finds the causal head
-    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", codec="exact", **words)
+def store(tiny_store: Stores) -> Path:
+    return tiny_store("gpt2", **WHOLE)
 
 
-def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Callable[[str], Path]) -> None:
-    words = {"codec": "exact", "attention": "none", "logits": "topk:599"}
-    done = dump(dump_options(tiny_teacher("gpt2"), store.with_name("corpus.txt"), store, **words))
+def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Teachers) -> None:
+    done = dump(dump_options(tiny_teacher("gpt2"), store.with_name("corpus.txt"), store, **WHOLE))
     assert done.finished_before and done.student == "--student gpt2:256x4x4 --vocab 8k"
     assert suggested_decoder({"model_type": "qwen3", "head_dim": 128}) == "qwen3:256x4x2"
     narrow = {"model_type": "llama", "hidden_size": 2048, "num_attention_heads": 64}
@@ -155,7 +152,7 @@ def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
 
 
 def test_the_teachers_vocabulary_gives_ordinary_distillation(
-    store: Path, tiny_teacher: Callable[[str], Path]
+    store: Path, tiny_teacher: Teachers
 ) -> None:
     """Value and gradient of kl-next equal dense KL's, at all tokens after the first."""
     batches = StudentBatches(store, "teacher", student="llama:32x2x4", loss={"kl-next": 1.0})
@@ -260,13 +257,8 @@ def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
-def test_random_draws_train_forwards_only(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
-) -> None:
-    corpus = write_corpus(tmp_path / "corpus.txt", 20)
-    drawn = dumped(
-        tiny_teacher("gpt2"), corpus, tmp_path / "s.zarr", attention="none", logits="sample:16"
-    )
+def test_random_draws_train_forwards_only(tmp_path: Path, tiny_store: Stores) -> None:
+    drawn = tiny_store("gpt2", 20, attention="none", logits="sample:16")
     words = ("--store", drawn, "--student", "llama:32x1x4", "--vocab", "300", *SHORT)
     said = refused(student_train, *words, "--loss", "reverse-kl", "--out", tmp_path / "reverse")
     says(said, "--loss reverse-kl", "random draws", "kl-next")
@@ -298,11 +290,10 @@ def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
 
 
 def test_a_decoder_reads_unmasked_text_only(
-    tmp_path: Path, tiny_teacher: Callable[..., Path]
+    tmp_path: Path, tiny_teacher: Teachers, tiny_store: Stores
 ) -> None:
     """Of a store with masked views; it cannot use a task's store."""
-    corpus = write_corpus(tmp_path / "corpus.txt", 20)
-    masked = dumped(tiny_teacher("bert"), corpus, tmp_path / "s.zarr", attention="none", views=2)
+    masked = tiny_store("bert", views=2)
     words = ("--student", "llama:32x1x4", "--vocab", "300", *SHORT)
     out = tmp_path / "student"
     line = refused(student_train, "--store", masked, *words, "--out", out)

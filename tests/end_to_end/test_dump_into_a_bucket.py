@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from teachonce.store import open_store
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok, refused
+from tests.making.models import Teachers
 from tests.rough_network import BUCKET, running_s3
 
 GROWN = f"s3://{BUCKET}/grown.zarr"
@@ -17,9 +17,7 @@ URL = f"s3://{BUCKET}/store.zarr"
 
 
 @pytest.mark.slow
-def test_a_dump_into_a_bucket(
-    tmp_path: Path, tiny_teacher: Callable[..., Path], corpus: Path
-) -> None:
+def test_a_dump_into_a_bucket(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
     words: list[str | Path | int] = [

@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.support import ROOT, tree
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 
 PROGRAM = """
 import importlib, json, sys
@@ -163,7 +163,7 @@ def cases(lines: str) -> list[tuple[list[str], list[str]]]:
 
 @pytest.mark.slow
 def test_a_torchvision_for_another_torch_is_one_line(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     """transformers imports any installed torchvision."""
     package = tmp_path / "torchvision"
@@ -182,7 +182,7 @@ def test_a_torchvision_for_another_torch_is_one_line(
 
 
 def test_mistakes_are_reported_before_torch_is_loaded(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     (tmp_path / "teacher").symlink_to(tiny_teacher("bert"))
     (tmp_path / "decoder").symlink_to(tiny_teacher("gpt2"))

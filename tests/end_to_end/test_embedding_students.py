@@ -27,7 +27,8 @@ from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.dumps import dumped, write_corpus
-from tests.making.sentence_folders import PROMPTS, TinyTeacher, modules, normalize, pooling
+from tests.making.models import Teachers
+from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
 from tests.making.texts import ENGLISH
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.student_train.support import prepared
@@ -296,7 +297,7 @@ def test_a_sweep_ranks_by_the_mean_of_all_stores(
 
 
 def test_a_name_of_two_prompts_is_not_inherited(
-    stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_path: Path
+    stores: Callable[..., Path], tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     behind, prompts = (pooling("mean"), normalize()), {**PROMPTS, "query": "ask: "}
     other = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m", prompts=prompts)
@@ -309,7 +310,7 @@ def test_a_name_of_two_prompts_is_not_inherited(
     assert rest and found["prompts"] == rest and "default_prompt" not in found
 
 
-def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_refused(stores: Callable[..., Path], tiny_teacher: Teachers, tmp_path: Path) -> None:
     plain = dumped(tiny_teacher("bert"), write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr")
     words = ("--out", tmp_path / "s", *VOCAB, "--loss", "embedding=1")
     line = refused(student_train, "--store", plain, *words)
@@ -324,7 +325,7 @@ def test_refused(stores: Callable[..., Path], tiny_teacher: TinyTeacher, tmp_pat
 
 
 def test_a_student_compares_texts_as_its_teacher_does(
-    tiny_teacher: TinyTeacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """Losses of vectors ignore lengths, and a dot product does not."""
     corpus = write_corpus(tmp_path / "corpus.txt", 24, ENGLISH)

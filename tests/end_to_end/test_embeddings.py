@@ -22,7 +22,8 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dump_options, dumped, write_corpus
-from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.models import Teachers
+from tests.making.sentence_folders import modules, normalize, pooling
 from tests.making.texts import ENGLISH
 
 
@@ -70,9 +71,7 @@ def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_p
     assert "note" not in ok(teacher_dump, "--model", broken, *words[2:], "--plan")
 
 
-def test_another_model_is_reported(
-    embedder: Path, tiny_teacher: TinyTeacher, tmp_path: Path
-) -> None:
+def test_another_model_is_reported(embedder: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
     out = dumped(
         embedder, write_corpus(tmp_path / "a.txt", 8), tmp_path / "a.h5",
         head="embedding", logits=None,
@@ -154,7 +153,7 @@ def test_refused(embedder: Path, tmp_path: Path, words: tuple[str, ...], message
     assert not (tmp_path / "a.zarr").exists()
 
 
-def test_no_pooling_and_none_asked_for(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_no_pooling_and_none_asked_for(tiny_teacher: Teachers, tmp_path: Path) -> None:
     corpus, base = write_corpus(tmp_path / "a.txt", 4), tiny_teacher("bert")
     given = ("--model", base, "--corpus", corpus, "--out", tmp_path / "a.zarr")
     says(refused(teacher_dump, *given, "--head", "embedding"), "no pooling in it", "give --pooling")

@@ -20,6 +20,7 @@ from teachonce.store.tools.verify import verify
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
 from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 
 EXT = ("zarr", "h5")
 # Each runs a dump or a training in a process, and a second process that continues.
@@ -39,14 +40,14 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def words(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers
 ) -> tuple[str | Path | int, ...]:
     corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.txt", 20)
     return ("--model", tiny_teacher("bert"), "--corpus", corpus, *FEW, "--out")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
     folder = tmp_path_factory.mktemp("store")
     corpus = write_corpus(folder / "corpus.txt", 60)
     return dumped(tiny_teacher("bert"), corpus, folder / "store.h5", attention="none")
@@ -264,12 +265,7 @@ in_small_parts(*sys.argv[3:])
     ],
 )
 def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
-    tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
-    words: Any,
-    store: Path,
-    work: str,
-    free: int,
+    tmp_path: Path, tiny_teacher: Teachers, words: Any, store: Path, work: str, free: int
 ) -> None:
     """A process ends with 1 on a full disk: HDF5 closes open files at the end of a process, after
     Python has finished. This crashed once, and never in a forked process."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 
@@ -13,11 +12,12 @@ import pytest
 from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, refused, says
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.store.tools import forgetting
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+def stores(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
     folder = tmp_path_factory.mktemp("stores")
     corpus, teacher = write_corpus(folder / "corpus.txt"), tiny_teacher("distilbert")
     for ext in ("zarr", "h5"):

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,11 @@ from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 from tests.end_to_end.support import Words, ok, refused, says, tree
 from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.store.dying import Killed, dies_at
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
-Teachers = Callable[..., Path]
 CLOSE = 2e-4  # other batches round otherwise
 PAIRS = [(ENGLISH[n] * 3, ENGLISH[n + 1] * 3) for n in range(3)]
 OPTIONS: dict[str, Any] = {"codec": "exact", "views": 2, "part_tokens": 600, "weights": False}
@@ -344,7 +343,7 @@ def test_what_cannot_grow(
 
 @pytest.mark.slow
 def test_forgetting_by_text(
-    tmp_path: Path, tiny_teacher: Teachers, make_tokenizer: Callable[[str], Any], corpus: Path
+    tmp_path: Path, tiny_teacher: Teachers, make_tokenizer: Tokenizers, corpus: Path
 ) -> None:
     """The dump of the first text is left, and the students' token caches lose the second."""
     lines, teacher = lines_of(corpus)[:20], tiny_teacher("bert")

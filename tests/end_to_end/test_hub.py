@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from tests.docs.pages import ours
 from tests.end_to_end.support import ROOT, STUDENT, ok
 from tests.hub_contents import READER, Hub
 from tests.hub_server import serving
+from tests.making.models import Teachers
 from tests.making.texts import RUSSIAN
 
 CONFIG = "20231101.ru"
@@ -37,9 +38,7 @@ configs:
 
 
 @pytest.fixture(scope="module")
-def hub(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
-) -> Iterator[Hub]:
+def hub(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Iterator[Hub]:
     """Return a hub with a small model and a small corpus under the names in the preset
     `rubert-base`."""
     corpus = tmp_path_factory.mktemp("wikipedia")

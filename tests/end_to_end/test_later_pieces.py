@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from teachonce.student_train.cli import main as train
 from teachonce.student_train.losses.task import NO_LABEL
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dumped
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.student_train.support import prepared
 
@@ -43,7 +43,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stores(corpus: Path, tiny_teacher: Callable[..., Path]) -> Stores:
+def stores(corpus: Path, tiny_teacher: Teachers) -> Stores:
     """Dump an untrained teacher with tags of first pieces only, and a teacher trained on all
     pieces."""
     out = corpus.parent / "all"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tests.end_to_end.support import STUDENT, ok
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 
 CANARY = "CANARY"
 SECRET = f"https://me:{CANARY}@host:8/a.zarr?X-Amz-Signature={CANARY}"
@@ -35,7 +36,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
+def home(tmp_path: Path, tiny_teacher: Teachers) -> Path:
     """Return a folder whose path contains the user's name; all commands receive absolute paths."""
     home = tmp_path / f"{CANARY}-home"
     home.mkdir()

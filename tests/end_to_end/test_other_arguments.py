@@ -17,6 +17,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end.support import tree
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Teachers
 from tests.store.dying import unsealed
 
 
@@ -57,7 +58,7 @@ CHANGES: list[tuple[Callable[[Path], None] | dict[str, Any], str]] = [
 
 
 @pytest.mark.slow
-def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+def test_what_differs_is_named(tmp_path: Path, tiny_teacher: Teachers) -> None:
     """For HDF5 stores see tests/store/write/test_writing.py."""
     corpus, out = write_corpus(tmp_path / "corpus.txt", 30), tmp_path / "store.zarr"
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))

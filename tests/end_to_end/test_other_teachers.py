@@ -4,7 +4,6 @@ refused."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.downstream.learnable import classified
 from tests.end_to_end.support import STUDENT, Words, ok, refused, says
+from tests.making.models import Teachers
 
 STEPS = ("--vocab", "500", "--steps", "3", *STUDENT, "--init", "svd")
 
@@ -35,9 +35,7 @@ def test_logits_of_the_next_token(tmp_path: Path, causal: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_labelled_texts_to_a_store_of_classes(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
-) -> None:
+def test_from_labelled_texts_to_a_store_of_classes(tmp_path: Path, tiny_teacher: Teachers) -> None:
     train, dev = (classified(tmp_path / f"{n}.tsv", n, seed=n) for n in (120, 30))
     scores, store = tmp_path / "scores", tmp_path / "store.h5"
     words: Words = ("--task", "classify", "--model", tiny_teacher("bert"))

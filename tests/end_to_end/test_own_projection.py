@@ -21,6 +21,7 @@ from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dumped
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 from tests.student_train import support
 
@@ -91,7 +92,7 @@ def test_it_is_saved_and_loads_again(
 
 
 def test_where_there_can_be_none_is_reported(
-    tags: FeatureStore, tiny_teacher: Any, tmp_path: Path
+    tags: FeatureStore, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("\n".join(ENGLISH * 4), "utf-8")

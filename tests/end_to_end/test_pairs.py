@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +27,11 @@ from teachonce.teacher_dump.comparison import rerun
 from teachonce.training.wordpiece import SPECIALS
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dump_options, dumped
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.store.dying import unsealed
 from tests.student_train import support
 
-Teachers = Callable[..., Path]
 LABELS = ("other", "same")
 PAIR = {"head": "classification", "logits": None, "text_column": "one,two"}
 SMALL = ("--vocab", "300", "--batch-tokens", "512", "--device", "cpu")

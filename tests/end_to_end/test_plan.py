@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +20,13 @@ from teachonce.teacher_dump.job import estimate as estimating
 from teachonce.teacher_dump.job.estimate import _Sample, estimate
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.models import Teachers
 
 NEAR = 0.15
 
 
 @pytest.fixture(scope="module")
-def model(tiny_teacher: Callable[[str], Path]) -> Path:
+def model(tiny_teacher: Teachers) -> Path:
     return tiny_teacher("bert")
 
 

@@ -21,6 +21,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 from tests.making.stores import features_of, make_store
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
@@ -38,7 +39,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers
 ) -> Callable[..., Path]:
     """Return a function `teacher(...)` -> folder of a classifier with these fields in its
     config.json."""

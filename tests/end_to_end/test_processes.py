@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +22,7 @@ from teachonce.training.ranks import join_ranks
 from tests.end_to_end.support import ROOT, Words
 from tests.end_to_end.watched import Done, processes, together
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 
 PLAIN = (
     "--vocab", 400, "--student", "16x2x2", "--batch-tokens", 256, "--steps", 5,
@@ -140,7 +140,7 @@ def test_torchrun_itself(store: Path, tmp_path: Path, student: Words) -> None:
 
 @pytest.mark.slow
 def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 60)
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import ProcessSummary
 from tests.end_to_end.support import refused, says
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Teachers
 from tests.support.leased import held
 
 
 @pytest.fixture(scope="module")
-def model(tiny_teacher: Callable[[str], Path]) -> Path:
+def model(tiny_teacher: Teachers) -> Path:
     return tiny_teacher("bert")
 
 

@@ -29,6 +29,7 @@ from teachonce.teacher_dump.job.dump import dump
 from tests.end_to_end import dumping
 from tests.end_to_end.support import ROOT, STUDENT, ok, refused, tree
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 
 STEPS = 30
 SETTINGS = (
@@ -71,7 +72,7 @@ def assert_same_student(out: Path, undisturbed: Path) -> None:
 
 
 def test_a_finished_dump_typed_again_says_so_and_stays(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 12)
     for name in ("a.zarr", "a.h5"):
@@ -205,7 +206,7 @@ def test_one_vocabulary_for_one_text(store: Path) -> None:
 
 @pytest.mark.parametrize("ext", [pytest.param("zarr", marks=pytest.mark.slow), "h5"])
 def test_killed_dump(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, ext: str
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch, ext: str
 ) -> None:
     corpus, model = write_corpus(tmp_path / "corpus.txt", 50), tiny_teacher("bert")
     (tmp_path / "whole").mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.end_to_end.test_students_of_pairs import reader_of_pairs, rows
+from tests.making.models import Teachers, Tokenizers
 
 IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
 ONE: dict[str, Any] = {"num_labels": 1, "sentence_transformers": IDENTITY}
@@ -24,7 +24,7 @@ ASKED: Words = ("--head", "score", "--text-column", "one,two", "--device", "cpu"
 
 @pytest.fixture(scope="module")
 def teacher(
-    pair_teacher: Path, tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[..., Any]
+    pair_teacher: Path, tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Tokenizers
 ) -> Path:
     """Save a BERT with one output, high if the middle words of both texts are equal: a third of the
     difference of the classifier's two logits."""
@@ -90,7 +90,7 @@ def test_a_student_ranks_as_its_teacher(store: Path, teacher: Path, tmp_path: Pa
     says(card, "pipeline_tag: text-ranking", 'CrossEncoder("this folder")')
 
 
-def test_refused(store: Path, teacher: Path, tiny_teacher: Any, tmp_path: Path) -> None:
+def test_refused(store: Path, teacher: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
     corpus = tmp_path / "pairs.csv"
     corpus.write_text("one,two\nA text.,Another.\n", "utf-8")
     words: Words = ("--model", teacher, "--corpus", corpus, "--out", tmp_path / "a.zarr")

@@ -37,6 +37,7 @@ from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 
 DUMP = ("--logits", "sample:9", "--views", 2, "--mask-words", "rare", "--max-length", 64)
 FEW = ("--batch-tokens", 256, "--device", "cpu", "--seed", 3)
@@ -62,7 +63,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def model(tiny_teacher: Callable[[str], Path]) -> Path:
+def model(tiny_teacher: Teachers) -> Path:
     return tiny_teacher("bert")
 
 

@@ -24,13 +24,14 @@ from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end.support import STUDENT, Words, invoke, refused
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 FEW = ("--batch-tokens", 256, "--logits", "topk:8", "--attention", "none", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Words:
+def words(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Words:
     corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.txt", 40)
     return ("--model", tiny_teacher("bert"), "--corpus", corpus, *FEW, "--out")
 

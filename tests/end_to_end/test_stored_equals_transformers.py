@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from teachonce.store import FeatureStore, Record, open_store
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, masked_input, word_spans
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.making.texts import SENTENCES
 
 SEED = 3
@@ -90,9 +90,7 @@ def sampled(store: FeatureStore, count: int = 6) -> list[Record]:
 
 
 @pytest.mark.parametrize(("codec", "ext", "kind"), CASES)
-def test_features(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], codec: str, ext: str, kind: str
-) -> None:
+def test_features(tmp_path: Path, tiny_teacher: Teachers, codec: str, ext: str, kind: str) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 14, SENTENCES)
     store = open_store(
         dumped(
@@ -177,7 +175,7 @@ def check_logits(got: Any, want: Expected, codec: str) -> None:
 
 
 @pytest.mark.slow
-def test_draws(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+def test_draws(tmp_path: Path, tiny_teacher: Teachers) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 30)
     stores = [
         open_store(
@@ -212,7 +210,7 @@ def counts_of(record: Record) -> Array:
 
 @pytest.mark.parametrize(("codec", "kind"), [("exact", "deberta"), ("default", "electra")])
 def test_logits_of_a_slice_from_the_head(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], codec: str, kind: str
+    tmp_path: Path, tiny_teacher: Teachers, codec: str, kind: str
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 8)
     store = open_store(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from teachonce.student_train.cli import main
 from tests.end_to_end.support import Words, ok
 from tests.end_to_end.test_pairs import LABELS, PAIR
 from tests.making.dumps import dumped
+from tests.making.models import Tokenizers
 
 NOISE = ("moss", "stone", "river", "clock", "map", "letters")
 Row = tuple[str, str, int]
@@ -56,7 +56,7 @@ def accuracy(model: Any, tokenizer: Any, some: list[Row]) -> float:
     return float((best == torch.tensor([label for _, _, label in some])).float().mean())
 
 
-def reader_of_pairs(make_tokenizer: Callable[..., Any], **head: Any) -> tuple[Any, Any]:
+def reader_of_pairs(make_tokenizer: Tokenizers, **head: Any) -> tuple[Any, Any]:
     """Make an untrained BERT with such a head, and a tokenizer that returns the token types of a
     pair."""
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def reader_of_pairs(make_tokenizer: Callable[..., Any], **head: Any) -> tuple[An
     return network, tokenizer
 
 
-def trained_reader(make_tokenizer: Callable[..., Any]) -> tuple[Any, Any]:
+def trained_reader(make_tokenizer: Tokenizers) -> tuple[Any, Any]:
     """Fine-tune a BERT on pairs in the plain way; return it with its tokenizer."""
     network, tokenizer = reader_of_pairs(make_tokenizer, id2label=dict(enumerate(LABELS)))
     optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -29,6 +28,7 @@ from teachonce.student_train.sweep.scores import ScoringPlan, Task
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_stopping import wait_for
+from tests.making.models import Teachers
 from tests.support.leased import held
 
 SMALL = (*STUDENT, "--vocab", "450", "--steps", "2")
@@ -213,7 +213,7 @@ def test_tasks_that_are_none(
 
 @pytest.mark.apart
 def test_several_at_once_that_are_scored(
-    tmp_path: Path, store: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, store: Path, tiny_teacher: Teachers
 ) -> None:
     rows = [f"{mood} {n} day\t{mood}" for n in range(20) for mood in ("good", "bad")]
     (tmp_path / "moods.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")

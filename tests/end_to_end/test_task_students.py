@@ -4,7 +4,6 @@ folder."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +28,11 @@ from teachonce.student_train.train.evaluate import warning_of_one_label
 from teachonce.training.words import word_spans
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.dumps import dumped
+from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.student_train.support import first_batch, prepared, validated
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 
-Teachers = Callable[..., Path]
 OF_ANY_TASK = ("kl", "logit", "log-odds", "log-odds-half", "hard", "hidden", "hidden-gelu",
                "hidden-kld", "cosine", "contrastive")  # fmt: skip
 KINDS = ("bert:16x2x2", "16x2x2", "bilstm:12,10")
@@ -87,7 +86,7 @@ def test_targets_of_tags_belong_to_the_words_first_pieces(tags: FeatureStore, al
     [("wordpiece", True), ("bpe", True), ("unigram", True), ("wordpiece", False), ("bpe", False)],
 )
 def test_words_begin_after_a_blank_however_offsets_count_it(
-    kind: str, tagged: bool, make_tokenizer: Callable[[str], Any]
+    kind: str, tagged: bool, make_tokenizer: Tokenizers
 ) -> None:
     texts = ["  Two blanks,\tthen a tab\u3000and a wide one ", *ENGLISH[:3], *RUSSIAN[:3]]
     tokenizer = make_tokenizer(kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, ok, start
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers, Tokenizers
 
 TEXT = "The old lighthouse keeper {} the stairs every evening."
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
     folder = tmp_path_factory.mktemp("gone")
     teacher = Path(shutil.copytree(tiny_teacher("distilbert"), folder / "teacher"))
     out = dumped(teacher, write_corpus(folder / "corpus.txt"), folder / "store.h5", max_length=64)
@@ -74,12 +74,10 @@ def test_initialisation(tmp_path: Path, store: Path) -> None:
     assert "cut to 32" in said
 
 
-def test_vocabulary_of_a_folder(
-    tmp_path: Path, store: Path, make_tokenizer: Callable[[str], object]
-) -> None:
+def test_vocabulary_of_a_folder(tmp_path: Path, store: Path, make_tokenizer: Tokenizers) -> None:
     """Byte-level pieces against the teacher's WordPiece."""
     tokenizer = make_tokenizer("bpe")
-    tokenizer.save_pretrained(tmp_path / "bpe")  # type: ignore[attr-defined]
+    tokenizer.save_pretrained(tmp_path / "bpe")
     for align in ("span", "match", "reduce"):
         out = tmp_path / align
         ok(
@@ -87,4 +85,4 @@ def test_vocabulary_of_a_folder(
             *("--store", store, "--vocab", tmp_path / "bpe", "--out", out, *STUDENT),
             *("--align", align, "--steps", "2", "--loss", "mlm,kl,hidden"),
         )
-        check_student(out, len(tokenizer))  # type: ignore[arg-type]
+        check_student(out, len(tokenizer))

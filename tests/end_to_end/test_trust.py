@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,11 +20,11 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import STUDENT, Words, invoke, ok, refused, says, tree
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Teachers
 from tests.store.dying import unsealed
 from tests.store.tools.test_stored_tokens import forge, put
 from tests.store.write.test_writing import contents
 
-Teachers = Callable[[str], Path]
 FORMATS = ("zarr", "h5")
 TRAINING = ("--vocab", "450", "--steps", "6", "--held-out", "0.2", *STUDENT)
 

@@ -3,7 +3,6 @@ correct."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from teachonce.student_train.losses.registry import features_of, losses_for
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 
 
 def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
@@ -39,7 +39,7 @@ def test_a_dump_says_what_no_default_loss_reads(
     more: tuple[str, ...],
     given: dict[str, str],
     unread: str,
-    tiny_teacher: Callable[..., Path],
+    tiny_teacher: Teachers,
     tmp_path: Path,
 ) -> None:
     path, said = dump(tiny_teacher(*teacher), tmp_path, *more)

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tests.making.texts import SENTENCES
+
+# The types of the fixtures `tiny_teacher`, `tiny_store` and `make_tokenizer`.
+Teachers = Callable[..., Path]
+Stores = Callable[..., Path]
+Tokenizers = Callable[[str], Any]
 
 TOKENIZER_KINDS = ("wordpiece", "wordpiece-lower", "bpe", "unigram")
 TEACHER_KINDS = ("bert", "roberta", "deberta", "electra", "xlmr", "distilbert", "modernbert")

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from teachonce.store import FeatureStore, open_store
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores
 
 
 @pytest.fixture(scope="session")
-def store(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
-) -> FeatureStore:
-    folder = tmp_path_factory.mktemp("student_train")
-    corpus = write_corpus(folder / "corpus.txt", 60)
-    return open_store(dumped(tiny_teacher("bert"), corpus, folder / "store.zarr", views=2))
+def store(tiny_store: Stores) -> FeatureStore:
+    return open_store(tiny_store("bert", views=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from teachonce.student_train.data.targets import TargetReader
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.support.arrays import Array
 from tests.making.decoders import random_llama
-from tests.making.dumps import dumped, write_corpus
+from tests.making.dumps import dumped
+from tests.making.models import Stores, Teachers
 from tests.making.texts import ENGLISH
 
 TEXTS = ["".join(letters) for letters in itertools.product("abc", repeat=6)]
@@ -134,7 +135,7 @@ def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -
 
 
 @pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
+def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
     """Dump five sentences, each as one text."""
     folder = tmp_path_factory.mktemp("known")
     (folder / "corpus.txt").write_text("\n".join(ENGLISH[:5]) + "\n", "utf-8")
@@ -199,11 +200,9 @@ def test_a_teacher_of_certain_runs_is_learnt_with_any_vocabulary(causal: Path) -
 @pytest.mark.parametrize("tier", ["topk:4", "head"])
 @pytest.mark.parametrize("vocab", ["300", "teacher"])
 def test_probabilities_of_runs_are_those_of_transformers(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], tier: str, vocab: str
+    tiny_store: Stores, tiny_teacher: Teachers, tier: str, vocab: str
 ) -> None:
-    corpus = write_corpus(tmp_path / "corpus.txt", 8)
-    words: dict[str, Any] = {"attention": "none", "hidden": "none", "codec": "exact"}
-    store = dumped(tiny_teacher("gpt2"), corpus, tmp_path / "s.zarr", logits=tier, **words)
+    store = tiny_store("gpt2", 8, attention="none", hidden="none", codec="exact", logits=tier)
     batches = StudentBatches(store, vocab, student="llama:32x2x4", loss={"alm": 1.0})
     teacher: Any = AutoModelForCausalLM.from_pretrained(tiny_teacher("gpt2"))
     raw = next(batches.store.stream(0, 0, batch_tokens=512, view=0, features=["logits"]))

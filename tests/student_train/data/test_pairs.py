@@ -4,7 +4,6 @@ separately."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from teachonce.store import StoreError
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.student_train.data.student_tokens import pair_types, tokenize
 from tests.align.support import TEXT
+from tests.making.models import Tokenizers
 
 TEXTS = TEXT.map(lambda text: text.replace(SEPARATOR, " "))
 KINDS = ("wordpiece", "bpe", "unigram")
@@ -33,11 +33,7 @@ def sides(tokens: Tokens, texts: list[str]) -> Any:
 @settings(max_examples=25)
 @given(pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3), size=st.integers(20, 200))
 def test_runs_stay_within_a_text_of_a_pair(
-    make_tokenizer: Callable[[str], Any],
-    teacher: str,
-    student: str,
-    pairs: list[tuple[str, str]],
-    size: int,
+    make_tokenizer: Tokenizers, teacher: str, student: str, pairs: list[tuple[str, str]], size: int
 ) -> None:
     texts = [SEPARATOR.join(pair) for pair in pairs]
     backend = copy.deepcopy(make_tokenizer(student).backend_tokenizer)
@@ -67,7 +63,7 @@ def test_runs_stay_within_a_text_of_a_pair(
 @settings(max_examples=60)
 @given(pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3))
 def test_types_by_place_are_those_of_a_template_as_berts(
-    make_tokenizer: Callable[[str], Any], pairs: list[tuple[str, str]]
+    make_tokenizer: Tokenizers, pairs: list[tuple[str, str]]
 ) -> None:
     texts = [SEPARATOR.join(pair) for pair in pairs]
     backend = copy.deepcopy(make_tokenizer("wordpiece").backend_tokenizer)
@@ -78,7 +74,7 @@ def test_types_by_place_are_those_of_a_template_as_berts(
     assert pair_types(tokens, texts, SEPARATOR).tolist() == tokens.types.tolist()
 
 
-def test_a_text_that_is_no_pair(make_tokenizer: Callable[[str], Any]) -> None:
+def test_a_text_that_is_no_pair(make_tokenizer: Tokenizers) -> None:
     backend = make_tokenizer("bpe").backend_tokenizer
     for text, times in (("one", 0), ("a\x1fb\x1fc", 2)):
         with pytest.raises(StoreError, match=f"occurs {times} times in .*, expected once"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,12 @@ from teachonce.student_train.prepared_student import make_collator
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import refused, says
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores, Tokenizers
 
 
 @pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("spelled")
-    corpus = write_corpus(folder / "corpus.txt", 20)
-    words: dict[str, Any] = {"attention": "none", "hidden": "none"}
-    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", **words)
+def causal(tiny_store: Stores) -> Path:
+    return tiny_store("gpt2", attention="none")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +83,7 @@ def test_what_is_beyond_max_length_is_not_changed(causal: Path, trained: Any) ->
 
 
 def test_bytes_that_a_vocabulary_lacks_are_refused(
-    causal: Path, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    causal: Path, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     """It has neither pieces nor fallbacks for all bytes."""
     make_tokenizer("unigram").save_pretrained(tmp_path / "unigram")

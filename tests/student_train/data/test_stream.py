@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from multiprocessing import forkserver
 from pathlib import Path
@@ -29,7 +28,7 @@ from teachonce.support.arrays import covering_spans_of_texts
 from teachonce.support.errors import UserError
 from teachonce.training.schedule import PATIENCE, Schedule
 from tests.end_to_end.support import ROOT
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores
 from tests.student_train.support import prepared
 
 COMMAND = (
@@ -257,16 +256,9 @@ def test_learning_rates() -> None:
     assert plateau.factor(99) == 0.5 and plateau.best == 1.0
 
 
-def test_each_epoch_reads_the_masks_of_its_view(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
-) -> None:
+def test_each_epoch_reads_the_masks_of_its_view(tiny_store: Stores) -> None:
     """They depend on (seed, view) alone: a dump with fewer views has the same masks."""
-    corpus = write_corpus(tmp_path / "corpus.txt", 8)
-    small: dict[str, Any] = {"hidden": "none", "attention": "none"}
-    two, four = (
-        open_store(dumped(tiny_teacher("bert"), corpus, tmp_path / f"{n}.zarr", views=n, **small))
-        for n in (2, 4)
-    )
+    two, four = (open_store(tiny_store("bert", 8, attention="none", views=n)) for n in (2, 4))
     masks = [_masks(four, view) for view in (1, 2, 3)]
     assert _masks(two, 1) == masks[0]
     assert masks[0] != masks[1] != masks[2] != masks[0]

@@ -4,7 +4,6 @@ twice."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +26,7 @@ from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.training.words import word_spans
+from tests.making.models import Tokenizers
 from tests.making.texts import SENTENCES
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
 
@@ -120,7 +120,7 @@ FORMS = {"wordpiece": ("s", "##s"), "bpe": ("s", "Ġs"), "unigram": ("s", "▁s"
     ],
 )
 def test_the_place_in_a_text_decides_which_mark_a_piece_has(
-    make_tokenizer: Callable[[str], Any], kind: str, student_kind: str, align: str, tier: str
+    make_tokenizer: Tokenizers, kind: str, student_kind: str, align: str, tier: str
 ) -> None:
     """The teacher has .75 for its own token, which the student reads there, .25 for `s`."""
     texts = [

@@ -18,6 +18,7 @@ from teachonce.student_train.data.student_tokens import ARRAYS, tokenize
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.support.arrays import Array
 from tests.making.dumps import dumped
+from tests.making.models import Teachers, Tokenizers
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tokens"
 
 
-def fresh(kind: str, make_tokenizer: Callable[[str], Any], length: int = 16) -> Tokenizer:
+def fresh(kind: str, make_tokenizer: Tokenizers, length: int = 16) -> Tokenizer:
     tokenizer: Tokenizer = make_tokenizer(kind).backend_tokenizer
     tokenizer.no_padding()
     tokenizer.enable_truncation(length)
@@ -35,7 +36,7 @@ def fresh(kind: str, make_tokenizer: Callable[[str], Any], length: int = 16) -> 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_the_table_holds_what_the_tokenizer_gives(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path, kind: str
+    store: FeatureStore, make_tokenizer: Tokenizers, cache: Path, kind: str
 ) -> None:
     tokenizer = fresh(kind, make_tokenizer)
     table = token_table(store, tokenizer)
@@ -47,10 +48,7 @@ def test_the_table_holds_what_the_tokenizer_gives(
 
 
 def test_made_once_for_a_text_a_vocabulary_and_a_length(
-    store: FeatureStore,
-    make_tokenizer: Callable[[str], Any],
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    store: FeatureStore, make_tokenizer: Tokenizers, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token_table(store, fresh("wordpiece", make_tokenizer))
     (first,) = cache.iterdir()
@@ -64,7 +62,7 @@ def test_made_once_for_a_text_a_vocabulary_and_a_length(
 
 
 def test_a_user_without_a_home(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    store: FeatureStore, make_tokenizer: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container whose user has no entry in /etc/passwd."""
 
@@ -97,7 +95,7 @@ def garble(file: Path) -> None:
 @pytest.mark.parametrize("name", ["ids", "start", "sha256"])
 def test_a_damaged_table_is_made_anew(
     store: FeatureStore,
-    make_tokenizer: Callable[[str], Any],
+    make_tokenizer: Tokenizers,
     cache: Path,
     damage: Callable[[Path], None],
     name: str,
@@ -115,10 +113,10 @@ def test_a_damaged_table_is_made_anew(
 
 def test_another_text_has_another_table(
     store: FeatureStore,
-    make_tokenizer: Callable[[str], Any],
+    make_tokenizer: Tokenizers,
     cache: Path,
     tmp_path: Path,
-    tiny_teacher: Callable[..., Path],
+    tiny_teacher: Teachers,
 ) -> None:
     text = tmp_path / "other.txt"
     text.write_text("Quite another text.\n", encoding="utf-8")
@@ -130,10 +128,7 @@ def test_another_text_has_another_table(
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(
-    store: FeatureStore,
-    make_tokenizer: Callable[[str], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    store: FeatureStore, make_tokenizer: Tokenizers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
@@ -143,14 +138,12 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     np.testing.assert_array_equal(got.ids, tokenize(tokenizer, [store[1].text]).ids)
 
 
-def _make(path: str, kind: str, gate: Any, make_tokenizer: Callable[[str], Any]) -> None:
+def _make(path: str, kind: str, gate: Any, make_tokenizer: Tokenizers) -> None:
     gate.wait()
     token_table(open_store(path), fresh(kind, make_tokenizer))
 
 
-def test_several_at_once(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path
-) -> None:
+def test_several_at_once(store: FeatureStore, make_tokenizer: Tokenizers, cache: Path) -> None:
     context = multiprocessing.get_context("fork")
     gate = context.Barrier(3)
     arguments = (str(store.path), "wordpiece", gate, make_tokenizer)
@@ -165,7 +158,7 @@ def test_several_at_once(
 
 @pytest.mark.parametrize("name", ["ids", "begin", "special", "start"])
 def test_a_forged_table_is_made_anew(
-    store: FeatureStore, make_tokenizer: Callable[[str], Any], cache: Path, name: str
+    store: FeatureStore, make_tokenizer: Tokenizers, cache: Path, name: str
 ) -> None:
     """A user who can write the cache can also fit its checksum."""
     tokenizer = fresh("wordpiece", make_tokenizer)

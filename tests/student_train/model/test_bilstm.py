@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.support.errors import UserError, out_of_memory
-from tests.making.models import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS, Tokenizers
 
 WITH_HEADS = (BiLstmForMaskedLM, BiLstmForSequenceClassification, BiLstmForTokenClassification)
 LENGTHS = (7, 4, 1)
@@ -239,7 +238,7 @@ print([model.config.id2label[n] for n in model(**tokenizer("The old lamp.", retu
 
 @pytest.mark.slow
 def test_the_auto_classes_load_it_in_a_new_process(
-    make_tokenizer: Callable[[str], Any], tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
     task = TaskSpec("tagging", ("NOUN", "VERB", "X"))
@@ -263,7 +262,7 @@ def vectors(path: Path, lines: list[str]) -> Path:
 @pytest.mark.parametrize("header", [True, False])
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_word_vectors_go_to_whole_words(
-    kind: str, header: bool, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    kind: str, header: bool, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer(kind)
     student: Any = make_student("bilstm:3,4", tokenizer, 64)
@@ -304,10 +303,7 @@ def test_word_vectors_go_to_whole_words(
     ],
 )
 def test_wrong_word_vectors_are_refused(
-    lines: list[str] | bytes | None,
-    message: str,
-    make_tokenizer: Callable[[str], Any],
-    tmp_path: Path,
+    lines: list[str] | bytes | None, message: str, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     tokenizer, path = make_tokenizer("wordpiece-lower"), tmp_path / "a.txt"
     student: Any = make_student("bilstm:3,4", tokenizer, 64)

@@ -35,6 +35,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES, Shape, parse_student
 from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
+from tests.making.models import Tokenizers
 from tests.making.texts import SENTENCES
 
 SIZES = {"bert": "32x2x4", "modernbert": "32x2x4", "bilstm": "24,16"}
@@ -53,7 +54,7 @@ def named(kind: str) -> str:
 
 
 @pytest.fixture
-def student(make_tokenizer: Callable[[str], Any]) -> Callable[..., PreTrainedModel]:
+def student(make_tokenizer: Tokenizers) -> Callable[..., PreTrainedModel]:
     """Make a student in evaluation mode, with weights large enough for all of them to matter."""
 
     def made(kind: str, task: str | None = None) -> PreTrainedModel:
@@ -115,7 +116,7 @@ def test_trained_under_every_loss(
 
 @pytest.mark.parametrize("kind", WITH_HEADS)
 def test_logits_of_flat_states_are_the_models_own(
-    kind: str, student: Callable[..., PreTrainedModel], make_tokenizer: Callable[[str], Any]
+    kind: str, student: Callable[..., PreTrainedModel], make_tokenizer: Tokenizers
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
     for task, logits in ((None, lm_logits), ("tagging", tag_logits)):
@@ -176,7 +177,7 @@ def test_tiny_has_the_published_parameters(pieces: int, millions: float) -> None
 
 
 def test_the_units_of_the_feed_forward_parts_are_those_asked_for(
-    make_tokenizer: Callable[[str], Any],
+    make_tokenizer: Tokenizers,
 ) -> None:
     for student, units in (("bert:32x2x4x40", 40), ("bert:32x2x4", 128), ("32x2x4x40", 40),
                            ("modernbert:32x2x4", 64)):  # fmt: skip

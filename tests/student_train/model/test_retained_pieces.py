@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.making.dumps import dumped, write_corpus
-from tests.making.models import trained_tokenizer
+from tests.making.models import Teachers, trained_tokenizer
 from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.test_window import TEXTS
 
@@ -137,7 +137,7 @@ def test_sizes_that_cannot_be() -> None:
 
 
 @pytest.fixture(scope="module", params=["xlmr", "roberta"])
-def teacher(request: Any, tiny_teacher: Callable[..., Path]) -> Iterator[Path]:
+def teacher(request: Any, tiny_teacher: Teachers) -> Iterator[Path]:
     yield tiny_teacher(request.param)
 
 

@@ -26,6 +26,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.making.sentence_folders import changed
 
 
@@ -95,9 +96,7 @@ def test_chosen_layers(started: Start, store: FeatureStore) -> None:
 
 
 @pytest.fixture(scope="module")
-def other_model(
-    tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def other_model(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a model with the store's tokenizer, the shape of its teacher, and other weights."""
     folder = tmp_path_factory.mktemp("models") / "grown"
     shutil.copytree(tiny_teacher("bert"), folder)
@@ -133,7 +132,7 @@ def test_layers_embeddings_and_head_of_another_model(
 
 
 def test_a_model_whose_layers_do_not_fit_is_refused_in_a_line(
-    started: Start, store: FeatureStore, other_model: Path, tiny_teacher: Callable[..., Path]
+    started: Start, store: FeatureStore, other_model: Path, tiny_teacher: Teachers
 ) -> None:
     for size, chosen, line in (
         ("bert:16x2x2", "1,2", "size of .*grown is 32, but the student's is 16, .* --student"),
@@ -167,7 +166,7 @@ def test_what_layers_alone_do_not_carry_is_said(
 
 
 def test_a_student_as_wide_as_the_teacher_has_its_head(
-    started: Start, store: FeatureStore, tiny_teacher: Callable[..., Path]
+    started: Start, store: FeatureStore, tiny_teacher: Teachers
 ) -> None:
     student, said, found = started("layers:2,4", "bert:32x2x4")
     teacher = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
@@ -188,7 +187,7 @@ def test_a_student_as_wide_as_the_teacher_has_its_head(
     ("kind", "dense"), [("distilbert", "vocab_transform"), ("roberta", "lm_head.dense")]
 )
 def test_heads_of_other_families(
-    kind: str, dense: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+    kind: str, dense: str, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     teacher = tiny_teacher(kind)
     store = open_store(dumped(teacher, write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr"))
@@ -202,7 +201,7 @@ def test_heads_of_other_families(
 
 
 def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
-    store: FeatureStore, tiny_teacher: Callable[..., Path]
+    store: FeatureStore, tiny_teacher: Teachers
 ) -> None:
     """DistilBERT has no token types: a random row of them would be added to every token."""
     teacher, tokenizer = tiny_teacher("distilbert"), student_tokenizer("teacher", store)
@@ -221,7 +220,7 @@ def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
 
 
 def test_layers_of_an_electra_read_more_than_its_embeddings(
-    started: Start, tiny_teacher: Callable[..., Path]
+    started: Start, tiny_teacher: Teachers
 ) -> None:
     """A small ELECTRA projects its embeddings to the hidden size, unlike any BERT."""
     student, _, _ = started("random")
@@ -249,7 +248,7 @@ def test_weights_without_a_number_are_in_no_layer(started: Start, store: Feature
 
 
 def test_a_model_without_a_fast_tokenizer_is_refused(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_teacher("bert"), tmp_path / "slow")
     for file in (tmp_path / "slow").glob("*token*"):
@@ -262,7 +261,7 @@ def test_a_model_without_a_fast_tokenizer_is_refused(
 def test_svd_of_another_teacher_with_the_same_pieces(
     started: Start,
     store: FeatureStore,
-    tiny_teacher: Callable[..., Path],
+    tiny_teacher: Teachers,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -350,7 +349,7 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a ModernBERT whose norms and biases differ from a new model's."""
     folder = shutil.copytree(tiny_teacher("modernbert"), tmp_path_factory.mktemp("m") / "teacher")
     teacher = AutoModelForMaskedLM.from_pretrained(folder)

@@ -6,7 +6,7 @@ import json
 import shutil
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from teachonce.support.errors import UserError
 from teachonce.training import wordpiece
 from teachonce.training.wordpiece import SPECIALS, fewer_pieces, suggested_size, vocabulary_size
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores, Teachers
 from tests.making.texts import ENGLISH, RUSSIAN, SENTENCES, SLOVAK
 
 
@@ -185,7 +186,7 @@ def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store: Feature
 
 
 def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))
     model = AutoModelForMaskedLM.from_pretrained(tiny_teacher("bert"))
@@ -210,7 +211,7 @@ def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
 
 
 def test_special_tokens_anywhere_keep_their_places_around_a_text(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """The teacher's [CLS] is its last piece, so its id is not BERT's."""
     model = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
@@ -232,10 +233,8 @@ def test_special_tokens_anywhere_keep_their_places_around_a_text(
 
 
 def test_a_vocabulary_of_another_kind_is_refused(
-    tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_store: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning, "CAN_BE_CUT", ("WordPiece",))
-    corpus = write_corpus(tmp_path / "corpus.txt", 5)
-    unlike = open_store(dumped(tiny_teacher("roberta"), corpus, tmp_path / "store.zarr"))
     with pytest.raises(UserError, match="pruned:500: .* the teacher's is a BPE"):
-        student_tokenizer("pruned:500", unlike)
+        student_tokenizer("pruned:500", open_store(tiny_store("roberta")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +24,13 @@ from teachonce.student_train.output.card import hub_id
 from teachonce.student_train.output.card_code import how_to_embed, how_to_load
 from tests.end_to_end.support import STUDENT, ok
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers, Tokenizers
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def hub(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> str:
+def hub(tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the id of a model in the hub's cache."""
     repository = tmp_path / "hub" / "models--acme--mini"
     shutil.copytree(tiny_teacher("bert"), repository / "snapshots" / COMMIT)
@@ -78,7 +76,7 @@ def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> Non
 
 
 def test_a_teacher_of_this_machine_is_not(
-    store: FeatureStore, tiny_teacher: Callable[[str], Path], tmp_path: Path
+    store: FeatureStore, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     text = card(store.path, tmp_path, "--student", "bert:32x2x4")
     assert "base_model" not in text and "model, student of bert\n" in text
@@ -100,7 +98,7 @@ def test_a_teacher_of_this_machine_is_not(
     assert "`valid_kl`" not in text  # not one of its losses
 
 
-def test_a_tagger_of_entities_is_read_by_words(make_tokenizer: Callable[[str], Any]) -> None:
+def test_a_tagger_of_entities_is_read_by_words(make_tokenizer: Tokenizers) -> None:
     """transformers merges neighbours of one part of speech, but not words with IOB tags."""
     for labels, by_words in (("O", "B-PER", "I-PER"), True), (("NOUN", "VERB", "X"), False):
         spec = TaskSpec("tagging", labels)
@@ -135,7 +133,7 @@ def test_a_teacher_is_named_by_its_folder(teacher: str | None, name: str) -> Non
     assert teacher_name({"teacher": {"id": teacher}}) == name
 
 
-def test_only_encoders_are_loaded_by_the_auto_class(make_tokenizer: Callable[[str], Any]) -> None:
+def test_only_encoders_are_loaded_by_the_auto_class(make_tokenizer: Tokenizers) -> None:
     """`AutoModel` has no class for word vectors, which sentence-transformers alone loads."""
     tokenizer = make_tokenizer("wordpiece")
     assert "AutoModel" not in how_to_embed(make_student("static:16", tokenizer, 64))
@@ -145,7 +143,7 @@ def test_only_encoders_are_loaded_by_the_auto_class(make_tokenizer: Callable[[st
 
 @pytest.mark.parametrize("size", ["gpt2:32x1x4", "llama:32x1x4"])
 def test_the_code_of_a_decoders_card_stays_within_its_positions(
-    size: str, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    size: str, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     """A GPT-2 has an embedding for each position, and the pipeline would write 256 tokens."""
     tokenizer = make_tokenizer("bpe-plain")
@@ -162,7 +160,7 @@ def test_the_code_of_a_decoders_card_stays_within_its_positions(
 def test_the_code_of_the_card_loads_the_student_and_predicts(
     size: str,
     task: str | None,
-    make_tokenizer: Callable[[str], Any],
+    make_tokenizer: Tokenizers,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from tests.end_to_end.support import Word, Words, ok
 from tests.making.environment import borrowing_python
+from tests.making.models import Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN
 
 TEXTS = (" ".join(ENGLISH[:5]), *RUSSIAN[:2])  # the first is longer than a local attention sees
@@ -32,9 +31,7 @@ STUDENTS: dict[str, Words] = {
 
 @pytest.fixture(scope="module")
 def students(
-    store: FeatureStore,
-    make_tokenizer: Callable[[str], Any],
-    tmp_path_factory: pytest.TempPathFactory,
+    store: FeatureStore, make_tokenizer: Tokenizers, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """Train students whose tokenizers have different origins; one has special tokens without a
     role.
@@ -75,9 +72,7 @@ def test_a_class_of_its_own_and_a_table_of_tokens_stay() -> None:
     assert common_settings(settings) == settings
 
 
-def test_a_saved_tokenizer_is_the_same(
-    make_tokenizer: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_a_saved_tokenizer_is_the_same(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     for kind in ("wordpiece", "bpe", "unigram"):
         tokenizer = make_tokenizer(kind)
         save_tokenizer(tokenizer, tmp_path / kind)

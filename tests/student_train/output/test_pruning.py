@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer, t
 from teachonce.student_train.output.pruning import prune_student
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, ok, refused, says
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 
 KINDS = ("16x2x2", "modernbert:16x2x2", "bilstm:8,8")
@@ -93,7 +93,7 @@ def test_a_static_student_reads_the_same_of_a_text(store: FeatureStore) -> None:
 
 
 def test_what_cannot_be_pruned_is_refused_in_a_line(
-    store: FeatureStore, tmp_path: Path, tiny_teacher: Callable[..., Path]
+    store: FeatureStore, tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     whole, small = folders(store, tmp_path, "16x2x2")
     (tmp_path / "empty").mkdir()

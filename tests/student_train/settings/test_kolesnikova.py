@@ -7,7 +7,6 @@ github.com/ayeffkay/rubert-tiny, whose scripts contain the details that the pape
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from teachonce.student_train.cli import main
 from teachonce.student_train.settings.recipe import all_recipes
 from teachonce.student_train.settings.shapes import parse_student
 from tests.end_to_end.support import Words, ok, says
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores
 
 TRAINING = {
     "epochs": 64.0,  # B
@@ -101,18 +100,10 @@ def test_a_recipe_has_the_numbers_of_its_row(row: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def stores(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
-) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("kolesnikova")
-    corpus, teacher = write_corpus(folder / "a.txt", 30), tiny_teacher("bert")
-    kept: dict[str, dict[str, Any]] = {
-        "tiny": {"hidden": "mean:0", "attention": "none", "logits": "head"},
-        "distil": {"hidden": "groups:2", "attention": "groups:2", "logits": "head"},
-    }
+def stores(tiny_store: Stores) -> dict[str, Path]:
     return {
-        name: dumped(teacher, corpus, folder / f"{name}.zarr", **settings)
-        for name, settings in kept.items()
+        "tiny": tiny_store("bert", 30, hidden="mean:0", attention="none", logits="head"),
+        "distil": tiny_store("bert", 30, hidden="groups:2", attention="groups:2", logits="head"),
     }
 
 

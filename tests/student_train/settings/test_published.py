@@ -3,7 +3,6 @@ trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from teachonce.student_train.settings.shapes import parse_student
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Word, Words, ok, refused, says
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores, Teachers
 from tests.student_train.support import distilling
 
 # The thesis, section 4.2, pages 31 and 32; values that it omits are DistilBERT's.
@@ -91,27 +91,22 @@ def test_stage_two_of_mixed_vocabularies() -> None:
 
 @pytest.fixture(scope="module")
 def stores(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
-) -> dict[str, Path]:
-    """Dump one text four times: plain, in two groups of layers, with masked views, and
-    mixed-vocabulary."""
-    folder = tmp_path_factory.mktemp("published")
-    corpus, teacher = write_corpus(folder / "a.txt", 60), tiny_teacher("bert")
-    kept: dict[str, dict[str, Any]] = {
-        "plain": {"hidden": "mean", "attention": "none"},
-        "groups": {"hidden": "groups:2", "attention": "groups:2"},
-        "views": {"hidden": "layer:4", "attention": "none", "views": 2},
-    }
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers,
+    tiny_store: Stores,
+) -> dict[str, Path]:  # fmt: skip
+    """Dump one text: plain, with masked views, and of mixed vocabularies."""
     found = {
-        name: dumped(teacher, corpus, folder / f"{name}.zarr", **settings)
-        for name, settings in kept.items()
+        "plain": tiny_store("bert", attention="none"),
+        "views": tiny_store("bert", hidden="layer:4", attention="none", views=2),
     }
+    folder = tmp_path_factory.mktemp("published")
+    corpus = found["plain"].with_name("corpus.txt")
     words = ("--width", 16, "--steps", 2, "--batch-tokens", 256, "--max-length", 32, "--weights")
     for name, tie in (("mixed", ()), ("tied", ("--tie",))):
         found[name] = folder / f"{name}.zarr"
         ok(
-            teacher_dump, "mixed-vocab", "--model", teacher, "--corpus", corpus, "--vocab", 300,
-            *words, *tie, "--device", "cpu", "--out", found[name],
+            teacher_dump, "mixed-vocab", "--model", tiny_teacher("bert"), "--corpus", corpus,
+            "--vocab", 300, *words, *tie, "--device", "cpu", "--out", found[name],
         )  # fmt: skip
     return found
 
@@ -132,7 +127,7 @@ TRAINED: dict[str, tuple[str, Words]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_recipes_train(
-    name: str, stores: dict[str, Path], tmp_path: Path, tiny_teacher: Callable[..., Path]
+    name: str, stores: dict[str, Path], tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     store, words = TRAINED[name]
     given: list[Word] = ["--store", stores[store]] * all_recipes()[name].needs.get("stores", 1)
@@ -156,9 +151,7 @@ def test_recipes_train(
 
 
 @pytest.mark.slow
-def test_students_of_the_thesis_teach_its_sixth(
-    tmp_path: Path, tiny_teacher: Callable[..., Path]
-) -> None:
+def test_students_of_the_thesis_teach_its_sixth(tmp_path: Path, tiny_teacher: Teachers) -> None:
     """Through all steps: stores of two students, and the layers of their teacher."""
     corpus, teacher = write_corpus(tmp_path / "a.txt", 20), tiny_teacher("roberta")
     kept: dict[str, Any] = {"attention": "none", "views": 2}
@@ -183,7 +176,7 @@ def test_students_of_the_thesis_teach_its_sixth(
         ("slovakbert-6", "views", ["needs 2 teachers", "--store 2 times"]),
         ("zhao-mixed", "tied", ["were trained with --tie", "without it", "--recipe zhao-mixed"]),
         ("zhao-tied", "mixed", ["were trained without --tie", "with it", "--recipe zhao-tied"]),
-        ("slovakbert-3", "plain", ["masked views", "plain.zarr has none", "--views 2"]),
+        ("slovakbert-3", "plain", ["masked views", "store.zarr has none", "--views 2"]),
         ("kolesnikova-distil-small", "plain", ["hidden groups:2", "has mean", "--hidden groups:2"]),
         ("kolesnikova-tiny30-kl-mse-mf", "views", ["hidden mean", "has layer4"]),
         ("tinymbert-d2", "plain", ["hidden layer:I", "has mean"]),

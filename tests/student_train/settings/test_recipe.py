@@ -4,7 +4,6 @@ way."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from teachonce.student_train.sweep import main as sweep
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, ok, refused, says
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 
 OWN = """
 source = "ours"
@@ -65,7 +65,7 @@ def test_the_list_tells_each_recipe_under_its_source() -> None:
     ("kind", "its"), [("bert", "bert:"), ("distilbert", "bert:"), ("modernbert", "modernbert:")]
 )
 def test_a_student_as_wide_as_its_teacher(
-    kind: str, its: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+    kind: str, its: str, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     corpus, settings = write_corpus(tmp_path / "a.txt", 3), {"logits": None, "text_only": True}
     store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)

@@ -16,7 +16,7 @@ from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores
 from tests.student_train.support import distilling, first_batch, options_for
 
 LOSSES = ("mlm", "kl", "hidden", "cosine", "sentence")
@@ -91,12 +91,9 @@ def test_projections_start_as_asked(store: FeatureStore) -> None:
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Any) -> FeatureStore:
+def counted(tiny_store: Stores) -> FeatureStore:
     """Stores the mean of the layers, and the mean of layers and embeddings."""
-    folder = tmp_path_factory.mktemp("mean0")
-    corpus = write_corpus(folder / "corpus.txt", 20)
-    hidden = {"hidden": "mean:0,mean", "attention": "none"}
-    return open_store(dumped(tiny_teacher("bert"), corpus, folder / "a.zarr", **hidden))
+    return open_store(tiny_store("bert", 20, hidden="mean:0,mean", attention="none"))
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@ piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.train import next_tokens
 from teachonce.student_train.train.distiller import Distiller
 from tests.making.decoders import random_llama
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores, Teachers
 
 LOSSES = {
     "next": 0.5,
@@ -31,11 +30,8 @@ LOSSES = {
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("head")
-    corpus = write_corpus(folder / "corpus.txt", 30)
-    words: dict[str, Any] = {"attention": "none", "hidden": "none", "codec": "exact"}
-    return dumped(tiny_teacher("gpt2"), corpus, folder / "store.zarr", logits="head", **words)
+def store(tiny_store: Stores) -> Path:
+    return tiny_store("gpt2", 30, attention="none", hidden="none", codec="exact", logits="head")
 
 
 def distiller_of(batches: StudentBatches) -> Distiller:
@@ -68,7 +64,7 @@ class LargestLogits(TorchDispatchMode):
 
 
 def test_the_teachers_vocabulary_is_ordinary_distillation_from_its_head(
-    store: Path, tiny_teacher: Callable[[str], Path]
+    store: Path, tiny_teacher: Teachers
 ) -> None:
     """KL, reverse KL and the gradient over all pieces equal dense logits'."""
     words: dict[str, Any] = {"student": "llama:32x1x4", "batch_tokens": 512}

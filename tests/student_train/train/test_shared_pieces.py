@@ -3,7 +3,6 @@ tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from teachonce.student_train.data import stream
 from teachonce.student_train.data.stream import prepared_batches
 from teachonce.student_train.data.student_tokens import tokenize
 from tests.end_to_end.support import Words, ok, refused, says
-from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores
 from tests.student_train.support import distilling
 
 LOSS = {"kl-shared": 1.0}
@@ -26,13 +25,8 @@ SMALL: Words = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512"
 
 
 @pytest.fixture(scope="module")
-def head(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
-) -> FeatureStore:
-    folder = tmp_path_factory.mktemp("head")
-    words = {"logits": "head", "hidden": "none", "attention": "none"}
-    corpus = write_corpus(folder / "corpus.txt", 30)
-    return open_store(dumped(tiny_teacher("bert"), corpus, folder / "head.zarr", **words))
+def head(tiny_store: Stores) -> FeatureStore:
+    return open_store(tiny_store("bert", 30, logits="head", hidden="none", attention="none"))
 
 
 distilled = partial(distilling, loss=LOSS, align="match")

@@ -21,11 +21,12 @@ from teachonce.student_train.train import distiller as distiller_module
 from teachonce.student_train.train import evaluate
 from teachonce.support.errors import UserError
 from tests.making.dumps import dumped, write_corpus
-from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.models import Teachers
+from tests.making.sentence_folders import modules, normalize, pooling
 
 
 @pytest.fixture(scope="module")
-def store(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Has vectors, and states of a masked view as well."""
     folder = tmp_path_factory.mktemp("vectors")
     corpus = write_corpus(folder / "corpus.txt", 30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Stores, Teachers
 from tests.student_train import support
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
-Teachers = Callable[..., Path]
 SMALL = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--device", "cpu")
 
 
@@ -47,11 +46,9 @@ def second(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> 
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> FeatureStore:
-    """Dump a byte-level teacher of other texts, with the same hidden size or another one."""
-    folder = tmp_path_factory.mktemp("foreign")
-    corpus = write_corpus(folder / "corpus.txt", 45)
-    return open_store(dumped(tiny_teacher("roberta"), corpus, folder / "foreign.zarr"))
+def foreign(tiny_store: Stores) -> FeatureStore:
+    """Return the store of a byte-level teacher of other texts."""
+    return open_store(tiny_store("roberta", 45))
 
 
 LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
@@ -159,7 +156,7 @@ def test_outputs_of_two_teachers_are_joined(
 @pytest.mark.slow
 def test_a_student_of_joined_teachers_trains_and_goes_on(
     store: FeatureStore, second: FeatureStore, foreign: FeatureStore, tmp_path: Path,
-    tiny_teacher: Teachers,
+    tiny_store: Stores,
 ) -> None:  # fmt: skip
     words: Words = ("--combine", "outputs", "--loss", "mlm=1,kl=1,hidden=1", "--steps", "4", *SMALL)
     pair: Words = ("--store", store.path, "--store", second.path)
@@ -177,14 +174,13 @@ def test_a_student_of_joined_teachers_trains_and_goes_on(
     says(line, "--combine outputs", "is the only one", "--store twice")
     line = refused(main, "--store", store.path, "--store", foreign.path, *words, "--out", out)
     says(line, foreign.path, "pieces that differ from", "--combine losses")
-    corpus = write_corpus(tmp_path / "corpus.txt", 60)
-    for name, changes, printed in (
-        ("text", {"limit": 900, "views": 2}, "other text"),
-        ("views", {"views": 2, "seed": 7}, "other masked views than"),
-        ("states", {"views": 2, "hidden": "layer:1"}, "hidden layer1 of size 32"),
-        ("draws", {"views": 2, "logits": "sample:5"}, "random draws"),
+    for changes, printed in (
+        ({"limit": 900}, "other text"),
+        ({"seed": 7}, "other masked views than"),
+        ({"hidden": "layer:1"}, "hidden layer1 of size 32"),
+        ({"logits": "sample:5"}, "random draws"),
     ):
-        wrong = dumped(tiny_teacher("bert"), corpus, tmp_path / f"{name}.zarr", **changes)
+        wrong = tiny_store("bert", views=2, **changes)
         line = refused(main, "--store", store.path, "--store", wrong, *words, "--out", out)
         says(line, "--combine outputs", str(wrong), printed, "--combine losses")
     assert not out.exists()
@@ -213,7 +209,7 @@ def test_two_vocabularies_teach_one_student(
 
 
 def test_stores_that_do_not_fit_together(
-    store: FeatureStore, foreign: FeatureStore, tmp_path: Path, tiny_teacher: Teachers
+    store: FeatureStore, tmp_path: Path, tiny_teacher: Teachers, tiny_store: Stores
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 20)
     model = tiny_teacher("bert", "classification", MOODS)
@@ -234,7 +230,7 @@ def test_stores_that_do_not_fit_together(
         number = next(n for n in range(3) if labels[n] != MOODS[n])
         says(line, f"{printed} the teacher of {task}: number {number} is {labels[number]} instead")
         says(line, str(other), MOODS[number], "in the same order", "for each store")
-    narrow = dumped(tiny_teacher("roberta"), corpus, tmp_path / "n.zarr", hidden="none")
+    narrow = tiny_store("roberta", 20, hidden="none")
     line = refused(main, "--store", store.path, "--store", narrow, "--out", out, *SMALL,
                    "--loss", "hidden=1")  # fmt: skip
     says(line, str(narrow), "no hidden states")
