@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from click.testing import CliRunner, Result
@@ -45,6 +47,12 @@ def says(line: str, *words: str) -> None:
     """Check that the line contains all these words."""
     for word in words:
         assert word in line, line
+
+
+def report_of(student: Path) -> dict[str, Any]:
+    """Return the record of a training."""
+    found: dict[str, Any] = json.loads((student / "training.json").read_text("utf-8"))
+    return found
 
 
 def start(module: str, *words: Word) -> subprocess.Popen[str]:

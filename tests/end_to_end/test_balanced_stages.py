@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
-from tests.end_to_end.support import ok, refused, says
+from tests.end_to_end.support import ok, refused, report_of, says
 from tests.making.dumps import dumped
 from tests.making.models import Teachers
 from tests.student_train import support
@@ -119,8 +118,7 @@ def test_from_the_command_line(
              "--data", "balanced", "--loss", "ce=10,log-odds=.5")  # fmt: skip
     out = tmp_path / "a"
     ok(main, "--store", classes.path, *words, "--batch-texts", 4, "--out", out)
-    printed = json.loads((out / "training.json").read_text())
-    assert printed["settings"]["data"] == "balanced" and printed["result"]["steps"] == 2
+    assert report_of(out)["result"]["steps"] == 2
     corpus = tmp_path / "all.tsv"
     rows = [f"all of these have a label, number {n}\t{MOODS[n % 2]}" for n in range(60)]
     corpus.write_text("\n".join(["sentence\tmood", *rows]) + "\n", "utf-8")

@@ -25,7 +25,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.own_template import OwnTemplate, has_own_template
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import plan
-from tests.end_to_end.support import invoke, ok, refused, says
+from tests.end_to_end.support import Word, invoke, ok, refused, says
 from tests.making.decoders import save_decoder
 from tests.making.dumps import write_corpus
 from tests.making.texts import ENGLISH
@@ -52,12 +52,14 @@ def write_chats(path: Path, rows: list[Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chats") / "model"
-    save_decoder(folder, "Llama", bos="<end>")
-    return with_template(folder, TEMPLATE)
+    folder = tmp_path_factory.mktemp("chats")
+    plain = save_decoder(folder / "plain", "Llama", bos="<end>")
+    return with_template(plain, folder / "model", TEMPLATE)
 
 
-def with_template(folder: Path, template: str | None) -> Path:
+def with_template(model: Path, folder: Path, template: str | None) -> Path:
+    """Copy a model to a folder, with another template."""
+    shutil.copytree(model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
     (folder / "chat_template.jinja").unlink(missing_ok=True)
@@ -70,7 +72,14 @@ def words_for(model: Path, corpus: Path, out: Path) -> tuple[Any, ...]:
     return (*words, "--attention", "none", "--logits", "topk:8", "--device", "cpu", "--out", out)
 
 
-def learnt_texts(store: FeatureStore, chat: int) -> list[str]:
+def dumped(folder: Path, model: Path, rows: list[Any], *more: Word) -> FeatureStore:
+    """Dump chats into a.zarr of a folder."""
+    corpus, out = write_chats(folder / "chats.jsonl", rows), folder / "a.zarr"
+    ok(teacher_dump, *words_for(model, corpus, out), *more)
+    return open_store(out)
+
+
+def learnt_texts(store: FeatureStore, chat: int = 0) -> list[str]:
     """Return the runs of trained characters of a chat, over all its windows."""
     found = ""
     for record in (each for each in store if each.document == chat):
@@ -86,11 +95,8 @@ def learnt_texts(store: FeatureStore, chat: int) -> list[str]:
 def test_the_contents_are_learnt_and_the_marks_are_not(
     tmp_path: Path, model: Path, learn: str
 ) -> None:
-    rows = chats(6)
-    path = tmp_path / "a.zarr"
-    words = words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path)
-    ok(teacher_dump, *words, "--learn", learn, "--max-length", "128")
-    store = open_store(path)
+    rows, more = chats(6), ("--learn", learn, "--max-length", 128)
+    store = dumped(tmp_path, model, rows, *more)
     tokenizer = AutoTokenizer.from_pretrained(model)
     for number, row in enumerate(rows):
         text = "".join(record.text for record in store if record.document == number)
@@ -98,21 +104,21 @@ def test_the_contents_are_learnt_and_the_marks_are_not(
         answers = [m["content"] for m in row if learn == "all" or m["role"] == "assistant"]
         assert learnt_texts(store, number) == [f"{answer}<end>" for answer in answers]
     assert store.identity["arguments"]["learn"] == learn
-    assert "marked tokens" in ok(feature_store, "info", path)
-    ok(feature_store, "verify", path, "--model", model, "--device", "cpu")
-    assert "nothing to do" in ok(teacher_dump, *words, "--learn", learn, "--max-length", "128")
+    assert "marked tokens" in ok(feature_store, "info", store.path)
+    ok(feature_store, "verify", store.path, "--model", model, "--device", "cpu")
+    words = words_for(model, tmp_path / "chats.jsonl", tmp_path / "a.zarr")
+    assert "nothing to do" in ok(teacher_dump, *words, *more)
 
 
 def test_roles_without_an_assistant_are_refused_unless_all_is_learnt(
     tmp_path: Path, model: Path
 ) -> None:
     chat = [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]
-    path = tmp_path / "a.zarr"
-    words = words_for(model, write_chats(tmp_path / "chats.jsonl", [chat]), path)
-    line = refused(teacher_dump, *words)
+    corpus = write_chats(tmp_path / "chats.jsonl", [chat])
+    line = refused(teacher_dump, *words_for(model, corpus, tmp_path / "a.zarr"))
     says(line, "chats.jsonl, chat 1", "of human, gpt;", "or give --learn all")
-    ok(teacher_dump, *words, "--learn", "all")
-    assert learnt_texts(open_store(path), 0) == ["a<end>", "b<end>"]
+    store = dumped(tmp_path, model, [chat], "--learn", "all")
+    assert learnt_texts(store) == ["a<end>", "b<end>"]
 
 
 def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> None:
@@ -122,27 +128,22 @@ def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> N
         "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
         "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
     )
-    llama = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
+    llama = with_template(model, tmp_path / "model", template)
     turns = [("user", "the"), ("assistant", "the story"), ("user", "a"), ("assistant", "b")]
     chat = [{"role": role, "content": content} for role, content in turns]
-    path = tmp_path / "a.zarr"
-    ok(teacher_dump, *words_for(llama, write_chats(tmp_path / "chats.jsonl", [chat]), path))
-    assert learnt_texts(open_store(path), 0) == [" the story <end>", " b <end>"]
+    store = dumped(tmp_path, llama, [chat])
+    assert learnt_texts(store) == [" the story <end>", " b <end>"]
 
 
 def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> None:
-    rows, path = chats(6), tmp_path / "a.zarr"
-    ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path))
-    store = open_store(path)
+    rows = chats(6)
+    store = dumped(tmp_path, model, rows)
+    (raw,) = store.gather([np.arange(len(store))])
+    answers = [m["content"] + "<end>" for row in rows for m in row if m["role"] == "assistant"]
     for vocab in ("300", "teacher"):
-        batches = StudentBatches(
-            path, vocab, student="llama:32x2x4", loss={"next": 1, "kl-next": 1}
-        )
-        places = np.arange(len(store))
-        (raw,) = store.gather([places])
-        batch = batches.collator.for_validation(raw, 0, (0,))
-        answers = [m["content"] + "<end>" for row in rows for m in row if m["role"] == "assistant"]
-        tokenizer = batches.tokenizer
+        losses = {"next": 1, "kl-next": 1}
+        batches = StudentBatches(store, vocab, student="llama:32x2x4", loss=losses)
+        batch, tokenizer = batches.collator.for_validation(raw, 0, (0,)), batches.tokenizer
         rendered = "".join(record.text for record in store if record.document == 0)
         read = tokenizer.bos_token + rendered  # both tokenizers put this token in front
         assert tokenizer.apply_chat_template(rows[0], tokenize=False) == read
@@ -151,8 +152,7 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
         assert (batch.labels == tokenizer.eos_token_id).sum() == len(answers)
         if vocab == "teacher":
             assert batch.predicted_bytes == sum(len(answer.encode()) for answer in answers)
-            read = batches.tokenizer.decode(batch.labels)
-            assert read == "".join(answers)
+            assert tokenizer.decode(batch.labels) == "".join(answers)
         else:  # a piece over the end of a mark is not trained on
             assert 0 < batch.predicted_bytes <= sum(len(answer.encode()) for answer in answers)
 
@@ -160,14 +160,12 @@ def test_a_student_is_trained_on_the_answers(tmp_path: Path, model: Path) -> Non
 def test_a_student_reads_a_chat_as_in_its_training(tmp_path: Path, model: Path) -> None:
     """For any beginning of the template and any end token of a message."""
     template = "<end>" + TEMPLATE.replace("<end>", "<|endoftext|>")
-    other = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
-    rows, path = chats(6), tmp_path / "a.zarr"
-    ok(teacher_dump, *words_for(other, write_chats(tmp_path / "chats.jsonl", rows), path))
-    store = open_store(path)
+    rows = chats(6)
+    store = dumped(tmp_path, with_template(model, tmp_path / "model", template), rows)
     text = "".join(record.text for record in store if record.document == 0)
     assert text.startswith("<|system|>") and "<|endoftext|>" in text
     for vocab in ("300", "teacher", "pruned:400"):
-        batches = StudentBatches(path, vocab, student="llama:32x1x2", loss={"next": 1})
+        batches = StudentBatches(store, vocab, student="llama:32x1x2", loss={"next": 1})
         batches.tokenizer.save_pretrained(tmp_path / "student")
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
         read = tokenizer.apply_chat_template(rows[0], tokenize=False)
@@ -193,6 +191,11 @@ def with_own_marks(folder: Path, source: Path, template: str = OWN) -> Path:
     return folder
 
 
+def batches_of(store: FeatureStore, own: Path) -> StudentBatches:
+    losses = {"next": 1.0, "alm": 1.0}
+    return StudentBatches(store, str(own), student="llama:32x2x4", loss=losses)
+
+
 # Marks of the teacher that end with a special token, as in DeepSeek and Granite.
 SPECIAL = TEMPLATE.replace("|>\n", "|><|endoftext|>")
 
@@ -212,14 +215,11 @@ def test_a_student_with_its_own_template_is_aligned_message_by_message(
 ) -> None:
     cut = length == 40
     rows = chats(6) if cut else [row[-3:] for row in chats(18)[::3]]
-    path = tmp_path / "a.zarr"
-    teacher = with_template(Path(shutil.copytree(model, tmp_path / "model")), template)
-    words = words_for(teacher, write_chats(tmp_path / "chats.jsonl", rows), path)
-    ok(teacher_dump, *words, "--max-length", length, "--learn", learn)
-    ok(feature_store, "verify", path)
-    own, loss = str(with_own_marks(tmp_path / "own", model)), {"next": 1.0, "alm": 1.0}
-    batches = StudentBatches(path, own, student="llama:32x2x4", loss=loss)
-    store, collator, tokenizer = open_store(path), batches.collator, batches.tokenizer
+    teacher = with_template(model, tmp_path / "model", template)
+    store = dumped(tmp_path, teacher, rows, "--max-length", length, "--learn", learn)
+    ok(feature_store, "verify", store.path)
+    batches = batches_of(store, with_own_marks(tmp_path / "own", model))
+    collator, tokenizer = batches.collator, batches.tokenizer
     (raw,) = store.gather([np.arange(len(store))])
     assert collator.own_template is not None and cut == (len(store) > len(rows))
     read, _ = collator.own_template.of_batch(raw)
@@ -253,18 +253,17 @@ def test_an_empty_message_has_its_marks(tmp_path: Path, model: Path, length: int
     """Without them a template may insert its own system message, or refuse the chat."""
     turns = [("system", ""), ("user", "a"), ("assistant", ""), ("user", "the story")]
     chat = [{"role": role, "content": content} for role, content in [*turns, ("assistant", "b")]]
-    path, corpus = tmp_path / "a.zarr", write_chats(tmp_path / "chats.jsonl", [chat] * 30)
-    ok(teacher_dump, *words_for(model, corpus, path), "--max-length", length)
-    ok(feature_store, "verify", path)
-    assert learnt_texts(open_store(path), 0) == ["<end>", "b<end>"]
+    store = dumped(tmp_path, model, [chat] * 30, "--max-length", length)
+    ok(feature_store, "verify", store.path)
+    assert learnt_texts(store) == ["<end>", "b<end>"]
     strict = (
         "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system') }}{% endif %}"
         "{% for m in messages[1:] %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
     )
     own = with_own_marks(tmp_path / "own", model, strict + OWN if length == 128 else OWN)
-    batches = StudentBatches(path, str(own), student="llama:32x2x4", loss={"next": 1.0, "alm": 1.0})
-    (raw,) = open_store(path).gather([np.arange(len(open_store(path)))])
+    batches = batches_of(store, own)
+    (raw,) = store.gather([np.arange(len(store))])
     collator, tokenizer = batches.collator, batches.tokenizer
     assert collator.own_template is not None
     read, _ = collator.own_template.of_batch(raw)
@@ -283,35 +282,29 @@ def test_the_first_token_of_an_answer_may_begin_with_a_blank_of_the_template(
     tmp_path: Path, model: Path, side: str
 ) -> None:
     chat = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "a"}]
-    path = tmp_path / "a.zarr"
     theirs = TEMPLATE.replace("|>\n", "|>: ") if side == "teacher" else TEMPLATE
-    teacher = with_template(Path(shutil.copytree(model, tmp_path / "model")), theirs)
-    ok(teacher_dump, *words_for(teacher, write_chats(tmp_path / "chats.jsonl", [chat] * 60), path))
+    store = dumped(tmp_path, with_template(model, tmp_path / "model", theirs), [chat] * 60)
     template = OWN.replace("}}\n{{", "}}: {{") if side == "student" else OWN
-    own = with_own_marks(tmp_path / "own", model, template)
-    loss = {"next": 1.0, "alm": 1.0}
-    batches = StudentBatches(path, str(own), student="llama:32x2x4", loss=loss)
-    (raw,) = open_store(path).gather([np.arange(1)])
+    batches = batches_of(store, with_own_marks(tmp_path / "own", model, template))
+    (raw,) = store.gather([np.arange(1)])
     batch = batches.collator.for_validation(raw, 0, (0,))
     blank = " " * (side == "student")
     assert batches.tokenizer.decode(batch.labels) == f"{blank}a<|im_end|>"
     chunks = batch.aligned["bytes"].chunks
     assert chunks is not None and np.array_equal(chunks.following, batch.labels)
-    record = open_store(path)[0]
+    record = store[0]
     assert record.learn is not None
     (places,) = record.learn.nonzero()
     assert np.array_equal(chunks.logprobs, record.views[0].logits.observed[places - 1])
 
 
 def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Path) -> None:
-    rows, path = chats(6), tmp_path / "a.zarr"
-    words = words_for(model, write_chats(tmp_path / "chats.jsonl", rows), path)
-    ok(teacher_dump, *words)
+    store = dumped(tmp_path, model, chats(6))
     refusing = (
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     )
     with_own_marks(tmp_path / "own", model, refusing + OWN)
-    words = ("--store", path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu")
+    words = ("--store", store.path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu")
     said = ok(student_train, *words, "--vocab", tmp_path / "own", "--out", tmp_path / "student")
     says(said, "the tokenizer gets the teacher's chat template", "no system")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
@@ -320,7 +313,7 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     said = ok(student_train, *words, "--vocab", tmp_path / "student", "--out", tmp_path / "next")
     assert "chat template" not in said
     # A store's template does not replace another store's template whose chats it refuses.
-    strict = with_template(Path(shutil.copytree(model, tmp_path / "strict")), refusing + TEMPLATE)
+    strict = with_template(model, tmp_path / "strict", refusing + TEMPLATE)
     users = write_chats(tmp_path / "users.jsonl", [row[-2:] for row in chats(40)])
     ok(teacher_dump, *words_for(strict, users, tmp_path / "b.zarr"))
     both = ("--store", tmp_path / "b.zarr", *words, "--vocab", "300")
@@ -333,18 +326,16 @@ def test_a_template_that_refuses_the_chats_is_replaced(tmp_path: Path, model: Pa
     assert tokenizer.chat_template == OWN and tokenizer.eos_token == "<|im_end|>"
     # Several named templates without one for plain chats.
     tokenizer.chat_template = {"tool_use": OWN, "rag": OWN}
-    assert not has_own_template(tokenizer, open_store(path))
+    assert not has_own_template(tokenizer, store)
     # A continued training uses the same time.
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%dT%H:%M:%SZ') }}" + OWN
-    store = open_store(path)
     texts = list(OwnTemplate(tokenizer, store).texts())
     assert texts[0].startswith(f"{store.meta['created']}<|im_start|>system")
 
 
 def test_a_student_chats(tmp_path: Path, model: Path) -> None:
-    path, out = tmp_path / "a.zarr", tmp_path / "student"
-    ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", chats(6)), path))
-    words = ("--store", path, "--student", "llama:32x1x2", "--vocab", "300", "--steps", "1")
+    store, out = dumped(tmp_path, model, chats(6)), tmp_path / "student"
+    words = ("--store", store.path, "--student", "llama:32x1x2", "--vocab", "300", "--steps", "1")
     ok(student_train, *words, "--device", "cpu", "--out", out)
     lines = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     scope: dict[str, Any] = {}
@@ -392,19 +383,12 @@ def test_the_teachers_vocabulary_has_its_template(tmp_path: Path, model: Path) -
         assert AutoTokenizer.from_pretrained(out).chat_template == template
         assert not exported_chat(out, tmp_path / f"spoken-{number}")
     # A training that continues such a student is not one of chats, either.
-    ok(
-        student_train,
-        *words[:2],
-        "--student",
-        tmp_path / "0",
-        *words[4:],
-        "--out",
-        tmp_path / "next",
-    )
+    continued = ("--student", tmp_path / "0", "--out", tmp_path / "next")
+    ok(student_train, *words[:2], *words[4:], *continued)
     assert AutoTokenizer.from_pretrained(tmp_path / "next").chat_template == whole
     assert not exported_chat(tmp_path / "next", tmp_path / "after")
     # A teacher without a template gives none, although its tokenizer begins with bos, too.
-    plain = with_template(Path(shutil.copytree(model, tmp_path / "plain")), None)
+    plain = with_template(model, tmp_path / "plain", None)
     given = ("--model", plain, *given[2:-1], tmp_path / "b.zarr")
     ok(teacher_dump, *given, "--attention", "none", "--device", "cpu")
     store, out = tmp_path / "b.zarr", tmp_path / "student"
@@ -416,7 +400,7 @@ def test_a_template_writes_the_date_of_the_first_start(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dated = "{{ strftime_now('%d %b %Y, %H:%M:%S') }}\n" + TEMPLATE
-    folder = with_template(Path(shutil.copytree(model, tmp_path / "model")), dated)
+    folder = with_template(model, tmp_path / "model", dated)
     corpus, out = write_chats(tmp_path / "chats.jsonl", chats(2)), tmp_path / "a.zarr"
     words = words_for(folder, corpus, out)
     with monkeypatch.context() as stopped:
@@ -448,7 +432,7 @@ def test_a_template_writes_the_date_of_the_first_start(
 def test_chats_are_tried_before_the_weights_are_loaded(tmp_path: Path, model: Path) -> None:
     """The tokenizer is loaded once for both, and a dump that is only estimated tries them, too."""
     strict = TEMPLATE + "{{ raise_exception('no system') }}"
-    folder = with_template(Path(shutil.copytree(model, tmp_path / "model")), strict)
+    folder = with_template(model, tmp_path / "model", strict)
     (folder / "model.safetensors").write_bytes(b"")
     corpus, out = write_chats(tmp_path / "chats.jsonl", chats(2)), tmp_path / "a.zarr"
     says(refused(teacher_dump, *words_for(folder, corpus, out)), "chat 1", "no system")
@@ -461,9 +445,8 @@ def test_chats_are_tried_before_the_weights_are_loaded(tmp_path: Path, model: Pa
 
 
 def test_fields_that_the_template_writes_are_not_dropped(tmp_path: Path, model: Path) -> None:
-    folder = Path(shutil.copytree(model, tmp_path / "calling"))
     calling = TEMPLATE.replace("<end>", "{% if m.tool_calls %}CALL{% endif %}<end>")
-    with_template(folder, calling)
+    folder = with_template(model, tmp_path / "calling", calling)
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
     (asked, *_), named = chats(1), [{**each, "name": "bob"} for each in chats(1)[0]]
     corpus = write_chats(tmp_path / "chats.jsonl", [named, [*asked, call]])
@@ -476,9 +459,8 @@ def test_fields_that_the_template_writes_are_not_dropped(tmp_path: Path, model: 
 
 
 def test_a_vocabulary_without_the_end_of_messages_is_reported(tmp_path: Path, model: Path) -> None:
-    path, plain = tmp_path / "a.zarr", save_decoder(tmp_path / "plain", "Llama")
-    ok(teacher_dump, *words_for(model, write_chats(tmp_path / "chats.jsonl", chats(6)), path))
-    words = ("--store", path, "--steps", 1, "--device", "cpu")
+    store, plain = dumped(tmp_path, model, chats(6)), save_decoder(tmp_path / "plain", "Llama")
+    words = ("--store", store.path, "--steps", 1, "--device", "cpu")
     said = ok(student_train, *words, "--student", plain, "--out", tmp_path / "student")
     says(said, "has no token <end>, which ends a message", "as 4 pieces", "resize_token_embeddings")
     tokenizer = AutoTokenizer.from_pretrained(plain)
@@ -501,15 +483,15 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     given = ("--model", plain, "--corpus", corpus, "--out", out, "--text-column", "messages")
     says(refused(teacher_dump, *given), "expected words", "give chats as --messages messages")
     says(refused(teacher_dump, *given[:-2]), "no column 'text'", "or chats with --messages")
-    changing = with_template(save_decoder(tmp_path / "changing", "Llama"), TEMPLATE)
-    template = TEMPLATE.replace("m['content']", "m['content'] | upper")
-    line = refused(teacher_dump, *words_for(with_template(changing, template), corpus, out))
-    says(line, "chats.jsonl, chat 1", "does not write each content as it is")
+    first, upper = "chats.jsonl, chat 1", TEMPLATE.replace("m['content']", "m['content'] | upper")
     strict = TEMPLATE + "{{ raise_exception('no system') }}"
-    line = refused(teacher_dump, *words_for(with_template(changing, strict), corpus, out))
-    says(line, "chats.jsonl, chat 1", "refuses it: no system")
-    broken = with_template(changing, TEMPLATE + "{{ }")
-    says(refused(teacher_dump, *words_for(broken, corpus, out)), "unexpected '}'; correct the")
+    for name, template, *printed in [
+        ("upper", upper, first, "does not write each content as it is"),
+        ("strict", strict, first, "refuses it: no system"),
+        ("broken", TEMPLATE + "{{ }", "unexpected '}'; correct the"),
+    ]:
+        changed = with_template(plain, tmp_path / name, template)
+        says(refused(teacher_dump, *words_for(changed, corpus, out)), *printed)
     texts = write_corpus(tmp_path / "texts.txt", 3)
     says(refused(teacher_dump, *words_for(model, texts, out)), "--messages messages", "no columns")
     for cell, found in [
@@ -530,7 +512,7 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     )
     bare = ("--model", model, "--corpus", texts, "--out", out, "--learn", "all")
     says(refused(teacher_dump, *bare), "--learn all", "add --messages")
-    trimmed = with_template(changing, TEMPLATE.replace("m['content']", "m['content'] | trim"))
+    trim = TEMPLATE.replace("m['content']", "m['content'] | trim")
     chat = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "\nb"}]
-    ok(teacher_dump, *words_for(trimmed, write_chats(tmp_path / "blanks.jsonl", [chat]), out))
-    assert learnt_texts(open_store(out), 0) == ["b"]
+    store = dumped(tmp_path, with_template(plain, tmp_path / "trim", trim), [chat])
+    assert learnt_texts(store) == ["b"]

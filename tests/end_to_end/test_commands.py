@@ -26,15 +26,13 @@ from teachonce.student_export.cli import main as student_export
 from teachonce.student_predict.cli import main as student_predict
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.start import initialise
-from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.table import aligned, table
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus import sources
-from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
-from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused
-from tests.making.dumps import dump_options, write_corpus
+from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, report_of
+from tests.making.dumps import write_corpus
 from tests.making.models import Stores, Teachers
 
 DUMP_OPTIONS = (
@@ -157,16 +155,6 @@ def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
     assert store.features.codec == "default" and store.features.hidden == ("mean",)
 
 
-@pytest.mark.parametrize("documents", [1, 40])
-def test_a_dump_names_a_vocabulary_that_can_be_trained(
-    tmp_path: Path, tiny_teacher: Teachers, documents: int
-) -> None:
-    corpus, out = write_corpus(tmp_path / "corpus.txt", documents), tmp_path / "store.zarr"
-    done = dump(dump_options(tiny_teacher("bert"), corpus, out))
-    assert done.student == "--vocab 5k"
-    assert 10 < len(student_tokenizer("5k", open_store(out))) < 5000  # as the text has
-
-
 def test_a_training_in_a_pipe_tells_how_far_it_is_at_each_validation(
     store: Path, tmp_path: Path
 ) -> None:
@@ -255,7 +243,7 @@ def test_a_sweep_over_a_flag(tmp_path: Path, store: Path, monkeypatch: pytest.Mo
     for given, expected in (("--best", [True]), ("--no-best --best", [False, True])):
         said = ok(student_sweep, *words, "--out", tmp_path, *given.split())
         rows = json.loads((tmp_path / "sweep.json").read_text())
-        reports = [json.loads((tmp_path / r["folder"] / "training.json").read_text()) for r in rows]
+        reports = [report_of(tmp_path / r["folder"]) for r in rows]
         assert [report["settings"]["best"] for report in reports] == expected
     assert [row["best"] for row in rows] == ["False", "True"]
     assert said.count("finished before") == 1

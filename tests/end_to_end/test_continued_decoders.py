@@ -23,14 +23,13 @@ from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.decoder_sizes import shape_of_folder
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.output.report import read_report
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.student_train.train.training_log import TrainingLog
 from teachonce.support.errors import UserError
 from teachonce.training.byte_level import FAMILIES
-from tests.end_to_end.support import invoke, ok, refused, says
+from tests.end_to_end.support import invoke, ok, refused, report_of, says
 
 WEIGHTS = "model.safetensors"
 SHORT = ("--steps", "2", "--batch-tokens", "512", "--device", "cpu", "--precision", "fp32")
@@ -134,8 +133,7 @@ def test_it_is_trained_as_a_folder_of_the_same_kind(
         before = {key.split(".")[-2]: rows for key, rows in load_file(model / WEIGHTS).items()}
         assert (part in after) == (part == "embed_tokens" or name == "untied")
         assert part not in after or not torch.equal(after[part], before[part][:300])
-    report = read_report(out)
-    assert report is not None and report["result"]["valid_bits_per_byte"] > 3
+    assert report_of(out)["result"]["valid_bits_per_byte"] > 3
     config = json.loads((out / "config.json").read_text())
     assert (config["max_position_embeddings"], config["rope_theta"]) == (64, 5000.0)
     assert AutoTokenizer.from_pretrained(out).get_vocab() == (

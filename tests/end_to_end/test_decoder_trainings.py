@@ -13,9 +13,8 @@ import torch
 
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
-from teachonce.student_train.output.report import read_report
 from teachonce.student_train.sweep import main as student_sweep
-from tests.end_to_end.support import Words, ok
+from tests.end_to_end.support import Words, ok, report_of
 from tests.end_to_end.test_processes import same_curve, same_gradients, trained
 from tests.making.decoders import random_llama
 from tests.making.models import Stores
@@ -80,10 +79,9 @@ def test_stores_of_different_texts_are_trained_on_together(
     other = tiny_store("bert", 30, attention="none", logits=None)
     ok(student_train, *words, "--store", other, "--out", tmp_path / "both")
     ok(student_train, *words, "--out", tmp_path / "one")
-    both, one = (read_report(tmp_path / name) for name in ("both", "one"))
-    assert both is not None and one is not None
-    assert both["result"]["tokens"] > 1.5 * one["result"]["tokens"]
-    assert both["result"]["valid_bits_per_byte"] != one["result"]["valid_bits_per_byte"]
+    both, one = (report_of(tmp_path / name)["result"] for name in ("both", "one"))
+    assert both["tokens"] > 1.5 * one["tokens"]
+    assert both["valid_bits_per_byte"] != one["valid_bits_per_byte"]
 
 
 @pytest.mark.slow
@@ -111,9 +109,7 @@ def test_a_sweep_is_ranked_by_bits_a_byte(causal: Path, tmp_path: Path) -> None:
 
 def test_the_card_says_in_what_its_figures_are(alone: Path) -> None:
     card = (alone / "README.md").read_text()
-    report = read_report(alone)
-    assert report is not None
-    figure = report["result"]["valid_bits_per_byte"]
+    figure = report_of(alone)["result"]["valid_bits_per_byte"]
     assert f"| valid_bits_per_byte | {figure:.5g} |" in card
     assert "`valid_kl-next` is in nats" in card
     assert "`valid_bits_per_byte` is `next` per byte of the text" in card

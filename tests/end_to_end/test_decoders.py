@@ -19,14 +19,13 @@ from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.decoder_sizes import check_cut
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.output.report import read_report
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES, parse_student
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
-from tests.end_to_end.support import ok, refused, says
+from tests.end_to_end.support import ok, refused, report_of, says
 from tests.making.decoders import random_llama, save_decoder
 from tests.making.dumps import dump_options, dumped, write_corpus
 from tests.making.models import Stores, Teachers
@@ -53,19 +52,10 @@ def test_a_dump_suggests_a_decoder(store: Path, tiny_teacher: Teachers) -> None:
     assert suggested_decoder({"model_type": "gemma3_text", "head_dim": 256}) == "llama:256x4x4"
 
 
-@pytest.mark.slow
-def test_a_store_of_a_decoder_trains_one_by_default(store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "student"
-    words = ("--store", store, "--vocab", "300", "--out", out, *SHORT, "--steps", "1")
-    said = ok(student_train, *words)
-    assert "layers 1, " in said or "embeddings of" in said
-    config = AutoModelForCausalLM.from_pretrained(out).config
-    assert (config.model_type, config.n_embd, config.n_layer) == ("gpt2", 256, 4)
-
-
 @pytest.mark.parametrize(
     ("words", "student"),
     [
+        ({}, "gpt2:256x4x4"),
         ({"loss": ("next=0.5,kl-next=0.5",)}, "gpt2:256x4x4"),
         ({"loss": ("mlm=1,hidden=30",)}, "tiny"),
         ({"student": "llama:32x2x4", "loss": ("alm=1",)}, "llama:32x2x4"),
@@ -102,8 +92,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     words = ("--store", store, "--student", student, "--vocab", "400", "--out", out, *SHORT)
     said = ok(student_train, *words)
     assert "0.34 next + 0.33 kl-next + 0.33 alm" in said
-    report = read_report(out)
-    assert report is not None
+    report = report_of(out)
     assert 3 < report["result"]["valid_bits_per_byte"] < 9
     assert start in " ".join(report["start"]), report["start"]
     model: Any = AutoModelForCausalLM.from_pretrained(out)
@@ -215,9 +204,7 @@ def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) ->
         out = tmp_path / vocab
         words = ("--store", store, "--student", "llama:32x1x4", "--vocab", vocab, "--out", out)
         ok(student_train, *words, *SHORT, "--loss", "next")
-        report = read_report(out)
-        assert report is not None
-        result = report["result"]
+        result = report_of(out)["result"]
         found.append(result["valid_bits_per_byte"])
         assert result["valid_bits_per_byte"] < result["valid_next"] / math.log(2)
     assert found[0] != found[1]
@@ -251,9 +238,7 @@ def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
         given += ["--combine", "outputs"] if len(stores) > 1 else []
         ok(student_train, *given, *(words if len(stores) == 1 else words[:-2]), *SHORT, "--out",
            tmp_path / name)  # fmt: skip
-        report = read_report(tmp_path / name)
-        assert report is not None
-        found.append(report["result"]["valid_loss"])
+        found.append(report_of(tmp_path / name)["result"]["valid_loss"])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
@@ -269,9 +254,7 @@ def test_losses_with_a_number_and_of_runs(tmp_path: Path, store: Path) -> None:
     out = tmp_path / "student"
     words = ("--store", store, "--student", "llama:32x1x4", "--vocab", "300", *SHORT)
     ok(student_train, *words, "--loss", "next=1,jsd:0.3=1,alm=0.5", "--out", out)
-    report = read_report(out)
-    assert report is not None
-    result = report["result"]
+    result = report_of(out)["result"]
     parts = result["valid_next"] + result["valid_jsd:0.3"] + 0.5 * result["valid_alm"]
     assert result["valid_loss"] == pytest.approx(parts, rel=1e-6)
     said = refused(student_train, *words, "--store", store, "--combine", "outputs", "--loss", "alm",
@@ -299,9 +282,7 @@ def test_a_decoder_reads_unmasked_text_only(
     line = refused(student_train, "--store", masked, *words, "--out", out)
     says(line, "is a decoder, but the teacher of", "is not;", "--head causal", "or give --loss")
     ok(student_train, "--store", masked, *words, "--loss", "next=1,hidden=0.3", "--out", out)
-    report = read_report(out)
-    assert report is not None
-    assert report["settings"]["view"] == 0
+    assert report_of(out)["settings"]["view"] == 0
     tagger = tiny_teacher("bert", "classification", ("a", "b"))
     lines = ["text,label"] + [f"{line},{'ab'[n % 2]}" for n, line in enumerate("stuv" * 5)]
     (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")

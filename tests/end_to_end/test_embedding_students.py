@@ -25,7 +25,7 @@ from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.student_train.train.evaluate import _VectorPairs
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import Words, ok, refused, says
+from tests.end_to_end.support import Words, ok, refused, report_of, says
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Teachers
 from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
@@ -93,7 +93,7 @@ def test_a_student_says_what_its_teacher_says(stores: Callable[..., Path], tmp_p
     assert not np.allclose(vectors, unprompted, atol=1e-3)
     settings = json.loads((tmp_path / "s" / "config_sentence_transformers.json").read_text())
     assert settings["prompts"] == PROMPTS and settings["default_prompt_name"] == "query"
-    report = json.loads((tmp_path / "s" / "training.json").read_text())
+    report = report_of(tmp_path / "s")
     assert report["settings"]["batch_texts"] == 24
     assert "cls.predictions" not in str(_weights(tmp_path / "s").keys())
     assert report["result"]["parameters"] == sum(
@@ -241,10 +241,8 @@ def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_
     )  # fmt: skip
     ok(student_train, *common, "--out", tmp_path / "plain")
     ok(student_train, *common, "--out", tmp_path / "nested", "--matryoshka", "8,4")
-    report = json.loads((tmp_path / "nested" / "training.json").read_text())
-    assert report["settings"]["matryoshka"] == [8, 4]
-    report = json.loads((tmp_path / "plain/training.json").read_text())
-    assert report["settings"]["matryoshka"] == []
+    assert report_of(tmp_path / "nested")["settings"]["matryoshka"] == [8, 4]
+    assert report_of(tmp_path / "plain")["settings"]["matryoshka"] == []
     texts, wanted = list(fs.texts()), angles(fs.embeddings())
     plain, nested = (
         np.corrcoef(angles(encoded(tmp_path / name, texts)[:, :4]), wanted)[0, 1]
@@ -291,7 +289,7 @@ def test_a_sweep_ranks_by_the_mean_of_all_stores(
     both = ("--store", stores("query"), "--store", stores("document"), "--held-out", "0.2")
     words = ("--vocab", "450", "--student", "24x1x2", "--device", "cpu", "--steps", "1")
     ok(student_train, *both, *words, "--batch-texts", "8", "--out", tmp_path / "s")
-    result = json.loads((tmp_path / "s" / "training.json").read_text())["result"]
+    result = report_of(tmp_path / "s")["result"]
     assert result["valid_spearman"] == pytest.approx(0.4)
     assert result["store2_valid_spearman"] == 0.6
 

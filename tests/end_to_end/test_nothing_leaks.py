@@ -17,7 +17,7 @@ from teachonce.student_export.costs import Costs
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import STUDENT, ok
+from tests.end_to_end.support import STUDENT, ok, report_of
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
 from tests.making.dumps import write_corpus
@@ -72,7 +72,7 @@ def plant(folder: Path) -> None:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "notes.txt").write_text(CANARY)
     (folder / "link").symlink_to(folder.parent)
-    report = json.loads((folder / "training.json").read_text())
+    report = report_of(folder)
     report["settings"] |= {"store": SECRET, "word_vectors": f"{folder}/vectors.txt"}
     report["start"] = [f"cut out of {folder}/teacher, then trained", f"read {SECRET}"]
     (folder / "training.json").write_text(json.dumps(report))

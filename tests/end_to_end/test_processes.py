@@ -19,7 +19,7 @@ from teachonce.store import open_store
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import join_ranks
-from tests.end_to_end.support import ROOT, Words
+from tests.end_to_end.support import ROOT, Words, report_of
 from tests.end_to_end.watched import Done, processes, together
 from tests.making.dumps import write_corpus
 from tests.making.models import Teachers
@@ -81,9 +81,9 @@ def test_gradients_and_losses_are_those_of_one_process(
     assert not any("store " in each or "start " in each for each in found.said[1:])
     same_gradients(f"{alone}.gradient", f"{out}.gradient", count)
     same_curve(out, alone)
-    report = json.loads((out / "training.json").read_text())
+    report = report_of(out)
     assert report["environments"][0]["processes"] == count
-    tokens = json.loads((alone / "training.json").read_text())["result"]["tokens"]
+    tokens = report_of(alone)["result"]["tokens"]
     assert report["result"]["tokens"] == tokens
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -83,5 +82,3 @@ def test_the_card_tells_which_output_answers(classes: FeatureStore, tmp_path: Pa
             out, output_loading_info=True
         )
         assert not any(loaded[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        settings = json.loads((out / "training.json").read_text())["settings"]
-        assert settings["outputs"] == "separate"

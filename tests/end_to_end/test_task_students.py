@@ -26,7 +26,7 @@ from teachonce.student_train.sweep import main as sweep
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import warning_of_one_label
 from teachonce.training.words import word_spans
-from tests.end_to_end.support import Words, ok, refused, says
+from tests.end_to_end.support import Words, ok, refused, report_of, says
 from tests.making.dumps import dumped
 from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN
@@ -149,22 +149,12 @@ def test_students_learn_gold_labels_and_load_again(
         (tags, AutoModelForTokenClassification, TAGS),
     ):
         out = tmp_path / factory.__name__
-        words = (
-            "--student",
-            student,
-            "--loss",
-            "ce=1",
-            "--lr",
-            "3e-2" if student.startswith("bilstm") else "4e-3",
-            "--epochs",
-            "20",
-            "--held-out",
-            "0.2",
-        )
-        said = ok(main, "--store", store.path, "--out", out, *SMALL, *words)
+        rate = "3e-2" if student.startswith("bilstm") else "4e-3"
+        words = ("--student", student, "--loss", "ce=1", "--lr", rate, "--epochs", 20)
+        said = ok(main, "--store", store.path, "--out", out, *SMALL, *words, "--held-out", 0.2)
         assert "valid_accuracy" in said
         assert student != "bert:16x2x2" or "layers 1+2, 3+4 of 4, cut to 16" in said
-        result = json.loads((out / "training.json").read_text())["result"]
+        result = report_of(out)["result"]
         assert result["valid_accuracy"] > 0.8
         model, printed = factory.from_pretrained(out, output_loading_info=True)
         assert not any(
@@ -255,7 +245,7 @@ def test_stages_over_labelled_and_all_text(
         out = tmp_path / recipe
         words = ("--recipe", recipe, "--student", "bilstm:12,10", "--steps", 3, *SMALL)
         ok(main, "--store", store.path, "--out", out, *words)
-        report = json.loads((out / "training.json").read_text())
+        report = report_of(out)
         steps = {"simple-stagewise": 1 + 3, "tinymbert-d4-2": 3 + 4 + 4}
         assert report["result"]["steps"] == 3 * steps[recipe]
         assert "valid_ce" in report["result"] and "valid_hidden-kld" not in report["result"]

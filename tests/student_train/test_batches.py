@@ -159,11 +159,9 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
     ("settings", "message"),
     [
         ({"lr": 1.0}, "no setting 'lr'; expected one of align, batch_texts, batch_tokens"),
-        ({"loss": {"embedding": 1.0}}, "--loss embedding: .* has no text vectors"),
         ({"view": 7}, "--view 7: .* has views 0 to 1"),
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: expected both or neither"),
         ({"rank": 1}, "rank 1 of world_size None"),
-        ({"align": "word"}, "--align word: expected one of span, match, reduce"),
         ({"device": "gpu"}, "--device gpu: expected auto, cpu, cuda or cuda:N"),
     ],
 )

@@ -19,7 +19,6 @@ import torch
 
 from teachonce.align import Tokens
 from teachonce.store import Features, FeatureStore, StoreError, TaskSpec, open_store
-from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.data.blocks import describe_masks, split_blocks, view_of
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.stream import prepared_batches, student_batches
@@ -235,12 +234,6 @@ def test_the_stream_can_be_entered_anywhere(store: FeatureStore, collator: Colla
         mine, theirs = entered.distillation, some[first].distillation
         assert mine and theirs
         torch.testing.assert_close(mine.normalised["mean"], theirs.normalised["mean"])
-
-
-def test_padding() -> None:
-    inputs = Inputs.of(np.array([5, 6, 7]), np.array([0, 1, 3]), 9)
-    assert inputs.ids.tolist() == [[5, 9], [6, 7]]
-    assert inputs.present.tolist() == [[True, False], [True, True]]
 
 
 def test_learning_rates() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -22,7 +21,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.output.card import hub_id
 from teachonce.student_train.output.card_code import how_to_embed, how_to_load
-from tests.end_to_end.support import STUDENT, ok
+from tests.end_to_end.support import STUDENT, ok, report_of
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Teachers, Tokenizers
 
@@ -65,7 +64,7 @@ def test_a_teacher_of_the_hub_is_the_base_model(hub: str, tmp_path: Path) -> Non
     assert "\n# Masked language model, student of acme/mini\n" in text
     data = ModelCard.load(tmp_path / "student/README.md").data
     assert (data["base_model"], data["base_model_relation"]) == ("acme/mini", "finetune")
-    report = json.loads((tmp_path / "student/training.json").read_text())["result"]
+    report = report_of(tmp_path / "student")["result"]
     results = vars(data)["eval_results"]
     scores = {each.metric_name: each.metric_value for each in results}
     # `hidden`, `similarity` and others are losses: no reader takes them for scores.

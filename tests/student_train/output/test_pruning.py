@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
 from teachonce.student_train.output.pruning import prune_student
 from teachonce.support.errors import UserError
-from tests.end_to_end.support import Words, ok, refused, says
+from tests.end_to_end.support import Words, ok, refused, report_of, says
 from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 
@@ -116,7 +115,7 @@ def test_a_training_can_end_with_it(store: FeatureStore, tmp_path: Path) -> None
     words: Words = ("--store", store.path, "--vocab", "400", "--student", "16x2x2", "--steps", "2")
     words = (*words, "--loss", "mlm=1", "--batch-tokens", "256", "--device", "cpu")
     ok(student_train, *words, "--prune-to", "250", "--out", tmp_path / "a")
-    report = json.loads((tmp_path / "a/training.json").read_text())
+    report = report_of(tmp_path / "a")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "a")
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "a")
     assert report["pruned"] == {"pieces": len(tokenizer), "of": 400}

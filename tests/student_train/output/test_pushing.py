@@ -17,7 +17,7 @@ from teachonce.student_export.run_code import LIBRARIES
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.card import model_card
 from teachonce.student_train.output.pushing import _is_sent
-from tests.end_to_end.support import STUDENT, Word, ok, refused, says
+from tests.end_to_end.support import STUDENT, Word, ok, refused, report_of, says
 from tests.hub_contents import READER, Hub
 from tests.hub_server import asked_by_this_process, serving
 
@@ -138,7 +138,7 @@ def test_a_link_in_place_of_a_file_is_refused(hub: Hub, copied: Path, name: str)
 
 def test_secrets_of_urls_are_not_sent(hub: Hub, copied: Path) -> None:
     secret = "https://me:SECRETPW@host:8/a.zarr?X-Amz-Signature=SECRETPW"
-    report = json.loads((copied / "training.json").read_text())
+    report = report_of(copied)
     report["settings"] |= {"store": secret, "others": [secret.replace("a.zarr", "b.zarr")]}
     report["start"] = [f"cut out of {secret}, then trained"]
     model = AutoModelForMaskedLM.from_pretrained(copied)
@@ -168,7 +168,7 @@ def test_a_finished_folder_is_pushed_without_training(hub: Hub, student: Path) -
 
 def test_what_is_no_finished_student_is_refused(student: Path, tmp_path: Path) -> None:
     says(refused(student_train, "push", tmp_path, "user/x"), "expected a model with a card")
-    report = json.loads((student / "training.json").read_text())
+    report = report_of(student)
     del report["result"]
     (tmp_path / "training.json").write_text(json.dumps(report))
     says(refused(student_train, "push", tmp_path, "user/x"), "not finished", "--resume")

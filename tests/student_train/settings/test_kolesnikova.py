@@ -6,7 +6,6 @@ github.com/ayeffkay/rubert-tiny, whose scripts contain the details that the pape
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.cli import main
 from teachonce.student_train.settings.recipe import all_recipes
 from teachonce.student_train.settings.shapes import parse_student
-from tests.end_to_end.support import Words, ok, says
+from tests.end_to_end.support import Words, ok, report_of, says
 from tests.making.models import Stores
 
 TRAINING = {
@@ -118,7 +117,7 @@ def test_recipes_train(row: str, stores: dict[str, Path], tmp_path: Path) -> Non
     size: Words = () if of == "distil" else ("--vocab", 300, "--student", "16x2x2")
     words: Words = ("--recipe", f"kolesnikova-{row}", *size, *SMALL, "--steps", 2)
     ok(main, "--store", stores[of], *words, "--out", tmp_path / "a")
-    report = json.loads((tmp_path / "a/training.json").read_text())
+    report = report_of(tmp_path / "a")
     assert set(report["settings"]["loss"]) == set(ROWS[row]["loss"])
     assert all(f"valid_{name}" in report["result"] for name in ROWS[row]["loss"])
 
@@ -131,7 +130,7 @@ def test_the_arm_without_pre_training_is_saved_as_it_starts(
     )  # fmt: skip
     given: Words = ("--store", stores["tiny"], *words, "--device", "cpu")
     assert "0 steps of" in ok(main, *given, "--out", tmp_path / "a")
-    result = json.loads((tmp_path / "a/training.json").read_text())["result"]
+    result = report_of(tmp_path / "a")["result"]
     assert result["steps"] == result["tokens"] == 0
     printed = (tmp_path / "a/README.md").read_text()
     assert "with its initial weights: it was not trained." in printed

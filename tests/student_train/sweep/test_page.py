@@ -16,7 +16,7 @@ from teachonce.student_train.sweep.page.charts import Point, curves, front, impo
 from teachonce.student_train.sweep.page.report import StudentFiles, _lines, _read, write_report
 from teachonce.support.errors import UserError
 from tests.browser import PHONE, WIDE, check_accessible, opened
-from tests.end_to_end.support import refused, says
+from tests.end_to_end.support import refused, report_of, says
 
 pytest.importorskip("altair")
 NATS = MEASURES[-1]
@@ -168,7 +168,7 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
 def test_a_student_of_stages_is_none_of_mlm_alone(tmp_path: Path) -> None:
     """Whatever the losses of its last stage are."""
     sweep = write_sweep(tmp_path / "sweep")
-    alone = float(json.loads((sweep / "student3/training.json").read_text())["result"][NATS.name])
+    alone = float(report_of(sweep / "student3")["result"][NATS.name])
     path = sweep / "student6/training.json"
     report = json.loads(path.read_text())
     report["settings"]["stages"] = [{"loss": {"hidden": 1.0}}, {"loss": {"mlm": 1.0}}]

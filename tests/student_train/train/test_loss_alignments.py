@@ -3,7 +3,6 @@ alignment."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,25 +74,11 @@ def test_a_batch_is_aligned_once_for_each_kind(store: FeatureStore, counted: lis
     assert counted == ["span"]
 
 
-SMALL: Words = ("--vocab", "400", "--student", "16x2x2", "--batch-tokens", "512", "--device", "cpu")
-
-
-def test_the_command_tells_both(store: FeatureStore, tmp_path: Path) -> None:
-    words: Words = ("--store", store.path, *SMALL, "--steps", "2", "--out", tmp_path / "a")
-    loss: Words = ("--loss", "mlm=1,kl=1,hidden=1")
-    said = ok(main, *words, *loss, "--align", "kl=match,hidden=reduce")
-    assert "kl=match,hidden=reduce, pool match=mean,reduce=sum" in said
-    settings = json.loads((tmp_path / "a/training.json").read_text())["settings"]
-    assert settings["align"] == "kl=match,hidden=reduce"
-    assert "| align | kl=match,hidden=reduce |" in (tmp_path / "a/README.md").read_text()
-    printed = refused(main, *words, *loss, "--align", "hidden-sum=reduce")
-    says(printed, "--align hidden-sum=reduce", "hidden-sum is not among the losses hidden, kl, mlm")
-
-
 def test_masked_targets_ask_for_masks_where_logits_are_reduced(
     store: FeatureStore, tmp_path: Path
 ) -> None:
-    words: Words = ("--store", store.path, *SMALL, "--steps", "1", "--view", "0")
+    words: Words = ("--store", store.path, "--vocab", "400", "--student", "16x2x2", "--view", "0")
+    words += ("--batch-tokens", "512", "--device", "cpu", "--steps", "1")
     masked: Words = ("--loss", "mlm=1,kl=1,hidden=1", "--targets", "masked")
     printed = refused(main, *words, *masked, "--align", "kl=reduce", "--out", tmp_path / "a")
     says(printed, "--targets masked: under --align reduce")

@@ -12,7 +12,7 @@ import pytest
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
-from tests.end_to_end.support import STUDENT, ok
+from tests.end_to_end.support import STUDENT, ok, report_of
 from tests.training.tracker_packages import install, recorded
 
 
@@ -31,7 +31,7 @@ def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_p
     assert started["init"] == "mine" and started["config"]["steps"] == 3 and ended["finish"] == 0
     # The tracker is specific to a machine: it neither changes a student's name nor prevents a
     # resume.
-    settings = json.loads((tmp_path / "mine" / "training.json").read_text())["settings"]
+    settings = report_of(tmp_path / "mine")["settings"]
     assert "log" not in settings
     file.unlink()
     rates = ("--lr", "0.001", "--lr", "0.002")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from teachonce.student_train.prepared_student import make_collator, prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
-from tests.end_to_end.support import Words, ok, refused, says
+from tests.end_to_end.support import Words, ok, refused, report_of, says
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Stores, Teachers
 from tests.student_train import support
@@ -162,7 +161,7 @@ def test_a_student_of_joined_teachers_trains_and_goes_on(
     pair: Words = ("--store", store.path, "--store", second.path)
     said = ok(main, *pair, *words, "--out", tmp_path / "a")
     assert second.path in said
-    report = json.loads((tmp_path / "a/training.json").read_text())
+    report = report_of(tmp_path / "a")
     assert report["settings"]["combine"] == "outputs"
     ok(main, *pair, *words, "--align", "kl=match,hidden=reduce", "--out", tmp_path / "two ways")
     assert not any(name.startswith("store2_") for name in report["result"])
@@ -195,7 +194,7 @@ def test_two_vocabularies_teach_one_student(
     words = (*words, "--steps", "6", "--loss", "mlm=1,kl=1,hidden=1", "--workers", workers)
     said = ok(main, *words)
     assert f"{store.path}, {foreign.path}" in said
-    report = json.loads((out / "training.json").read_text())
+    report = report_of(out)
     assert report["settings"]["others"] == [foreign.path]
     assert report["others"][0]["content"] == foreign.manifest.content()
     result = report["result"]
