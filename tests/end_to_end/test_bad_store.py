@@ -18,6 +18,7 @@ from tests.end_to_end.support import STUDENT, invoke, ok, refused, says, tree
 from tests.making.decoders import save_decoder
 from tests.making.dumps import dump_options, dumped, write_corpus
 from tests.making.models import Teachers
+from tests.making.stores import copied
 from tests.store.dying import unsealed
 
 
@@ -83,8 +84,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, store: Path) -> dict[str, Pat
 def test_store(
     tmp_path: Path, both: dict[str, Path], spoil: Callable[[Path], None], ext: str
 ) -> None:
-    copy = tmp_path / f"copy.{ext}"
-    shutil.copytree(both[ext], copy) if ext == "zarr" else shutil.copy(both[ext], copy)
+    copy = copied(both[ext], tmp_path / f"copy.{ext}")
     spoil(copy)
     before, out = tree(tmp_path), tmp_path / "student"
     line = refused(

@@ -30,6 +30,7 @@ from teachonce.student_train.train.training_log import TrainingLog
 from teachonce.support.errors import UserError
 from teachonce.training.byte_level import FAMILIES
 from tests.end_to_end.support import invoke, ok, refused, report_of, says
+from tests.making.sentence_folders import changed
 
 WEIGHTS = "model.safetensors"
 SHORT = ("--steps", "2", "--batch-tokens", "512", "--device", "cpu", "--precision", "fp32")
@@ -178,11 +179,6 @@ def test_low_rank_changes_are_trained_alone_and_added(
     ).read_bytes()
 
 
-def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: Path) -> None:
-    given = ("--store", causal, "--lora", "4", "--student", "llama:32x2x4", "--out", tmp_path / "s")
-    says(refused(student_train, *given, *SHORT), "--lora 4", "--init is auto", "--student DIR")
-
-
 @pytest.mark.parametrize(
     ("config", "words", "message"),
     [
@@ -208,10 +204,7 @@ def test_low_rank_changes_need_weights_that_are_trained(causal: Path, tmp_path: 
 def test_what_cannot_go_on_is_refused(
     causal: Path, model: Path, tmp_path: Path, config: dict[str, Any], words: Any, message: Any
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(model, folder)
-    read = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**read, **config}))
+    folder = changed(Path(shutil.copytree(model, tmp_path / "model")), "config.json", **config)
     given = ("--store", causal, "--student", folder, "--out", tmp_path / "s", *SHORT)
     says(said := refused(student_train, *given, *words), *message)
     # The suggested command can be typed.
@@ -223,9 +216,8 @@ def test_what_cannot_go_on_is_refused(
 def test_a_program_is_refused_what_the_command_is(
     causal: Path, model: Path, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
-    read = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**read, "attention_bias": True}))
+    copy = Path(shutil.copytree(model, tmp_path / "model"))
+    folder = changed(copy, "config.json", attention_bias=True)
     student, start = MODELS["own"][0], f"folder:{folder}"
     given: dict[str, Any] = {"student": student, "init": start, "vocab": str(folder)}
     with open_store(causal) as store, pytest.raises(UserError, match="attention_bias in the conf"):
@@ -235,8 +227,7 @@ def test_a_program_is_refused_what_the_command_is(
 def test_output_embeddings_beside_a_config_that_denies_them(
     causal: Path, models: Path, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(models / "untied", tmp_path / "model"))
-    read = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**read, "tie_word_embeddings": True}))
+    copy = Path(shutil.copytree(models / "untied", tmp_path / "model"))
+    folder = changed(copy, "config.json", tie_word_embeddings=True)
     given = ("--store", causal, "--student", folder, "--out", tmp_path / "s", *SHORT)
     says(refused(student_train, *given), "is true", "have an lm_head.weight", "correct it to false")

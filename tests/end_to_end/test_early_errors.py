@@ -73,6 +73,32 @@ DUMP = """
 --head tagging | downstream --task pos
 --label-column label | labels are stored with the logits of a classification or tagging head
 --text-column a,b | pairs of texts need a classification head, and the teacher's head is: mlm
+--shard 2/2 | expected i/n
+--shard 1 | expected i/n
+--shard a/b | expected i/n
+--shard -1/2 | expected i/n
+--ray ray://host:1 | --ray ray://host:1: expected HOST:PORT
+--ray host | --ray host: expected HOST:PORT
+--ray --shard 0/2 | --shard 0/2 and --ray contradict each other
+--ray-gpus 0.5 | --ray-gpus 0.5: applies to workers of Ray; add --ray
+--ray local --ray-gpus 1.5 | expected a share of one GPU, or whole GPUs
+--ray --ray-gpus -1 | --ray-gpus -1: expected 0 or more
+"""
+VECTORS = """
+--logits topk:4 | --logits topk:4: --head embedding reads no LM head
+--stride 3 | --stride 3: for an embedding head a document is one sequence
+--label-column x | --label-column x: labels are stored with the logits of a classification
+--text-column a,b | pairs of texts need a classification head
+--head none --pooling max | --pooling max: applies to vectors of texts
+--head none --prompt query | --prompt query: applies to vectors of texts
+"""
+PARALLEL = """
+--student-column en | --student-column en: is also the teacher's column; name
+--student-column sk | no column 'sk'; its columns are 'ru', 'en' | give one of them as --student-c
+--student-column ru --hidden mean | store vectors only: --head embedding
+--student-column ru --views 2 | the same words cannot be masked in both
+--student-column ru --grow-from b.zarr | leave --grow-from out
+--student-column ru --head none --hidden mean | add --head embedding
 """
 TRAIN = """
 --vocab many | --vocab many | 5k
@@ -105,6 +131,23 @@ TRAIN = """
 --recipe nowhere | --recipe list
 --held-out 0.99 | too few to hold out | 0.99
 """
+DECODER = """
+--loss mlm | --loss mlm | a decoder | next, kl-next
+--loss kl=1,next=1 | --loss kl | a decoder | next, kl-next
+--loss sentence=1,next=1 | --loss sentence | a decoder | hidden
+--align kl-next=span | --align kl-next=span | white space | kl-next=bytes
+--align reduce | --align reduce | white space | give bytes
+--mask-prob 0.3 | --mask-prob 0.3 | a decoder | leave --mask-prob out
+--mask-words rare | --mask-words rare | a decoder | leave --mask-words out
+--view 1 | --view 1 | a decoder | leave --view out
+--prune-to 300 | --prune-to 300 | a decoder | pruned:SIZE
+--lora 4 | --lora 4 | --init is auto | --student DIR
+--student ./nowhere | --student ./nowhere: no such folder | 128x2x2
+--student teacher:x | --student teacher:x: expected teacher:L with a number
+--student 32x2x4 --loss next | --loss next | not a decoder | mlm
+--student 32x2x4 --loss mlm,kl | --loss kl | next-token logits of a causal | kl-next | mlm
+--student 32x2x4 | 32x2x4: is not a decoder, but the teacher of | gpt2:256x4x | give --loss (mlm=1
+"""
 EXPORT = """
 nowhere/a/b --to onnx | no such folder
 blank.zarr --to onnx | no config.json
@@ -131,6 +174,10 @@ SWEEP = """
 --page nowhere | no runs.json
 --out corpus.txt | is a file
 --out store.zarr | is the folder of a store
+--prune median --lr 0.1 --lr 0.2 | --prune median | add --trials N
+--ray-gpus 0.5 | --ray-gpus 0.5: applies only to students on Ray; add --ray
+--ray local --jobs 2 | --jobs 2 and --ray contradict each other
+--ray local --device cuda:1 | --device cuda:1: Ray assigns a GPU
 """
 SCORE = """
 --task classfy | expected one of
@@ -182,7 +229,7 @@ def test_a_torchvision_for_another_torch_is_one_line(
 
 
 def test_mistakes_are_reported_before_torch_is_loaded(
-    tmp_path: Path, tiny_teacher: Teachers
+    tmp_path: Path, tiny_teacher: Teachers, embedder: Path, causal: Path
 ) -> None:
     (tmp_path / "teacher").symlink_to(tiny_teacher("bert"))
     (tmp_path / "decoder").symlink_to(tiny_teacher("gpt2"))
@@ -197,10 +244,18 @@ def test_mistakes_are_reported_before_torch_is_loaded(
     (tmp_path / "table.tsv").write_text("text\tlabel\nA good one.\tgood\nA bad one.\tbad\n")
     dump = ["--model", "teacher", "--corpus", "corpus.txt", "--out", "out.zarr"]
     train = ["--store", str(store), "--student", "32x2x2", "--out", "out"]
+    (tmp_path / "embedder").symlink_to(embedder)
+    (tmp_path / "pairs.tsv").write_text("ru\ten\nКамни.\tStones.\n", "utf-8")
+    embedding = ["--model", "embedder", "--head", "embedding", "--out", "out.zarr", "--corpus"]
+    vectors, parallel = [*embedding, "corpus.txt"], [*embedding, "pairs.tsv", "--text-column", "en"]
+    decoder = ["--store", str(causal), "--student", "llama:32x2x4", "--out", "out"]
     typed, expected, before = [], [], tree(tmp_path)
     for module, base, lines in (
         ("teachonce.teacher_dump.cli", dump, DUMP),
+        ("teachonce.teacher_dump.cli", vectors, VECTORS),
+        ("teachonce.teacher_dump.cli", parallel, PARALLEL),
         ("teachonce.student_train.cli", train, TRAIN),
+        ("teachonce.student_train.cli", decoder, DECODER),
         ("teachonce.student_train.sweep.cli", train, SWEEP),
         ("teachonce.student_export.cli", ["--out", "out"], EXPORT),
         ("teachonce.student_predict.cli", [], PREDICT),

@@ -133,17 +133,8 @@ def test_it_goes_on_after_a_stop(
 @pytest.mark.parametrize(
     "words, message",
     (
-        (("--logits", "topk:4"), "--logits topk:4: --head embedding reads no LM head"),
-        (("--stride", "3"), "--stride 3: for an embedding head a document is one sequence"),
-        (
-            ("--label-column", "x"),
-            "--label-column x: labels are stored with the logits of a classification",
-        ),
-        (("--text-column", "a,b"), "pairs of texts need a classification head"),
         (("--prompt", "query", "--max-length", "4"), "the prompt 'find: ' alone is 6 tokens"),
         (("--prompt", "title"), "has no such prompt; it has: document, query"),
-        (("--head", "none", "--pooling", "max"), "--pooling max: applies to vectors of texts"),
-        (("--head", "none", "--prompt", "query"), "--prompt query: applies to vectors of texts"),
     ),
 )
 def test_refused(embedder: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from threading import Event, Thread
@@ -13,6 +12,7 @@ from teachonce.student_train.cli import main as student_train
 from tests.end_to_end.support import STUDENT, refused, says
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Teachers
+from tests.making.stores import copied
 from tests.store.tools import forgetting
 
 
@@ -38,9 +38,7 @@ def test_a_training_ends(
     tmp_path: Path, stores: Path, ext: str, how: tuple[str | int, ...]
 ) -> None:
     """Also with a cache in memory; its checkpoints stay unfinished."""
-    path, out = tmp_path / f"a.{ext}", tmp_path / "student"
-    copying = shutil.copytree if ext == "zarr" else shutil.copy
-    copying(stores / path.name, path)
+    path, out = copied(stores / f"a.{ext}", tmp_path / f"a.{ext}"), tmp_path / "student"
 
     def forget() -> None:
         log = out / "metrics.jsonl"

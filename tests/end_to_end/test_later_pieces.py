@@ -19,6 +19,7 @@ from teachonce.student_train.losses.task import NO_LABEL
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dumped
 from tests.making.models import Teachers
+from tests.making.sentence_folders import changed
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.student_train.support import prepared
 
@@ -138,12 +139,11 @@ def test_the_label_is_never_a_words_tag(stores: Stores, corpus: Path, tmp_path: 
 def test_a_label_that_the_model_lacks_is_reported(
     stores: Stores, corpus: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(corpus.parent / "all/model", tmp_path / "m")
-    config = json.loads((tmp_path / "m/config.json").read_text())
-    (tmp_path / "m/config.json").write_text(json.dumps(config | {"later_label": "Y"}))
+    model = Path(shutil.copytree(corpus.parent / "all/model", tmp_path / "m"))
+    changed(model, "config.json", later_label="Y")
     words = ("--model", tmp_path / "m", "--test", corpus, "--out", tmp_path / "s")
     says(refused(score, *AS_IS, *words), "later_label", "'Y'", "B-NAME, O, X")
-    (tmp_path / "m/config.json").write_text(json.dumps(config | {"later_label": None}))
+    changed(model, "config.json", later_label=None)
     options = {"head": "tagging", "logits": None, "hidden": "none", "attention": "none"}
     plain = dumped(tmp_path / "m", corpus, tmp_path / "plain.zarr", **options, limit=100)
     both = ("--store", stores["all"].path, "--store", plain, "--out", tmp_path / "o")

@@ -16,6 +16,7 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import Words, ok, refused, says
+from tests.end_to_end.test_embedding_students import encoded
 from tests.making.dumps import dump_options, dumped
 
 PAIRS = (
@@ -42,12 +43,6 @@ def typed(embedder: Path, table: Path, out: Path) -> Words:
     return ("--model", embedder, "--corpus", table, "--out", out, "--device", "cpu")
 
 
-def library(folder: Path, texts: list[str], **more: Any) -> Any:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(folder), device="cpu").encode(texts, **more)
-
-
 def test_vectors_of_one_text_beside_the_other(embedder: Path, table: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.zarr"
     words = (*typed(embedder, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
@@ -55,7 +50,7 @@ def test_vectors_of_one_text_beside_the_other(embedder: Path, table: Path, tmp_p
     says(message, "embedding of width 32 (mean, length 1, prompt 'find: ', of column en)")
     store = open_store(out)
     assert list(store.texts()) == [f"find: {ru}" for _, ru in PAIRS]
-    english = library(embedder, [en for en, _ in PAIRS], prompt_name="query")
+    english = encoded(embedder, [en for en, _ in PAIRS], prompt_name="query")
     assert np.allclose(store.embeddings(), english, atol=2e-5)
     assert store.identity["corpus"]["text_column"] == "en"
     assert store.identity["corpus"]["student_column"] == "ru"
@@ -94,37 +89,15 @@ def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
         "--device", "cpu", "--steps", "150", "--batch-texts", "8", "--lr", "0.006",
         "--held-out", "0",
     )  # fmt: skip
-    wanted = library(embedder, [en for en, _ in PAIRS])
+    wanted = encoded(embedder, [en for en, _ in PAIRS])
     for side in (0, 1):
-        found = library(tmp_path / "s", [pair[side] for pair in PAIRS])
+        found = encoded(tmp_path / "s", [pair[side] for pair in PAIRS])
         assert (found * wanted).sum(axis=1).mean() > 0.95
         # A teacher with random weights has nearly the same outputs for all texts, so only the
         # differences identify a text.
         rest, other = (vectors - vectors.mean(axis=0) for vectors in (found, wanted))
         places = (rest @ (other / np.linalg.norm(other, axis=1, keepdims=True)).T).argmax(axis=1)
         assert (places == np.arange(len(PAIRS))).mean() > 0.8
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    (
-        (("--student-column", "en"), "--student-column en: is also the teacher's column; name"),
-        (
-            ("--student-column", "sk"),
-            "no column 'sk'; its columns are 'ru', 'en'; give one of them as --student-column",
-        ),
-        (("--student-column", "ru", "--hidden", "mean"), "store vectors only: --head embedding"),
-        (("--student-column", "ru", "--views", "2"), "the same words cannot be masked in both"),
-        (("--student-column", "ru", "--grow-from", "b.zarr"), "leave --grow-from out"),
-        (("--student-column", "ru", "--head", "none", "--hidden", "mean"), "add --head embedding"),
-    ),
-)
-def test_refused(
-    embedder: Path, table: Path, tmp_path: Path, words: tuple[str, ...], message: str
-) -> None:
-    given = (*typed(embedder, table, tmp_path / "a.zarr"), "--head", "embedding")
-    says(refused(teacher_dump, *given, "--text-column", "en", *words), message)
-    assert not (tmp_path / "a.zarr").exists()
 
 
 def test_texts_without_another(embedder: Path, tmp_path: Path) -> None:

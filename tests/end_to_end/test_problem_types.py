@@ -22,6 +22,7 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.dumps import write_corpus
 from tests.making.models import Teachers
+from tests.making.sentence_folders import changed
 from tests.making.stores import features_of, make_store
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
@@ -45,14 +46,12 @@ def teacher(
     config.json."""
     root = tmp_path_factory.mktemp("teachers")
 
-    def changed(kind: str = "classification", labels: Any = MOODS, **fields: Any) -> Path:
+    def made(kind: str = "classification", labels: Any = MOODS, **fields: Any) -> Path:
         folder = root / f"{len(list(root.iterdir()))}"
         shutil.copytree(tiny_teacher("bert", kind, labels), folder)
-        config = json.loads((folder / "config.json").read_text()) | fields
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        return changed(folder, "config.json", **fields)
 
-    return changed
+    return made
 
 
 def dump(model: Path, corpus: Path, out: Path, *more: str) -> Words:

@@ -79,23 +79,6 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--ray", "ray://host:1"), "--ray ray://host:1: expected HOST:PORT"),
-        (("--ray", "host"), "--ray host: expected HOST:PORT"),
-        (("--ray", "--shard", "0/2"), "--shard 0/2 and --ray contradict each other"),
-        (("--ray-gpus", "0.5"), "--ray-gpus 0.5: applies to workers of Ray; add --ray"),
-        (("--ray", "local", "--ray-gpus", "1.5"), "expected a share of one GPU, or whole GPUs"),
-        (("--ray", "--ray-gpus", "-1"), "--ray-gpus -1: expected 0 or more"),
-    ],
-)
-def test_options_that_mean_nothing(
-    options: DumpOptions, more: tuple[str, ...], message: str
-) -> None:
-    says(refused(teacher_dump, *words_of(options, *more)), message)
-
-
 def test_a_bucket_has_no_queue(options: DumpOptions) -> None:
     with pytest.raises(UserError, match="a bucket has no folders"):
         replace(options, out="s3://bucket/store.zarr", ray="local")

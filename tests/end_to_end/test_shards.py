@@ -31,7 +31,6 @@ from teachonce.store.write.part_queue import END, PartQueue
 from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
 from teachonce.support.options import click_options, read_words
-from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import sharing
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
@@ -272,9 +271,3 @@ def test_nothing_is_sealed_too_early(started: Job) -> None:
     queue.end({"parts": 50}, "test")
     words = "parts of 50 not published yet", "0, 1, 2, 3, 4,"
     says(refused(feature_store, "seal", started.out), *words)
-
-
-def test_shards_are_counted_from_zero(tmp_path: Path) -> None:
-    for bad in ("2/2", "1", "a/b", "-1/2"):
-        line = refused(teacher_dump, "--model", "x", "--out", tmp_path / "a.zarr", "--shard", bad)
-        says(line, "expected i/n")

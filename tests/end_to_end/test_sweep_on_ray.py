@@ -17,6 +17,7 @@ from harness.processes import command, finish, fork
 from teachonce.student_train.sweep.on_ray import Mailbox
 from tests.end_to_end.support import STUDENT, Words, says
 from tests.end_to_end.test_stopping import wait_for
+from tests.end_to_end.test_sweeps import states
 
 RATES = (0.01, 0.003, 1e-6)
 
@@ -72,10 +73,6 @@ def writer(out: Path) -> int:
         if (student := out / lease.name[1:-6]).is_dir() and list(student.glob("checkpoints/*.pt")):
             return int(json.loads(lease.read_text())["pid"])
     return 0
-
-
-def states(out: Path) -> list[str]:
-    return [run["state"] for run in json.loads((out / "runs.json").read_text())["runs"]]
 
 
 @pytest.mark.apart

@@ -20,6 +20,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import STUDENT, Words, invoke, ok, refused, report_of, says, tree
 from tests.making.dumps import dump_options, write_corpus
 from tests.making.models import Teachers
+from tests.making.stores import copied
 from tests.store.dying import unsealed
 from tests.store.tools.test_stored_tokens import forge, put
 from tests.store.write.test_writing import contents
@@ -49,12 +50,6 @@ def stores(
     return {ext: folder / f"a.{ext}" for ext in FORMATS}
 
 
-def copied(store: Path, folder: Path) -> Path:
-    target = folder / store.name
-    shutil.copytree(store, target) if store.is_dir() else shutil.copy(store, target)
-    return target
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ext", FORMATS)
 def test_the_same_dump_gives_the_same_bytes(
@@ -70,7 +65,7 @@ def test_the_same_dump_gives_the_same_bytes(
 def test_damaged_parts_alone_are_dumped_again(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, stores: dict[str, Path], ext: str
 ) -> None:
-    store, name = copied(stores[ext], tmp_path), "view1/hidden/mean/values"
+    store, name = copied(stores[ext], tmp_path / f"a.{ext}"), "view1/hidden/mean/values"
     parts = len(open_store(store).manifest.parts)
     before = contents(store)
     if ext == "zarr":
@@ -139,7 +134,8 @@ def test_a_training_is_not_resumed_on_other_numbers(
     tmp_path: Path, stores: dict[str, Path]
 ) -> None:
     """The same dump in another format is accepted, one altered value is not."""
-    other, words = copied(stores["h5"], tmp_path), ("--out", tmp_path / "student", *TRAINING)
+    other = copied(stores["h5"], tmp_path / "a.h5")
+    words = ("--out", tmp_path / "student", *TRAINING)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr("teachonce.student_train.output.run._finish", lambda *_: 1 / 0)
         ok(student_train, "--store", stores["zarr"], *words)
@@ -151,7 +147,7 @@ def test_a_training_is_not_resumed_on_other_numbers(
 
 def test_tokens_that_the_tokenizer_does_not_give(tmp_path: Path, stores: dict[str, Path]) -> None:
     """They are refused before training, and found by verify at any position."""
-    store = copied(stores["h5"], tmp_path)
+    store = copied(stores["h5"], tmp_path / "a.h5")
     middle = open_store(store)
     sequences = middle.manifest.parts[0].counts.sequences
     ids = np.array(middle[sequences - 1].token_ids)
@@ -173,7 +169,7 @@ def test_offsets_outside_the_text_end_a_training_in_one_line(
 ) -> None:
     """Also if the checked sample does not contain the error."""
     monkeypatch.setattr("teachonce.student_train.output.run.check_tokens", lambda store: None)
-    store = copied(stores["h5"], tmp_path)
+    store = copied(stores["h5"], tmp_path / "a.h5")
     with h5py.File(store) as file:
         place = len(file["parts/0/token/end"]) - 3
     forge(store, "parts/0/token/end", put(place, 9999))

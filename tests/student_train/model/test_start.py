@@ -26,7 +26,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.making.dumps import dumped, write_corpus
-from tests.making.models import Teachers
+from tests.making.models import Stores, Teachers
 from tests.making.sentence_folders import changed
 
 
@@ -49,6 +49,14 @@ def started(store: FeatureStore) -> Start:
         return student, initialise(student, how, store, found), found
 
     return start
+
+
+def start_of(
+    store: FeatureStore, how: str, size: str, vocab: str = "teacher"
+) -> tuple[Any, list[str]]:
+    tokenizer = student_tokenizer(vocab, store)
+    student: Any = make_student(size, tokenizer, 64)
+    return student, initialise(student, how, store, vocabulary_map(store, tokenizer))
 
 
 def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(
@@ -187,14 +195,10 @@ def test_a_student_as_wide_as_the_teacher_has_its_head(
     ("kind", "dense"), [("distilbert", "vocab_transform"), ("roberta", "lm_head.dense")]
 )
 def test_heads_of_other_families(
-    kind: str, dense: str, tiny_teacher: Teachers, tmp_path: Path
+    kind: str, dense: str, tiny_teacher: Teachers, tiny_store: Stores
 ) -> None:
-    teacher = tiny_teacher(kind)
-    store = open_store(dumped(teacher, write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr"))
-    tokenizer = student_tokenizer("400", store)
-    student: Any = make_student("bert:32x2x4", tokenizer, 64)
-    said = initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
-    theirs = AutoModelForMaskedLM.from_pretrained(teacher).get_submodule(dense).weight
+    student, said = start_of(open_store(tiny_store(kind)), "teacher", "bert:32x2x4", "400")
+    theirs = AutoModelForMaskedLM.from_pretrained(tiny_teacher(kind)).get_submodule(dense).weight
     own = student.cls.predictions.transform.dense.weight
     np.testing.assert_allclose(own.detach(), theirs.detach(), atol=1e-3)
     assert said[-1] == "masked-LM head"
@@ -205,9 +209,7 @@ def test_a_bert_of_all_layers_of_a_distilbert_reads_as_it_does(
 ) -> None:
     """DistilBERT has no token types: a random row of them would be added to every token."""
     teacher, tokenizer = tiny_teacher("distilbert"), student_tokenizer("teacher", store)
-    student: Any = make_student("bert:32x4x4", tokenizer, 64)
-    how = f"layers:1,2,3,4@{teacher}"
-    initialise(student, how, store, vocabulary_map(store, tokenizer))
+    student, _ = start_of(store, f"layers:1,2,3,4@{teacher}", "bert:32x4x4")
     assert not student.bert.embeddings.token_type_embeddings.weight.any()
     batch = tokenizer(list(store.texts())[:4], padding=True, return_tensors="pt", max_length=64,
                       truncation=True)  # fmt: skip
@@ -259,18 +261,10 @@ def test_a_model_without_a_fast_tokenizer_is_refused(
 
 
 def test_svd_of_another_teacher_with_the_same_pieces(
-    started: Start,
-    store: FeatureStore,
-    tiny_teacher: Teachers,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    started: Start, store: FeatureStore, tiny_store: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as the teacher before its fine-tuning."""
-    text = write_corpus(tmp_path / "text.txt", 2)
-    other, foreign = (
-        dumped(tiny_teacher(kind), text, tmp_path / f"{kind}.zarr")
-        for kind in ("distilbert", "xlmr")
-    )
+    other, foreign = (tiny_store(kind) for kind in ("distilbert", "xlmr"))
     student, (said,), found = started(f"svd:{other}")
     assert open_store(other).manifest.content()[:12] in said and str(other) in said
     expected, own = started("random")[0], started("svd")[0]
@@ -368,14 +362,8 @@ def modern(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureSt
     return open_store(dumped(trained, write_corpus(folder / "a.txt"), folder / "a.zarr"))
 
 
-def start_of_modernbert(store: FeatureStore, how: str, size: str) -> tuple[Any, list[str]]:
-    tokenizer = student_tokenizer("teacher", store)
-    student: Any = make_student(size, tokenizer, 64)
-    return student, initialise(student, how, store, vocabulary_map(store, tokenizer))
-
-
 def test_a_modernbert_is_cut_out_of_a_modernbert(modern: FeatureStore) -> None:
-    student, said = start_of_modernbert(modern, "teacher", "modernbert:16x2x2")
+    student, said = start_of(modern, "teacher", "modernbert:16x2x2")
     assert "1+2, 3+4 of 4, cut to 16" in said[-1]
     weights = modern.teacher_weights()
 
@@ -395,7 +383,7 @@ def test_a_modernbert_is_cut_out_of_a_modernbert(modern: FeatureStore) -> None:
 def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attention(
     modern: FeatureStore, trained: Path
 ) -> None:
-    student, said = start_of_modernbert(modern, "layers:1,2,3,4", "modernbert:32x4x4")
+    student, said = start_of(modern, "layers:1,2,3,4", "modernbert:32x4x4")
     teacher = AutoModelForMaskedLM.from_pretrained(trained)
     teacher.config.layer_types[:] = student.config.layer_types
     for own, layer in zip(student.model.layers, teacher.model.layers, strict=True):
@@ -410,33 +398,31 @@ def test_a_modernbert_of_all_layers_says_what_its_teacher_says_with_full_attenti
 def test_a_student_starts_from_the_first_layer_of_each_group(
     modern: FeatureStore, size: str
 ) -> None:
-    student, said = start_of_modernbert(modern, "auto", size)
-    expected, _ = start_of_modernbert(modern, "layers:1,3", size)
+    student, said = start_of(modern, "auto", size)
+    expected, _ = start_of(modern, "layers:1,3", size)
     assert "layers 1, 3 of 4" in said[1]
     for own, theirs in zip(student.model.layers, expected.model.layers, strict=True):
         assert all(map(torch.equal, own.parameters(), theirs.parameters()))
 
 
 def test_a_bert_takes_the_words_alone_of_a_modernbert(modern: FeatureStore) -> None:
-    _, said = start_of_modernbert(modern, "auto", "bert:16x2x2")
+    _, said = start_of(modern, "auto", "bert:16x2x2")
     assert len(said) == 1 and "SVD to 16" in said[0]
-    _, said = start_of_modernbert(modern, "teacher", "bert:16x2x2")
+    _, said = start_of(modern, "teacher", "bert:16x2x2")
     assert said[1] == "random layers: the teacher's layers have other parameters than a bert's"
 
 
 def test_rotary_heads_of_another_width_are_not_cut(modern: FeatureStore) -> None:
-    _, said = start_of_modernbert(modern, "auto", "modernbert:16x2x4")
+    _, said = start_of(modern, "auto", "modernbert:16x2x4")
     assert len(said) == 1 and "SVD to 16" in said[0]
     with pytest.raises(UserError, match="teacher's heads have size 8, the student's 4"):
-        start_of_modernbert(modern, "layers:1,2", "modernbert:16x2x4")
+        start_of(modern, "layers:1,2", "modernbert:16x2x4")
 
 
 def test_what_a_layer_has_beyond_the_teachers_is_silent(store: FeatureStore) -> None:
     """The student has other proportions, as published ModernBERTs do."""
-    tokenizer = student_tokenizer("teacher", store)
-    student: Any = make_student("bert:32x4x4", tokenizer, 64)
+    student, _ = start_of(store, "teacher", "bert:32x4x4")
     theirs = store.teacher_weights()["encoder.layer.0.output.dense.weight"].shape[1]
-    initialise(student, "teacher", store, vocabulary_map(store, tokenizer))
     own = student.bert.encoder.layer[0].output.dense.weight
     assert own.shape[1] > theirs
     assert not own[:, theirs:].any() and own[:, :theirs].any()

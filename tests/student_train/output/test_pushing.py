@@ -20,6 +20,7 @@ from teachonce.student_train.output.pushing import _is_sent
 from tests.end_to_end.support import STUDENT, Word, ok, refused, report_of, says
 from tests.hub_contents import READER, Hub
 from tests.hub_server import asked_by_this_process, serving
+from tests.student_train.stopping import same_weights
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +54,7 @@ def student(hub: Hub, store: FeatureStore, tmp_path_factory: pytest.TempPathFact
 
 def test_a_pushed_student_loads_by_its_name(student: Path) -> None:
     model = AutoModelForMaskedLM.from_pretrained("user/mine")
-    own = AutoModelForMaskedLM.from_pretrained(student)
-    assert all(
-        (one == other).all()
-        for one, other in zip(model.parameters(), own.parameters(), strict=True)
-    )
+    same_weights(model, AutoModelForMaskedLM.from_pretrained(student))
     tokenizer = AutoTokenizer.from_pretrained("user/mine")
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(student).get_vocab()
 

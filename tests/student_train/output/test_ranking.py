@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from teachonce.student_train.output.ranking import (
     OF_LOSS,
     answers_alike,
@@ -38,17 +40,27 @@ def test_nats_a_character_rank_students_of_any_losses() -> None:
     assert printed.startswith(f"best      c: {NATS} 1.2 ") and "2 without it come last" in printed
 
 
-def test_accuracy_comes_first_and_the_largest_is_best() -> None:
-    rows = [row("a", valid_accuracy=0.5, valid_agreement=0.9), row("b", valid_accuracy=0.7)]
-    assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
-    agreed = [row("a", valid_agreement=0.5), row("b", valid_agreement=0.7)]
-    assert "b: valid_agreement 0.7" in describe_best(ranked(agreed))
-
-
-def test_students_of_embeddings_rank_by_their_correlation_with_the_teacher() -> None:
-    rows = [row("a", valid_spearman=0.7, valid_loss=0.1), row("b", valid_spearman=0.9)]
-    assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
-    assert "b: valid_spearman 0.9 (rank correlation with" in describe_best(ranked(rows))
+@pytest.mark.parametrize(
+    ("worse", "better", "printed"),
+    [
+        ({"valid_accuracy": 0.5, "valid_agreement": 0.9}, {"valid_accuracy": 0.7},
+         "b: valid_accuracy 0.7"),
+        ({"valid_agreement": 0.5}, {"valid_agreement": 0.7}, "b: valid_agreement 0.7"),
+        ({"valid_spearman": 0.7, "valid_loss": 0.1}, {"valid_spearman": 0.9},
+         "b: valid_spearman 0.9 (rank correlation with"),
+        ({"scores": {"text": {"bits/byte": 2.0}}}, {"scores": {"text": {"bits/byte": 1.0}}},
+         "b: text bits/byte 1"),
+        ({"scores": {"x": {"brier_score ↓": 0.7}}}, {"scores": {"x": {"brier_score ↓": 0.2}}},
+         "b: x brier_score ↓ 0.2"),
+        ({"valid_accuracy": 0.5, "valid_agreement": 0.2},  # equal: the next measure decides
+         {"valid_accuracy": 0.5, "valid_agreement": 0.9}, "b: valid_accuracy 0.5"),
+    ],
+)  # fmt: skip
+def test_the_first_measure_that_both_have_decides(
+    worse: dict[str, Any], better: dict[str, Any], printed: str
+) -> None:
+    found = ranked([row("a", **worse), row("b", **better)])
+    assert [each["folder"] for each in found] == ["b", "a"] and printed in describe_best(found)
 
 
 def test_the_loss_ranks_students_that_learnt_by_the_same_one() -> None:
@@ -73,10 +85,6 @@ def test_the_score_of_a_task_comes_before_figures_of_the_validation() -> None:
     )
     names = [measure.name for measure in measures_of([flat(each) for each in rows], ["lr"])]
     assert names == ["mood accuracy", NATS]
-    bits = [row(n, scores={"text": {"bits/byte": x}}) for n, x in (("a", 2.0), ("b", 1.0))]
-    assert [each["folder"] for each in ranked(bits)] == ["b", "a"]
-    brier = [row(n, scores={"x": {"brier_score ↓": x}}) for n, x in (("a", 0.7), ("b", 0.2))]
-    assert [each["folder"] for each in ranked(brier)] == ["b", "a"]
 
 
 def test_students_with_one_answer_are_not_the_best() -> None:
@@ -98,11 +106,6 @@ def test_students_with_one_answer_are_not_the_best() -> None:
         assert answers_alike(flat(row("f", scores=scores, valid_agreement_matthews=0.5))) == alike
     both = {"mood": {"accuracy": 60.0, "Matthews": 0.0}, "names": {"entity F1": 40.0}}
     assert not answers_alike(flat(row("f", scores=both)))
-
-
-def test_the_next_measure_decides_between_equal_students() -> None:
-    rows = [row(n, valid_accuracy=0.5, valid_agreement=x) for n, x in (("a", 0.2), ("b", 0.9))]
-    assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
 
 
 def test_settings_of_the_loss_are_options() -> None:
