@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.checkpoints.first_token import prepend_token
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import Features, FeatureStore, open_store
+from teachonce.store import Features, FeatureStore, StoreError, open_store
 from teachonce.store.tools.show import Pieces
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.targets import TargetReader
@@ -234,7 +234,7 @@ def test_values_of_another_token_are_found(
     found = invoke(feature_store, "verify", path)
     line = "view0/logits/observed is not the log-probability of the next token"
     assert found.exit_code == 1 and line in found.output
-    with pytest.raises(Exception, match="observed is not the log-probability"):
+    with pytest.raises(StoreError, match="observed is not the log-probability"):
         for batch in open_store(path).stream(check=True):
             assert batch.logits is not None
 

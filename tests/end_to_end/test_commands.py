@@ -35,55 +35,34 @@ from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, 
 from tests.making.dumps import write_corpus
 from tests.making.models import Stores, Teachers
 
-DUMP_OPTIONS = (
-    "--model --corpus --out --head --logits --hidden --attention --views --mask-prob --mask-words"
-    " --seed --codec --max-length --stride --batch-tokens --device --precision --limit"
-    " --text-column"
-)
-TRAIN_OPTIONS = (
-    "--store --vocab --out --student --align --loss --projection --init --steps --epochs"
-    " --batch-tokens --lr --seed --accumulate --clip --schedule --device --precision"
-)
-STORE_COMMANDS = "info verify convert merge show"
-
 
 @pytest.fixture(scope="module")
 def store(tiny_store: Stores) -> Path:
     return tiny_store("bert", attention="none")
 
 
-NAMED = {
-    "teachonce.teacher_dump.cli": DUMP_OPTIONS,
-    "teachonce.student_train.cli": TRAIN_OPTIONS + " --resume",
-    "teachonce.student_train.sweep": TRAIN_OPTIONS,
-    "teachonce.feature_store.cli": STORE_COMMANDS,
-}
+MODULES = ("teacher_dump.cli", "student_train.cli", "student_train.sweep", "feature_store.cli")
 HELP = """
 import importlib, sys
 for module in sys.argv[1:]:
     try:
-        importlib.import_module(module).main(["--help"])
+        importlib.import_module(f"teachonce.{module}").main(["--help"])
     except SystemExit as end:
         print(end.code, {"torch", "transformers"} & set(sys.modules))
 """
 
 
-def test_help_lists_every_option_and_loads_no_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HELP, *NAMED], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    *pages, rest = done.stdout.split("0 set()\n")
-    assert rest == ""
-    for page, (module, expected) in zip(pages, NAMED.items(), strict=True):
-        words = page.replace(",", " ").split()
-        assert [name for name in expected.split() if name not in words] == [], module
+def test_help_loads_no_torch() -> None:
+    call = [sys.executable, "-c", HELP, *MODULES]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.count("0 set()\n") == len(MODULES)
 
 
 COMMANDS: list[tuple[click.Command, tuple[str, ...]]] = [
     (command, ())
     for command in (teacher_dump, student_train, student_sweep, downstream, feature_store)
 ] + [(teacher_dump, ("mixed-vocab",))]
-COMMANDS += [(feature_store, (name,)) for name in STORE_COMMANDS.split()]
+COMMANDS += [(feature_store, (name,)) for name in ("info", "verify", "convert", "merge", "show")]
 
 
 @pytest.mark.parametrize(("command", "words"), COMMANDS)

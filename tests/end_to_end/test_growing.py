@@ -146,7 +146,7 @@ def test_documents_that_are_gone_moved_or_doubled(
     now = [lines[9], "A new one stands first.", *lines[:5], lines[9], *lines[6:]]
     text, out = written(tmp_path / "b.txt", now), tmp_path / "b.zarr"
     changes = {**OPTIONS, "grow_from": old}
-    with pytest.raises(Exception, match=r"1 document of .*a.zarr, removed or changed.*number 5\)"):
+    with pytest.raises(UserError, match=r"1 document of .*a.zarr, removed or changed.*number 5\)"):
         dumped(teacher, text, out, **changes)
     assert not out.exists()
     read.clear()
