@@ -33,6 +33,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def model(tiny_teacher: Teachers) -> Path:
+    return tiny_teacher("bert")
+
+
+@pytest.fixture(scope="session")
 def store(tiny_store: Stores) -> Path:
     return tiny_store("bert", hidden="mean,groups:2")
 

@@ -75,10 +75,8 @@ def test_teacher(tmp_path: Path, folder: Path, corpus: Path, case: str) -> None:
 def test_corpus(tmp_path: Path, tiny_teacher: Teachers) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"plain\n" * 5000 + "schön\n".encode("latin-1"))
-    line = refused(
-        teacher_dump,
-        *("--model", tiny_teacher("bert"), "--corpus", path, "--out", tmp_path / "out.zarr"),
-    )
+    words = ("--model", tiny_teacher("bert"), "--corpus", path, "--out", tmp_path / "out.zarr")
+    line = refused(teacher_dump, *words)
     says(line, "text.txt", "line 5001", "not UTF-8", "iconv")
     assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
 

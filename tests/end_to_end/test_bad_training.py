@@ -45,9 +45,8 @@ def test_a_vocabulary_larger_than_the_text_is_taken_as_far_as_it_goes(
     huge = "999999999999999999"
     said = ok(student_train, *words, "--vocab", huge, "--init", "random", "--steps", 0)
     pieces = len(AutoTokenizer.from_pretrained(tmp_path / "out"))
-    says(
-        said, f"start     vocabulary of {pieces:,} pieces, not ", f"(--vocab {huge})", "has no more"
-    )
+    says(said, f"start     vocabulary of {pieces:,} pieces, not ")
+    says(said, f"(--vocab {huge})", "has no more")
     assert f"(--vocab {huge})" in (tmp_path / "out" / "training.json").read_text()
     sweep = (*words[:-1], tmp_path / "sweep", "--steps", 1)
     said = ok(student_sweep, *sweep, "--vocab", "500", "--vocab", "5k")
@@ -94,11 +93,8 @@ def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Teachers) -
     tokenizer.save_pretrained(tmp_path / "maskless")
     (tmp_path / "bare").mkdir()
     for name, printed in (("maskless", "mask"), ("bare", "(it has no tokenizer.json, nor")):
-        line = refused(
-            student_train,
-            *("--store", store, "--vocab", tmp_path / name, "--out", tmp_path / "out", *STUDENT),
-        )
-        says(line, "--vocab", name, "tokenizer", printed)
+        words = ("--store", store, "--vocab", tmp_path / name, "--out", tmp_path / "out", *STUDENT)
+        says(refused(student_train, *words), "--vocab", name, "tokenizer", printed)
     assert not (tmp_path / "out").exists()
 
 

@@ -141,19 +141,15 @@ def test_the_token_in_front_is_checked(tmp_path: Path, corpus: Path) -> None:
     model = save_decoder(tmp_path / "model", "Llama", bos_token_id=3)
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--out", tmp_path / "a.h5")
     says(refused(teacher_dump, *words, "--bos", "first"), "--bos first", "auto, none or the id")
-    says(
-        refused(teacher_dump, *words, "--bos", "99999"),
-        "no such token; give the id of one, or leave",
-    )
+    line = refused(teacher_dump, *words, "--bos", "99999")
+    says(line, "no such token; give the id of one, or leave")
     says(refused(teacher_dump, *words, "--head", "mlm"), "no masked-LM head", "give --head causal")
     says(refused(teacher_dump, *words, "--bos", "9" * 11), "--bos 99999999999", "auto, none or")
     says(refused(teacher_dump, *words, "--bos", "3", "--head", "none"), "--bos 3", "causal head")
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert prepend_token(tokenizer, "auto", "m") is None  # without the record that it read a bos
-    assert (
-        prepend_token(tokenizer, "5", "m") == 5
-        and tokenizer("a", text_pair="b")["input_ids"][0] == 5
-    )
+    assert prepend_token(tokenizer, "5", "m") == 5
+    assert tokenizer("a", text_pair="b")["input_ids"][0] == 5
     assert prepend_token(tokenizer, "5", "m") is None
     with pytest.raises(UserError, match="in front of each text itself; leave --bos out"):
         prepend_token(tokenizer, "6", "m")

@@ -505,11 +505,8 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
         wrong = write_chats(tmp_path / "wrong.jsonl", [*chats(1), cell])
         says(refused(teacher_dump, *words_for(model, wrong, out)), "wrong.jsonl, line 2", found)
     says(refused(teacher_dump, *words, "--text-column", "a"), "--text-column a", "leave one out")
-    says(
-        refused(teacher_dump, *words, "--head", "none", "--logits", "none"),
-        "--messages",
-        "causal head",
-    )
+    line = refused(teacher_dump, *words, "--head", "none", "--logits", "none")
+    says(line, "--messages", "causal head")
     bare = ("--model", model, "--corpus", texts, "--out", out, "--learn", "all")
     says(refused(teacher_dump, *bare), "--learn all", "add --messages")
     trim = TEMPLATE.replace("m['content']", "m['content'] | trim")

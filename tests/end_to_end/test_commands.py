@@ -234,9 +234,8 @@ def test_a_sweep_over_a_flag(tmp_path: Path, store: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    assert "No space left" in refused(
-        student_sweep, *words, "--out", tmp_path, "--no-best", "--best"
-    )
+    line = refused(student_sweep, *words, "--out", tmp_path, "--no-best", "--best")
+    assert "No space left" in line
     assert json.loads((tmp_path / "sweep.json").read_text()) == rows  # complete and unchanged
 
 

@@ -137,9 +137,8 @@ def test_it_is_trained_as_a_folder_of_the_same_kind(
     assert report_of(out)["result"]["valid_bits_per_byte"] > 3
     config = json.loads((out / "config.json").read_text())
     assert (config["max_position_embeddings"], config["rope_theta"]) == (64, 5000.0)
-    assert AutoTokenizer.from_pretrained(out).get_vocab() == (
-        AutoTokenizer.from_pretrained(model).get_vocab()
-    )
+    own, theirs = (AutoTokenizer.from_pretrained(each).get_vocab() for each in (out, model))
+    assert own == theirs
     assert str(model.parent) not in (out / "README.md").read_text()
 
 
@@ -174,9 +173,7 @@ def test_low_rank_changes_are_trained_alone_and_added(
         result = invoke(student_train, *words, *steps, "--out", stopped)
     assert result.exit_code == 130 and "saved at step" in result.output
     ok(student_train, *words, *steps, "--out", stopped, "--resume")
-    assert (stopped / "model.safetensors").read_bytes() == (
-        tmp_path / "whole/model.safetensors"
-    ).read_bytes()
+    assert (stopped / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,13 @@ def same_student(one: Path, other: Path) -> None:
 def test_a_stopped_training_resumes_to_the_same_bytes(
     causal: Path, alone: Path, tmp_path: Path
 ) -> None:
-    words = (
-        *("--store", causal, *DECODER, *STEPS, "--dropout", 0.1),
-        *("--out", tmp_path / "student"),
-    )
+    out = tmp_path / "student"
+    words = ("--store", causal, *DECODER, *STEPS, "--dropout", 0.1, "--out", out)
     stopped = trained(1, words, stopped=0)
     assert stopped.codes != [0]
     again = trained(1, (*words, "--resume"))
     assert again.codes == [0] and "resume    after step 3" in again.said[0], again.said
-    same_student(tmp_path / "student", alone)
+    same_student(out, alone)
 
 
 def test_two_processes_train_what_one_trains(causal: Path, alone: Path, tmp_path: Path) -> None:

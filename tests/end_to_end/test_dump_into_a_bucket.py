@@ -28,9 +28,8 @@ def test_a_dump_into_a_bucket(tmp_path: Path, tiny_teacher: Teachers, corpus: Pa
         said = ok(teacher_dump, *words, "--out", URL)
         assert f"student-train --store {URL}" in said
         assert "was finished before" in ok(teacher_dump, *words, "--out", URL)
-        assert "disk that all processes see" in refused(
-            teacher_dump, *words, "--out", URL, "--shard", "0/2"
-        )
+        line = refused(teacher_dump, *words, "--out", URL, "--shard", "0/2")
+        assert "disk that all processes see" in line
         far = open_store(URL).manifest.content()
         ok(teacher_dump, *words, "--limit", 900, "--out", GROWN, "--grow-from", URL)
         grown = open_store(GROWN).manifest.content()

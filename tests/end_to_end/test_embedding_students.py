@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,11 @@ def stores(embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     vectors."""
     root = tmp_path_factory.mktemp("vectors")
     corpus = write_corpus(root / "corpus.txt", 120, ENGLISH)
-    known: dict[str, Path] = {}
 
+    @cache
     def store(prompt: str | None = None, **changes: Any) -> Path:
-        key = f"{prompt}{changes}"
-        if key not in known:
-            asked = {"head": "embedding", "logits": None, "prompt": prompt} | changes
-            known[key] = dumped(embedder, corpus, root / f"{len(known)}.zarr", **asked)
-        return known[key]
+        asked = {"head": "embedding", "logits": None, "prompt": prompt} | changes
+        return dumped(embedder, corpus, root / f"{len(list(root.iterdir()))}.zarr", **asked)
 
     return store
 

@@ -32,15 +32,9 @@ def test_dumped_printed_and_compared(embedder: Path, tmp_path: Path) -> None:
     corpus.write_text("\n".join([*ENGLISH, " ".join(ENGLISH), "", "\u200b"]), encoding="utf-8")
     words = ("--model", embedder, "--corpus", corpus, "--out", out, "--head", "embedding")
     message = ok(teacher_dump, *words, "--prompt", "query", "--max-length", 60, "--device", "cpu")
-    says(
-        message,
-        "embedding of width 32 (mean, length 1, prompt 'find: '), hidden none, attention none",
-    )
-    says(
-        message,
-        "1 of 14 texts longer than the window (--max-length) and cut: 41.8%",
-        "1 empty line",
-    )
+    vectors = "embedding of width 32 (mean, length 1, prompt 'find: '), hidden none, attention none"
+    cut = "1 of 14 texts longer than the window (--max-length) and cut: 41.8%"
+    says(message, vectors, cut, "1 empty line")
     store = open_store(out)
     assert [r.text for r in store][: len(ENGLISH)] == [f"find: {text}" for text in ENGLISH]
     assert f"find: {' '.join(ENGLISH)}".startswith(store[len(ENGLISH)].text)
@@ -52,17 +46,8 @@ def test_dumped_printed_and_compared(embedder: Path, tmp_path: Path) -> None:
 
 
 def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "a.txt", 4)
-    words = (
-        "--model",
-        embedder,
-        "--corpus",
-        corpus,
-        "--out",
-        tmp_path / "a.zarr",
-        "--device",
-        "cpu",
-    )
+    corpus, out = write_corpus(tmp_path / "a.txt", 4), tmp_path / "a.zarr"
+    words = ("--model", embedder, "--corpus", corpus, "--out", out, "--device", "cpu")
     said = f"{embedder} is a sentence embedding model, and its vectors are not stored; --head"
     says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")

@@ -89,9 +89,8 @@ def sound(store: Path) -> int:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("undisturbed")
     for ext in EXT:
-        assert (
-            finish(fork(in_small_parts, DUMP, *words, folder / f"a.{ext}", log=folder / "log")) == 0
-        )
+        process = fork(in_small_parts, DUMP, *words, folder / f"a.{ext}", log=folder / "log")
+        assert finish(process) == 0
     return lambda ext: folder / f"a.{ext}"
 
 
@@ -193,9 +192,8 @@ def test_training_files_that_cannot_grow(
     train = (TRAIN, "--store", store, "--out", out, *SETTINGS)
     assert finish(fork(with_small_files, limit, *train, log=log)) == 1
     line = the_error(log)
-    assert re.search(
-        rf"{out}: .*cannot be (prepared|written): File too large; free some space", line
-    )
+    form = rf"{out}: .*cannot be (prepared|written): File too large; free some space"
+    assert re.search(form, line)
     more = ["--resume"] if (out / "training.json").exists() else []
     assert finish(fork(in_small_parts, *train, *more, log=log)) == 0
     assert (out / "model.safetensors").exists()
@@ -281,9 +279,7 @@ def test_a_process_of_its_own_ends_with_1_on_a_full_disk(
         "merge": (STORE, "merge", "--recode", store, other, disk / "a.h5"),
     }
     call = [sys.executable, "-c", ALONE, disk, free, *command[work]]
-    done = subprocess.run(
-        list(map(str, call)), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*map(str, call)], cwd=ROOT, capture_output=True, text=True)
     if done.returncode == CANNOT:
         pytest.skip("no mounts allowed on this machine")
     assert done.returncode == 1, (done.returncode, done.stderr)

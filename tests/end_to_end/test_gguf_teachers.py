@@ -105,10 +105,8 @@ def test_files_that_are_no_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     words: tuple[Any, ...] = ("--corpus", corpus, "--out", tmp_path / "a.h5", "--model")
     says(refused(teacher_dump, *words, model, "--gguf", "none.gguf"), "no such file")
     says(refused(teacher_dump, *words, model, "--gguf", "text.gguf"), "is not a GGUF file")
-    says(
-        refused(teacher_dump, *words, tmp_path, "--gguf", "a.gguf"),
-        "has no config.json; give as --model",
-    )
+    line = refused(teacher_dump, *words, tmp_path, "--gguf", "a.gguf")
+    says(line, "has no config.json; give as --model")
     alone = tmp_path / "alone"
     alone.mkdir()
     for name in ("config.json", "text.gguf"):

@@ -82,10 +82,8 @@ def check_same(one: Path, other: Path, numbers: bool = True) -> None:
             assert (left.text, left.label) == (right.text, right.label)
             assert np.array_equal(left.token_ids, right.token_ids)
             if numbers:
-                assert (left.document, left.document_begin) == (
-                    right.document,
-                    right.document_begin,
-                )
+                assert left.document == right.document
+                assert left.document_begin == right.document_begin
                 assert np.array_equal(left.views[-1].spans, right.views[-1].spans)
             mine, theirs = values_of(a, i), values_of(b, k)
             for name, values in mine.items():

@@ -33,9 +33,8 @@ def other_tokenizer(folder: Path) -> None:
     model = folder / "model"
     tokenizer = AutoTokenizer.from_pretrained(model)
     backend = tokenizer.backend_tokenizer.to_str()
-    tokenizer._tokenizer = Tokenizer.from_str(
-        backend.replace('"lowercase":false', '"lowercase":true')
-    )
+    lower = backend.replace('"lowercase":false', '"lowercase":true')
+    tokenizer._tokenizer = Tokenizer.from_str(lower)
     assert tokenizer.backend_tokenizer.to_str() != backend
     tokenizer.save_pretrained(model)
 

@@ -247,9 +247,8 @@ def test_what_has_no_pairs_is_refused_in_a_line(
     tmp_path: Path, tiny_teacher: Teachers, pairs: FeatureStore, corpus: Path
 ) -> None:
     words = ("--corpus", corpus, "--out", tmp_path / "a.zarr", "--device", "cpu")
-    line = refused(
-        teacher_dump, *words, "--model", tiny_teacher("gpt2"), "--text-column", "one,two"
-    )
+    causal = ("--model", tiny_teacher("gpt2"), "--text-column", "one,two")
+    line = refused(teacher_dump, *words, *causal)
     says(line, "--text-column one,two", "classification head", "is: causal")
     model = tiny_teacher("bert", "classification", LABELS)
     mixed = ("--model", tiny_teacher("bert"), "--width", 16, "--text-column", "one,two")

@@ -20,14 +20,8 @@ from teachonce.teacher_dump.job import estimate as estimating
 from teachonce.teacher_dump.job.estimate import _Sample, estimate
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dump_options, dumped, write_corpus
-from tests.making.models import Teachers
 
 NEAR = 0.15
-
-
-@pytest.fixture(scope="module")
-def model(tiny_teacher: Teachers) -> Path:
-    return tiny_teacher("bert")
 
 
 @pytest.mark.slow

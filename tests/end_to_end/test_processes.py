@@ -151,10 +151,8 @@ def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
             "--width", 16, "--steps", 4, "--accumulate", accumulate, "--batch-tokens", 256,
             "--max-length", 64, "--device", "cpu", "--precision", "fp32", "--out", out,
         )  # fmt: skip
-        found = processes(
-            count, "teachonce.teacher_dump.cli", words, tmp_path, out.with_name(f"{name}.gradient")
-        )
-        return out, found
+        gradients = out.with_name(f"{name}.gradient")
+        return out, processes(count, "teachonce.teacher_dump.cli", words, tmp_path, gradients)
 
     one, alone = made(1, "one.zarr")
     two, found = made(2, "two.zarr")

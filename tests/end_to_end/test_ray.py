@@ -32,13 +32,7 @@ from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import ProcessSummary
 from tests.end_to_end.support import refused, says
 from tests.making.dumps import dump_options, write_corpus
-from tests.making.models import Teachers
 from tests.support.leased import held
-
-
-@pytest.fixture(scope="module")
-def model(tiny_teacher: Teachers) -> Path:
-    return tiny_teacher("bert")
 
 
 @pytest.fixture
@@ -124,9 +118,8 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
 
     monkeypatch.chdir(tmp_path)
     host = socket.gethostname()
-    says(
-        message(installed={**task.home.installed, "code": "abc"}), f"{host}: code is ", "and abc on"
-    )
+    line = message(installed={**task.home.installed, "code": "abc"})
+    says(line, f"{host}: code is ", "and abc on")
     says(message(installed={**task.home.installed, "torch": "1.0"}), "torch is ", "and 1.0 on")
     says(message(token="0123"), "on this node is not the same folder", "a disk that all nodes")
     elsewhere = replace(task.options, out=tmp_path / "another" / "store.zarr")

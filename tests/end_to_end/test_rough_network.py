@@ -36,9 +36,8 @@ def test_a_training_gives_the_same_student(
         line = refused(student_train, "--store", URL, "--out", tmp_path / "none", *SHORT)
         assert "cannot be reached: parts/" in line and "damaged" not in line
     ok(student_train, "--store", store, "--out", tmp_path / "near", *SHORT)
-    line = refused(
-        student_train, "--store", store, "--out", tmp_path / "none", *SHORT, "--cache", cache
-    )
+    words = ("--store", store, "--out", tmp_path / "none", *SHORT, "--cache", cache)
+    line = refused(student_train, *words)
     assert "is on this machine; leave --cache out" in line
     names = ("near", "far", "again")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in names]

@@ -67,12 +67,9 @@ def test_where_one_kind_alone_is_learnt_there_is_one_output(classes: FeatureStor
 
 def test_the_card_tells_which_output_answers(classes: FeatureStore, tmp_path: Path) -> None:
     words = ("--store", classes.path, "--vocab", 400, "--student", "bilstm:8,8", "--steps", 2)
+    both = "trained with `ce`; the extra output, trained with `log-odds`, is not part"
     for name, loss, printed in (
-        (
-            "a",
-            "ce=1,log-odds=1",
-            "trained with `ce`; the extra output, trained with `log-odds`, is not part",
-        ),
+        ("a", "ce=1,log-odds=1", both),
         ("b", "log-odds=1", "classifier was trained with `log-odds`.\n"),
     ):
         out = tmp_path / name

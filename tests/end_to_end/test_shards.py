@@ -36,7 +36,6 @@ from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.options import DumpOptions
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import write_corpus
-from tests.making.models import Teachers
 
 DUMP = ("--logits", "sample:9", "--views", 2, "--mask-words", "rare", "--max-length", 64)
 FEW = ("--batch-tokens", 256, "--device", "cpu", "--seed", 3)
@@ -59,11 +58,6 @@ class Job:
     def end(self, *processes: ForkServerProcess) -> None:
         codes = [finish(process, 120) for process in processes]
         assert codes == [0] * len(codes), self.log.read_text()[-3000:]
-
-
-@pytest.fixture(scope="module")
-def model(tiny_teacher: Teachers) -> Path:
-    return tiny_teacher("bert")
 
 
 @pytest.fixture(scope="module")

@@ -65,10 +65,8 @@ def test_stopped_dump(tmp_path: Path, words: Words, ext: str, number: signal.Sig
     wait_for(lambda: log.exists() and "batch, seed" in log.read_text())
     os.kill(early.pid or 0, number)
     assert finish(early) == CODES[number]
-    assert (
-        last_line(log)
-        == f"Stopped: {store}: nothing is written yet; the same command starts from the beginning"
-    )
+    why = "nothing is written yet; the same command starts from the beginning"
+    assert last_line(log) == f"Stopped: {store}: {why}"
     stopped = fork(in_small_parts, *dump, log=log)
     wait_for(lambda: parts_of(store) > 1)
     os.kill(stopped.pid or 0, number)
@@ -122,10 +120,8 @@ def test_stopped_sweep(tmp_path: Path, store: Path) -> None:
     wait_for(lambda: list(out.glob("*/metrics.jsonl")))
     os.kill(stopped.pid or 0, signal.SIGINT)
     assert finish(stopped) == 130
-    assert re.fullmatch(
-        rf"Stopped: {out}/.*: saved at step \d+ \(.*\); continue with the same command",
-        last_line(log),
-    )
+    saved = r"saved at step \d+ \(.*\); continue with the same command"
+    assert re.fullmatch(rf"Stopped: {out}/.*: {saved}", last_line(log))
     assert finish(fork(in_small_parts, *sweep, log=log)) == 0
     assert len(list(out.glob("*/model.safetensors"))) == 2
 

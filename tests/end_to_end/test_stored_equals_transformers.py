@@ -116,9 +116,8 @@ def check_tokens(plain: Plain, record: Record) -> None:
     special = np.array(again["special_tokens_mask"], bool)
     np.testing.assert_array_equal(record.token_ids, again["input_ids"])
     np.testing.assert_array_equal(record.special, special)
-    np.testing.assert_array_equal(
-        record.offsets, np.array(again["offset_mapping"]) * ~special[:, None]
-    )
+    offsets = np.array(again["offset_mapping"]) * ~special[:, None]
+    np.testing.assert_array_equal(record.offsets, offsets)
 
 
 def check_mask(record: Record) -> None:
@@ -169,9 +168,8 @@ def check_logits(got: Any, want: Expected, codec: str) -> None:
     assert (np.abs(got.logprobs - logprobs) <= allowed).all()
     fixed = 1e-4 if codec == "exact" else 2.0**-11 + 1e-4
     assert np.abs(got.rest - np.logaddexp.reduce(left, axis=1)).max() <= fixed
-    np.testing.assert_allclose(
-        got.log_partition, np.logaddexp.reduce(want["logits"], axis=1), rtol=1e-5, atol=1e-5
-    )
+    partition = np.logaddexp.reduce(want["logits"], axis=1)
+    np.testing.assert_allclose(got.log_partition, partition, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -228,6 +226,5 @@ def test_logits_of_a_slice_from_the_head(
         size = np.abs(logits.values) @ np.abs(weight[pieces]).T + np.abs(bias[pieces])
         relative = 1e-5 if codec == "exact" else 2.0**-11
         assert (np.abs(got - want[:, pieces]) <= relative * size + 1e-5).all()
-        np.testing.assert_allclose(
-            logits.log_partition, np.logaddexp.reduce(want, axis=1), rtol=1e-5, atol=1e-5
-        )
+        partition = np.logaddexp.reduce(want, axis=1)
+        np.testing.assert_allclose(logits.log_partition, partition, rtol=1e-5, atol=1e-5)

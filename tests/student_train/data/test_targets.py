@@ -172,9 +172,8 @@ def test_the_place_in_a_text_decides_which_mark_a_piece_has(
         if found.shared is not None:
             valid, shares = found.shared.valid[number], found.shared.logits[number].exp()
             kept = zip(found.shared.ids[number][valid], shares[valid], strict=True)
-            assert {int(i): p.item() for i, p in kept if p > 1e-6} == pytest.approx(
-                wanted, abs=1e-3
-            )
+            shares_of = {int(i): p.item() for i, p in kept if p > 1e-6}
+            assert shares_of == pytest.approx(wanted, abs=1e-3)
     assert places == {True, False} and (found.shared is None) == (align == "span")
 
 

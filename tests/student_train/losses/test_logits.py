@@ -108,9 +108,8 @@ def test_kl_is_that_of_the_grouped_distributions(temperature: float) -> None:
         p, outcome = (x ** (1 / temperature) for x in (p, outcome))
         p, outcome = p / p.sum(), outcome / outcome.sum()
         want.append((p * (p / outcome).log()).sum() * temperature**2)
-    assert kl(logits, targets, temperature).item() == pytest.approx(
-        torch.stack(want).mean().item(), rel=1e-4
-    )
+    mean = torch.stack(want).mean().item()
+    assert kl(logits, targets, temperature).item() == pytest.approx(mean, rel=1e-4)
 
 
 def test_kl_is_zero_for_the_same_distribution_and_has_finite_gradients() -> None:

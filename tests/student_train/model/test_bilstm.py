@@ -137,9 +137,8 @@ def test_a_text_is_the_largest_value_of_each_channel() -> None:
     states = model.bilstm(ids, attention_mask=mask).last_hidden_state
     for number, length in enumerate(LENGTHS):
         largest = states[number, :length].max(dim=0).values
-        torch.testing.assert_close(
-            model(ids, attention_mask=mask).logits[number], model.classifier(largest)
-        )
+        found = model(ids, attention_mask=mask).logits[number]
+        torch.testing.assert_close(found, model.classifier(largest))
 
 
 def test_the_last_state_is_of_the_last_token_forwards_and_of_the_first_backwards() -> None:

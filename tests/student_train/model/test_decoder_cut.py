@@ -49,12 +49,8 @@ def teacher_of(kind: str) -> Any:
     layer."""
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
     sizes |= {"n_inner" if kind == "gpt2" else "intermediate_size": 48}
-    sizes |= {"max_position_embeddings": 128}
-    sizes |= {
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "vocab_size": len(trained_tokenizer("bpe-plain")),
-    }
+    sizes |= {"max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 0}
+    sizes |= {"vocab_size": len(trained_tokenizer("bpe-plain"))}
     config = getattr(transformers, f"{CLASSES[kind]}Config")(
         **{**sizes, "tie_word_embeddings": True, **SIZES[kind]}
     )
@@ -100,14 +96,10 @@ def stores(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 def student_of(store: Path, student: str, **words: Any) -> tuple[Any, list[str]]:
     """Return a student with its initial weights."""
-    options: dict[str, Any] = {
-        "vocab": "teacher",
-        "loss": {"next": 1.0},
-        "device": "cpu",
-        "steps": 1,
-    } | words
+    options: dict[str, Any] = {"vocab": "teacher", "loss": {"next": 1.0}, "device": "cpu"}
     with open_store(store) as opened:
-        model, _, lines = prepare(TrainOptions(str(store), student=student, **options), opened)
+        given = TrainOptions(str(store), student=student, **options | words)
+        model, _, lines = prepare(given, opened)
     return model.eval(), lines
 
 
@@ -189,11 +181,8 @@ def test_heads_with_common_keys_stay_together() -> None:
 
 
 def test_layers_and_places() -> None:
-    assert (
-        spread_layers(30, 4) == [1, 11, 20, 30]
-        and spread_layers(4, 4) == [1, 2, 3, 4]
-        and spread_layers(4, 1) == [1]
-    )
+    assert spread_layers(30, 4) == [1, 11, 20, 30]
+    assert spread_layers(4, 4) == [1, 2, 3, 4] and spread_layers(4, 1) == [1]
     assert largest(np.array([1.0, 3.0, 3.0, 0.0]), 2).tolist() == [1, 2]
     with pytest.raises(UserError, match="student has 5 layers, the teacher only 4"):
         spread_layers(4, 5)
@@ -307,25 +296,18 @@ def test_every_weight_of_a_decoder_is_in_a_part_that_can_be_frozen(kind: str) ->
 def test_rotary_positions_are_read_as_either_transformers_writes_them() -> None:
     four = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     four |= {"original_max_position_embeddings": 8192}
-    config = {
-        "model_type": "llama",
-        "rope_theta": 5e5,
-        "rope_scaling": {"rope_type": "llama3", **four},
-    }
-    found = copied_settings(config)["rope_parameters"]
+
+    def rotary(**config: Any) -> Any:
+        return copied_settings({"model_type": "llama", **config})["rope_parameters"]
+
+    found = rotary(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **four})
     assert found == {"rope_type": "llama3", "rope_theta": 5e5, **four}
-    assert (
-        copied_settings({"model_type": "llama", "rope_parameters": found})["rope_parameters"]
-        == found
-    )
-    assert copied_settings({"model_type": "llama"})["rope_parameters"] == {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-    }
+    assert rotary(rope_parameters=found) == found
+    assert rotary() == {"rope_type": "default", "rope_theta": 10000.0}
     for wrong in ("linear", ["default"], {"rope_type": ["default"]}):
         for name in ("rope_scaling", "rope_parameters"):
             with pytest.raises(UserError, match="--init: the .*rotary positions .* --init vocab"):
-                copied_settings({"model_type": "llama", name: wrong})
+                rotary(**{name: wrong})
     with pytest.raises(UserError, match=r"--student d: the model in this folder is a \['llama'\]"):
         shape_of_folder({"model_type": ["llama"]}, "d", "--student d")
 

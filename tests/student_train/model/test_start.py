@@ -67,13 +67,11 @@ def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(
     rows, known = embedding_means(teacher, found, 400)
     assert known.mean() > 0.5
     for piece in np.flatnonzero(known)[::37]:
-        owners = [
-            t for t in range(len(teacher)) if piece in found.split(t) and not found.unknown[t]
-        ]
+        known_rows = [t for t in range(len(teacher)) if not found.unknown[t]]
+        owners = [t for t in known_rows if piece in found.split(t)]
         times = [(found.split(t) == piece).sum() for t in owners]
-        np.testing.assert_allclose(
-            rows[piece], np.average(teacher[owners], axis=0, weights=times), atol=1e-5
-        )
+        mean = np.average(teacher[owners], axis=0, weights=times)
+        np.testing.assert_allclose(rows[piece], mean, atol=1e-5)
 
 
 def test_cut_start_takes_leading_blocks_of_averaged_layers(
@@ -88,9 +86,8 @@ def test_cut_start_takes_leading_blocks_of_averaged_layers(
     own = student.bert.encoder.layer[0].get_parameter(name).detach().numpy()
     np.testing.assert_allclose(own, mean[:16, :16], atol=1e-6)
     positions = np.asarray(weights["embeddings.position_embeddings.weight"], np.float32)
-    np.testing.assert_allclose(
-        student.bert.embeddings.position_embeddings.weight.detach(), positions[:64, :16], atol=1e-6
-    )
+    own = student.bert.embeddings.position_embeddings.weight.detach()
+    np.testing.assert_allclose(own, positions[:64, :16], atol=1e-6)
     assert "1+2, 3+4 of 4" in said[-1]
 
 
@@ -183,9 +180,8 @@ def test_a_student_as_wide_as_the_teacher_has_its_head(
         np.testing.assert_allclose(own.detach(), theirs[name].detach(), atol=1e-3)
     bias = teacher.cls.predictions.bias.detach().numpy()
     means, known = embedding_means(bias[:, None], found, 400)
-    np.testing.assert_allclose(
-        student.cls.predictions.bias.detach()[known], means[known, 0], atol=1e-3
-    )
+    own = student.cls.predictions.bias.detach()
+    np.testing.assert_allclose(own[known], means[known, 0], atol=1e-3)
     assert said[-1] == "masked-LM head"
     narrow, said, _ = started("layers:2,4")
     assert not narrow.cls.predictions.bias.any() and "head" not in said[-1]
@@ -307,9 +303,8 @@ def test_random_changes_nothing(started: Start) -> None:
     torch.manual_seed(0)
     student, said, _ = started("random")
     assert said == ["random weights"]
-    assert student.bert.embeddings.word_embeddings.weight.std().item() == pytest.approx(
-        0.02, rel=0.1
-    )
+    words = student.bert.embeddings.word_embeddings.weight
+    assert words.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_layer_groups() -> None:
@@ -337,9 +332,8 @@ def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(
     with pytest.raises(UserError, match="--init teacher: a bilstm student cannot copy a teacher's"):
         started("teacher", "bilstm:16,8")
     _, said, _ = started("teacher", "modernbert:16x2x2")
-    assert (
-        said[1] == "random layers: the teacher's layers have other parameters than a modernbert's"
-    )
+    why = "the teacher's layers have other parameters than a modernbert's"
+    assert said[1] == f"random layers: {why}"
 
 
 @pytest.fixture(scope="module")

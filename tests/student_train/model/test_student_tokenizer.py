@@ -171,9 +171,7 @@ def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store: Feature
     assert sorted(own, key=own.__getitem__) == sorted(own, key=ids.__getitem__)
     ids_of_all = [number for record in store for number in record.token_ids.tolist()]
     counts = Counter(teacher.convert_ids_to_tokens(ids_of_all))
-    joined = {
-        p for p in ids if len(p.removeprefix("##")) > 1 and p not in teacher.all_special_tokens
-    }
+    joined = {p for p in ids if len(p.removeprefix("##")) > 1} - {*teacher.all_special_tokens}
     least = min(counts[piece] for piece in joined & set(own))
     assert least > 0 and least >= max(counts[piece] for piece in joined - set(own))
     for text in store.texts():

@@ -121,17 +121,15 @@ def test_a_students_folder_in_transformers_4_and_sentence_transformers(
     assert found["version"].startswith("4.")
     for name, folder in students.items():
         ids, logits, vectors = found[name]
-        batch = AutoTokenizer.from_pretrained(folder)(
-            list(TEXTS), padding=True, return_tensors="pt"
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        batch = tokenizer(list(TEXTS), padding=True, return_tensors="pt")
         assert batch["input_ids"].tolist() == ids, name
         model = AutoModelForMaskedLM.from_pretrained(folder).eval()
         with torch.no_grad():
             output = model(**batch, output_hidden_states=True)
         present = batch["attention_mask"].bool()
-        torch.testing.assert_close(
-            output.logits[present], torch.tensor(logits)[present], rtol=1e-4, atol=1e-4
-        )
+        own, theirs = output.logits[present], torch.tensor(logits)[present]
+        torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-4)
         if name != "modernbert":  # whose last state is normalised again
             states = output.hidden_states[-1] * present[:, :, None]
             means = states.sum(1) / present.sum(1, keepdim=True)

@@ -148,15 +148,13 @@ def test_secrets_of_urls_are_not_sent(hub: Hub, copied: Path) -> None:
     sent = json.loads(hub.read("models/user/quiet", "training.json"))
     assert sent["settings"]["store"] == "https://host:8/a.zarr"
     assert sent["start"] == ["cut out of https://host:8/a.zarr then trained"]
-    assert b"[a film](https://films.org/watch?v=7), [mine](https://host/a)" in hub.read(
-        "models/user/quiet", "README.md"
-    )
+    card = hub.read("models/user/quiet", "README.md")
+    assert b"[a film](https://films.org/watch?v=7), [mine](https://host/a)" in card
 
 
 def test_a_finished_folder_is_pushed_without_training(hub: Hub, student: Path) -> None:
-    printed = ok(
-        student_train, "push", student, "user/again", "--private", "--message", "once more"
-    )
+    more = ("--private", "--message", "once more")
+    printed = ok(student_train, "push", student, "user/again", *more)
     assert "/user/again/commit/" in printed
     repository = hub.repositories["models/user/again"]
     assert repository.private and repository.messages[-1] == "once more"

@@ -80,9 +80,8 @@ def test_the_score_of_a_task_comes_before_figures_of_the_validation() -> None:
 
     rows = [scored("a", 80.0, 1.2), scored("b", 90.0, 1.5, **{"accuracy deviation": 99.0})]
     assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
-    assert describe_best(ranked(rows)).startswith(
-        "best      b: mood accuracy 90 (a score of a task"
-    )
+    printed = describe_best(ranked(rows))
+    assert printed.startswith("best      b: mood accuracy 90 (a score of a task")
     names = [measure.name for measure in measures_of([flat(each) for each in rows], ["lr"])]
     assert names == ["mood accuracy", NATS]
 

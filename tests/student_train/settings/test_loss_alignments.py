@@ -42,7 +42,6 @@ def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden
         ("hiden=match", "--align hiden=match: no loss 'hiden'; expected one of mlm, next, hidden"),
         ("mlm=match", "mlm compares the student with its own text, not .* leave it out"),
         ("kl=match,kl=span", "--align kl=span: kl is given twice"),
-        ("hidden-sum=reduce", "reduce: hidden-sum is not among the losses hidden, kl, mlm"),
         (
             "span,match",
             "--align span,match: span and match cannot both apply to all losses; give one",

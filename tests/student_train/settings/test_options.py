@@ -164,6 +164,10 @@ def test_what_the_stores_decide_is_checked_once_it_is_known(tmp_path: Path) -> N
         ({"loss": "next"}, "--loss next: --student tiny is not a decoder"),
         ({"student": "gpt2:8x1x1"}, "--loss mlm: --student gpt2:8x1x1 is a decoder"),
         ({"stages": ({"loss": "next"},)}, "stage 1: --loss next: --student tiny is not a decoder"),
+        (
+            {"align": "kl=match"},
+            "--align kl=match: kl is not among the losses hidden, mlm; add it to --loss",
+        ),
     ):
         options = TrainOptions("a.zarr", **words)
         with pytest.raises(UserError) as error:
@@ -247,9 +251,8 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
     assert options.folder_in(tmp_path, ("loss", "lr")) == newer
     other = replace(options, vocab="my/pieces/", freeze="head,words", best=True)
     varied = ("vocab", "freeze", "best", "max_length")
-    assert (
-        other.folder_in(tmp_path, varied).name == f"pieces-freezehead.words-best-{other.digest()}"
-    )
+    name = f"pieces-freezehead.words-best-{other.digest()}"
+    assert other.folder_in(tmp_path, varied).name == name
 
 
 @pytest.mark.parametrize(

@@ -165,11 +165,8 @@ def test_what_cannot_be_frozen(store: FeatureStore) -> None:
 
 
 def test_gradual_unfreezing_goes_from_the_top(store: FeatureStore) -> None:
-    stages = (
-        {"loss": {"mlm": 1.0}},
-        {"unfreeze": "top-down", "freeze": ("positions",), "steps": 2},
-    )
-    found = stages_of(options_for(store, stages=stages), 2)
+    last = {"unfreeze": "top-down", "freeze": ("positions",), "steps": 2}
+    found = stages_of(options_for(store, stages=({"loss": {"mlm": 1.0}}, last)), 2)
     assert [stage.freeze for stage in found] == [
         (),
         ("positions", "embeddings", "layers.1", "layers.2"),

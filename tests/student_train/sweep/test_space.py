@@ -22,10 +22,8 @@ KNOWN = ["lr", "loss", "vocab", "steps", "best", "recipe", "student"]
 
 
 def test_a_grid(tmp_path: Path) -> None:
-    space = read_space(
-        _written(tmp_path, 'lr = [0.1, "3e-4"]\nloss = ["mlm", ["mlm=1", "kl=2"]]\nbest = true'),
-        KNOWN,
-    )
+    text = 'lr = [0.1, "3e-4"]\nloss = ["mlm", ["mlm=1", "kl=2"]]\nbest = true'
+    space = read_space(_written(tmp_path, text), KNOWN)
     assert space == {"lr": (0.1, 3e-4), "loss": ("mlm", "mlm=1,kl=2"), "best": (True,)}
     assert varied(space) == ["lr", "loss"]
     assert len(list(points(space))) == 4

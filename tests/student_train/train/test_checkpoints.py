@@ -35,9 +35,8 @@ def test_a_slow_training_saves_between_validations(
 ) -> None:
     monkeypatch.setattr(student_training, "UNSAVED", seconds)
     changes: dict[str, Any] = {"eval_every": 4, "schedule": "plateau", "best": True, "dropout": 0.1}
-    options = options_for(
-        store, loss={"mlm": 1.0}, steps=7, lr=1e-2, checkpoint_every=every, **changes
-    )
+    changes |= {"loss": {"mlm": 1.0}, "steps": 7, "lr": 1e-2, "checkpoint_every": every}
+    options = options_for(store, **changes)
     straight, collator, _ = prepare(options, store)
     whole, torn = tmp_path / "new" / "whole", tmp_path / "torn"
     with pytest.raises(UserError, match="resume=True needs out"):

@@ -83,10 +83,8 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         },
         rel=1e-4,
     )
-    assert (
-        evaluate(distiller, store, collator, held_out[:0], options.batch_plan(distiller.terms))
-        == {}
-    )
+    plan = options.batch_plan(distiller.terms)
+    assert evaluate(distiller, store, collator, held_out[:0], plan) == {}
 
 
 def test_a_loss_of_masked_tokens_is_absent_where_none_is_masked(store: FeatureStore) -> None:

@@ -30,9 +30,8 @@ def store(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> P
     """Has vectors, and states of a masked view as well."""
     folder = tmp_path_factory.mktemp("vectors")
     corpus = write_corpus(folder / "corpus.txt", 30)
-    model = modules(
-        pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder / "model"
-    )
+    behind = (pooling("mean"), normalize())
+    model = modules(*behind, base=tiny_teacher("bert"), folder=folder / "model")
     words: dict[str, Any] = {"head": "embedding", "logits": None, "hidden": "layer:4", "views": 2}
     return dumped(model, corpus, folder / "store.zarr", **words)
 

@@ -220,10 +220,8 @@ def test_stores_that_do_not_fit_together(
         (MOODS[::-1], "the labels in another order than"),
         ((*MOODS[:2], "bored"), "other labels than"),
     ):
-        teacher, other = (
-            tiny_teacher("bert", "classification", labels),
-            tmp_path / f"{labels[2]}.zarr",
-        )
+        other = tmp_path / f"{labels[2]}.zarr"
+        teacher = tiny_teacher("bert", "classification", labels)
         dumped(teacher, corpus, other, head="classification", logits=None, limit=100)
         line = refused(main, "--store", task, "--store", other, "--out", out, *SMALL)
         number = next(n for n in range(3) if labels[n] != MOODS[n])
