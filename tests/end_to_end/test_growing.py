@@ -208,21 +208,11 @@ def test_every_kind_of_text(
     pairs = written(tmp_path / "pairs.tsv", ["a\tb", *("\t".join(p) for p in PAIRS)])
     words = tmp_path / "words.txt"
     written(words, [text * 9 for text in ENGLISH[:3]])
-    vectors: dict[str, Any] = {
-        "head": "embedding",
-        "pooling": "mean",
-        "logits": None,
-        "max_length": 32,
-    }
-    scores: dict[str, Any] = {
-        "head": "classification",
-        "text_column": "a,b",
-        "logits": None,
-        "max_length": 24,
-    }
+    vectors: dict[str, Any] = {"head": "embedding", "pooling": "mean", "max_length": 32}
+    scores: dict[str, Any] = {"head": "classification", "text_column": "a,b", "max_length": 24}
     teacher = tiny_teacher("bert"), tiny_teacher("bert", "classification", MOODS)
     for number, (text, options) in enumerate(((words, vectors), (pairs, scores))):
-        path = dumped(teacher[number], text, tmp_path / f"{number}.zarr", **options)
+        path = dumped(teacher[number], text, tmp_path / f"{number}.zarr", logits=None, **options)
         corpus = Corpus.open([str(text)], options.get("text_column"))
         with open_store(path) as store:
             found = list(window_digests(windows_as_in(store, corpus), gold=False))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import string
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,17 +69,7 @@ def test_ids_above_seventeen_bits(teacher: Path, tmp_path: Path) -> None:
         assert (np.sort(found.ids) == np.sort(wanted.numpy())).mean() > 0.99  # ties, in float16
         assert (found.ids > SEVENTEEN_BITS).any()
         assert np.allclose(found.logprobs, best.numpy(), atol=0.2)
-    run(
-        TrainOptions(
-            store=str(store.path),
-            out=tmp_path / "s",
-            vocab="pruned:30",
-            student="8x1x1",
-            steps=2,
-            loss={"kl": 1.0, "mlm": 1.0},
-            device="cpu",
-            held_out=0,
-        )  # fmt: skip
-    )
+    small: dict[str, Any] = {"vocab": "pruned:30", "student": "8x1x1", "steps": 2, "held_out": 0}
+    run(TrainOptions(store.path, out=tmp_path / "s", loss="kl=1,mlm=1", device="cpu", **small))
     student = AutoModelForMaskedLM.from_pretrained(tmp_path / "s")
     assert student.config.vocab_size == 30

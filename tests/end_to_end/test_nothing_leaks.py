@@ -17,7 +17,7 @@ from teachonce.student_export.costs import Costs
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.teacher_dump.cli import main as teacher_dump
-from tests.end_to_end.support import STUDENT, ok, report_of
+from tests.end_to_end.support import STUDENT, Word, ok, report_of
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
 from tests.making.dumps import write_corpus
@@ -43,6 +43,12 @@ def home(tmp_path: Path, tiny_teacher: Teachers) -> Path:
     shutil.copytree(tiny_teacher("distilbert"), home / "teacher")
     write_corpus(home / "corpus.txt")
     return home
+
+
+def dumped(home: Path, out: Path, *more: Word) -> Path:
+    words = ("--model", home / "teacher", "--corpus", home / "corpus.txt", "--out", out)
+    ok(teacher_dump, *words, "--logits", "topk:8", "--device", "cpu", *more)
+    return out
 
 
 def sent(hub: Hub, name: str) -> dict[str, bytes]:
@@ -82,12 +88,7 @@ def plant(folder: Path) -> None:
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
 def test_a_store_and_its_page(hub: Hub, home: Path, ext: str) -> None:
-    store = home / f"a.{ext}"
-    ok(
-        teacher_dump,
-        *("--model", home / "teacher", "--corpus", home / "corpus.txt", "--out", store),
-        *("--logits", "topk:8", "--no-weights", "--limit", 30, "--device", "cpu"),
-    )
+    store = dumped(home, home / f"a.{ext}", "--no-weights", "--limit", 30)
     (store / CANARY if ext == "zarr" else home / CANARY).write_text(CANARY)  # not of the store
     ok(feature_store, "page", store, "--vocab", home / "teacher", "--out", home / "page.html")
     ok(feature_store, "push", store, "user/store")
@@ -102,12 +103,7 @@ def test_a_store_and_its_page(hub: Hub, home: Path, ext: str) -> None:
 def test_a_student_and_its_sweep(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Numbers alone, from processes that import torch again.
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: Costs(1))
-    store = home / "a.zarr"
-    ok(
-        teacher_dump,
-        *("--model", home / "teacher", "--corpus", home / "corpus.txt", "--out", store),
-        *("--logits", "topk:8", "--device", "cpu"),
-    )
+    store = dumped(home, home / "a.zarr")
     words = ("--store", store, "--vocab", home / "teacher", "--steps", 2, *STUDENT)
     (home / "sweep.toml").write_text(f"vocab = ['{home / 'teacher'}', '300']\n")
     some = ("--store", store, "--steps", 2, *STUDENT, "--grid", home / "sweep.toml")

@@ -44,11 +44,9 @@ def check_student(out: Path, vocabulary: int) -> None:
 
 @pytest.mark.slow
 def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
-    process = start(
-        "teachonce.student_train.cli",
-        *("--store", store, "--vocab", 400, "--out", tmp_path / "student", *STUDENT),
-        *("--steps", 3, "--loss", "mlm=1,kl=1,hidden=1,attention=1"),
-    )
+    words = ("--store", store, "--vocab", 400, "--out", tmp_path / "student", *STUDENT)
+    loss = ("--steps", 3, "--loss", "mlm=1,kl=1,hidden=1,attention=1")
+    process = start("teachonce.student_train.cli", *words, *loss)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     check_student(tmp_path / "student", 400)
@@ -57,11 +55,8 @@ def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
 def test_initialisation(tmp_path: Path, store: Path) -> None:
     """The saved weights are the initial ones, as the rate is tiny."""
     out = tmp_path / "student"
-    said = ok(
-        student_train,
-        *("--store", store, "--vocab", "teacher", "--init", "layers:2,4", "--out", out, *STUDENT),
-        *("--student", "bert:32x2x4", "--steps", "1", "--lr", "1e-12"),
-    )
+    words = ("--store", store, "--vocab", "teacher", "--init", "layers:2,4", "--out", out, *STUDENT)
+    said = ok(student_train, *words, "--student", "bert:32x2x4", "--steps", "1", "--lr", "1e-12")
     model: Any = AutoModelForMaskedLM.from_pretrained(out)
     weights = open_store(store).teacher_weights()
     words = model.get_input_embeddings().weight.detach().numpy()
@@ -80,9 +75,6 @@ def test_vocabulary_of_a_folder(tmp_path: Path, store: Path, make_tokenizer: Tok
     tokenizer.save_pretrained(tmp_path / "bpe")
     for align in ("span", "match", "reduce"):
         out = tmp_path / align
-        ok(
-            student_train,
-            *("--store", store, "--vocab", tmp_path / "bpe", "--out", out, *STUDENT),
-            *("--align", align, "--steps", "2", "--loss", "mlm,kl,hidden"),
-        )
+        words = ("--store", store, "--vocab", tmp_path / "bpe", "--out", out, *STUDENT)
+        ok(student_train, *words, "--align", align, "--steps", "2", "--loss", "mlm,kl,hidden")
         check_student(out, len(tokenizer))

@@ -72,15 +72,11 @@ def test_contents_and_their_tokens_stay(data: st.DataObject) -> None:
     chat = Chat(text, messages_of(stored, begin, text), begin > 0)
     found = tokenizer(theirs)(text, return_offsets_mapping=True)
     offsets = np.array(found["offset_mapping"], np.int32).reshape(-1, 2)
-    teacher = Tokens(
-        np.array(found["input_ids"]),
-        offsets,
-        np.zeros(len(offsets), bool),
-        np.array([0, len(offsets)]),
-    )
-    learnt = np.array(
-        data.draw(st.lists(st.booleans(), min_size=len(offsets), max_size=len(offsets))), bool
-    )
+    count = len(offsets)
+    start, special = np.array([0, count]), np.zeros(count, bool)
+    teacher = Tokens(np.array(found["input_ids"]), offsets, special, start)
+    marked = st.lists(st.booleans(), min_size=count, max_size=count)
+    learnt = np.array(data.draw(marked), bool)
     own = own_template(ours)
     try:
         (read,), moved, marks = own.read([chat], teacher, learnt)
