@@ -87,11 +87,8 @@ def test_store(
     copy = copied(both[ext], tmp_path / f"copy.{ext}")
     spoil(copy)
     before, out = tree(tmp_path), tmp_path / "student"
-    line = refused(
-        student_train,
-        *("--store", copy, "--vocab", "500", "--out", out, *STUDENT, "--steps", "99"),
-        *("--loss", "hidden=1"),
-    )
+    given = ("--store", copy, "--vocab", "500", "--out", out, *STUDENT, "--steps", "99")
+    line = refused(student_train, *given, "--loss", "hidden=1")
     says(line, f"copy.{ext}", *(words.format(copy) for words in STORES[spoil]))
     if spoil not in (flipped, truncated_array):  # found when the training reads it
         assert tree(tmp_path) == before
