@@ -20,8 +20,7 @@ import importlib, json, sys
 import click
 for module, words in json.loads(sys.argv[1]):
     try: importlib.import_module(module).main(words, standalone_mode=False)
-    except click.UsageError as error: print(" ".join(error.message.split()))
-    except click.ClickException as error: print(error.message)
+    except click.ClickException as error: print(" ".join(error.message.split()))
     else: print("not refused")
 print({"torch", "transformers"} & set(sys.modules))
 """
