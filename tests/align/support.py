@@ -10,8 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from teachonce.align import Alignment, Tokens, Vocabulary, VocabularyMap
+from teachonce.align import Alignment, FlatText, Tokens, Vocabulary, VocabularyMap
 from teachonce.align.text import BLANK, SOLID, character_class
+from teachonce.support.arrays import ranges
 
 SENTENCES = (
     "A story is told again and again; the teller told the story to another teller.",
@@ -99,16 +100,18 @@ def vocabulary_map(teacher: str, student: str) -> VocabularyMap:
     return VocabularyMap.between(vocabulary(teacher), vocabulary(student))
 
 
+def tokens_of(encodings: Sequence[Any]) -> Tokens:
+    """Return the tokens of encodings of the library `tokenizers`."""
+    fields = ("ids", "offsets", "special_tokens_mask")
+    return Tokens.of(*([getattr(each, name) for each in encodings] for name in fields))
+
+
 def encode(kind: str, texts: Sequence[str], max_length: int | None = None) -> Tokens:
     encodings = tokenizer(kind).encode_batch(list(texts))
     if max_length is not None:
         for encoding in encodings:
             encoding.truncate(max_length)
-    return Tokens.of(
-        [encoding.ids for encoding in encodings],
-        [encoding.offsets for encoding in encodings],
-        [encoding.special_tokens_mask for encoding in encodings],
-    )
+    return tokens_of(encodings)
 
 
 def plain_tokens(*sequences: Sequence[tuple[int, int]], special: Sequence[int] = ()) -> Tokens:
@@ -169,23 +172,27 @@ def reference_span(
     return found
 
 
-def check_runs(texts: Sequence[str], teacher: Tokens, student: Tokens, found: Alignment) -> None:
-    """Check that runs are monotone, disjoint, not empty, inside one sequence, and of equal text."""
+def check_laws(text: FlatText, teacher: Tokens, student: Tokens, found: Alignment) -> None:
+    """Check that runs ascend, do not overlap, hold no special token, and cover equal characters of
+    one sequence."""
+    covered, sequences = [], []
     for runs, tokens in ((found.teacher, teacher), (found.student, student)):
-        assert (runs[:, 0] < runs[:, 1]).all()
-        assert (runs[1:, 0] >= runs[:-1, 1]).all()
-        if len(runs):
-            assert runs[-1, 1] <= len(tokens.ids)
-        assert not any(tokens.special[first:last].any() for first, last in runs)
-    for (t_first, t_last), (s_first, s_last) in pairs(found):
-        sequence = teacher.sequence_of(t_first)
-        assert sequence == teacher.sequence_of(t_last - 1)
-        assert sequence == student.sequence_of(s_first) == student.sequence_of(s_last - 1)
-        solid = [
-            solid_characters(texts[sequence], rows.tolist())
-            for rows in (teacher.offsets[t_first:t_last], student.offsets[s_first:s_last])
-        ]
-        assert solid[0] == solid[1]
+        flat = runs.astype(np.int64).reshape(-1)
+        assert (np.diff(flat) >= 0).all() and (runs[:, 0] < runs[:, 1]).all()
+        sizes = runs[:, 1] - runs[:, 0]
+        run = np.repeat(np.arange(len(runs)), sizes)
+        token = ranges(runs[:, 0], sizes)
+        assert not tokens.special[token].any()
+        sequence = np.searchsorted(tokens.start, token, "right") - 1
+        assert (np.diff(sequence)[np.diff(run) == 0] == 0).all()
+        sequences.append(np.searchsorted(tokens.start, runs[:, 0], "right"))
+        shift = text.start[sequence]
+        begin, end = (tokens.offsets[token, i].astype(np.int64) + shift for i in (0, 1))
+        of_character = np.full(len(text.codepoints), -1)
+        of_character[ranges(begin, end - begin)] = np.repeat(run, end - begin)
+        covered.append(of_character[text.solid])
+    for one, other in (covered, sequences):
+        assert np.array_equal(one, other)
 
 
 def same_arrays(a: Alignment, b: Alignment) -> bool:

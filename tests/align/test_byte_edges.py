@@ -30,7 +30,7 @@ from teachonce.align import FlatText, Tokens, Vocabulary, VocabularyMap, align_b
 from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, shared_runs, token_ends
 from teachonce.align.vocabulary import byte_of_character
 from teachonce.support.arrays import Array
-from tests.align.support import SENTENCES, TEXT, TEXTS, pairs
+from tests.align.support import SENTENCES, TEXT, TEXTS, pairs, tokens_of
 from tests.align.support import tokenizer as other_tokenizer
 
 LLAMA = (
@@ -109,12 +109,7 @@ def pieces(kind: str) -> PieceBytes:
 
 
 def encode(kind: str, texts: Sequence[str]) -> Tokens:
-    encodings = tokenizer(kind).encode_batch(list(texts))
-    return Tokens.of(
-        [encoding.ids for encoding in encodings],
-        [encoding.offsets for encoding in encodings],
-        [encoding.special_tokens_mask for encoding in encodings],
-    )
+    return tokens_of(tokenizer(kind).encode_batch(list(texts)))
 
 
 def written(kind: str, number: int) -> bytes:

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from teachonce.align import FlatText, Tokens, align_span
-from tests.integrity.odd_texts import KINDS, ODD, check_documents, check_laws, odd_texts, run
+from tests.align.support import check_laws
+from tests.integrity.odd_texts import KINDS, ODD, check_documents, odd_texts, run
 from tests.teacher_dump.windows.cutting import cut_windows
 
 Tokenizers = dict[str, Any]

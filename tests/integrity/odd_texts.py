@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 
 from teachonce.align import (
-    Alignment,
     FlatText,
     Tokens,
     Vocabulary,
@@ -27,12 +26,12 @@ from teachonce.align import (
 )
 from teachonce.store import Features, FeatureStore, StoreWriter, open_store
 from teachonce.store.tools.verify import verify
-from teachonce.support.arrays import ranges
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.parts import sequences_of
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window
+from tests.align.support import check_laws, tokens_of
 from tests.making.texts import SENTENCES
 
 KINDS = ("wordpiece", "bpe", "unigram")
@@ -262,12 +261,7 @@ def check_alignments(
     assert np.array_equal(same.teacher, same.student)
     for tokenizer in tokenizers.values():
         backend = tokenizer.backend_tokenizer
-        encodings = backend.encode_batch(texts)
-        student = Tokens.of(
-            [e.ids for e in encodings],
-            [e.offsets for e in encodings],
-            [e.special_tokens_mask for e in encodings],
-        )
+        student = tokens_of(backend.encode_batch(texts))
         jsons = (tokenizers[kind].backend_tokenizer.to_str(), backend.to_str())
         vocabulary = _vocabulary_map(*jsons)
         span = align_span(text, teacher, student)
@@ -279,24 +273,3 @@ def check_alignments(
         check_laws(text, teacher, student, match)
         reduced = align_reduce(teacher, vocabulary)
         check_laws(text, teacher, reduced.tokens, reduced.alignment)
-
-
-def check_laws(text: FlatText, teacher: Tokens, student: Tokens, found: Alignment) -> None:
-    """Check that runs ascend, do not overlap, hold no special token, and cover equal characters."""
-    covered = []
-    for runs, tokens in ((found.teacher, teacher), (found.student, student)):
-        flat = runs.astype(np.int64).reshape(-1)
-        assert (np.diff(flat) >= 0).all() and (runs[:, 0] < runs[:, 1]).all()
-        sizes = runs[:, 1] - runs[:, 0]
-        run = np.repeat(np.arange(len(runs)), sizes)
-        token = ranges(runs[:, 0], sizes)
-        assert not tokens.special[token].any()
-        sequence = np.searchsorted(tokens.start, token, "right") - 1
-        assert (np.diff(sequence)[np.diff(run) == 0] == 0).all()
-        shift = text.start[sequence]
-        begin, end = (tokens.offsets[token, i].astype(np.int64) + shift for i in (0, 1))
-        of_character = np.full(len(text.codepoints), -1)
-        of_character[ranges(begin, end - begin)] = np.repeat(run, end - begin)
-        covered.append(of_character[text.solid])
-    teacher_runs, student_runs = covered
-    assert np.array_equal(teacher_runs, student_runs)

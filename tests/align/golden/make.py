@@ -1,4 +1,4 @@
-"""Write the golden files again: `python -m tests.align.golden.make`. No test runs this module.
+"""Write the golden files again: `python -m tests.align.golden.make`. No test runs `main`.
 
 Run it only after a deliberate change of the alignment, and review the diff.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from teachonce.align import FlatText, align_match, align_reduce, align_span
+from teachonce.align import FlatText, Tokens, VocabularyMap, align_match, align_reduce, align_span
 from tests.align.support import encode, tokenizer, vocabulary_map
 
 FOLDER = Path(__file__).parent
@@ -20,43 +21,42 @@ TEXTS = (
 )  # fmt: skip
 
 
+def alignments_of(
+    text: FlatText, sides: tuple[Tokens, Tokens], vocabulary: VocabularyMap, max_length: int
+) -> dict[str, Any]:
+    """Return the result of every alignment, as JSON."""
+    reduced = align_reduce(sides[0], vocabulary, max_length)
+    found = {
+        "match": align_match(text, *sides, vocabulary),
+        "span": align_span(text, *sides),
+        "reduce": reduced.alignment,
+    }
+    return {name: [a.teacher.tolist(), a.student.tolist()] for name, a in found.items()} | {
+        "reduce_max_length": max_length,
+        "reduced_ids": reduced.tokens.ids.tolist(),
+        "reduced_start": reduced.tokens.start.tolist(),
+        "reduced_unknown": reduced.unknown.tolist(),
+    }
+
+
 def main() -> None:
     text = FlatText.of(TEXTS)
     tokens = {kind: encode(kind, TEXTS) for kind in KINDS}
-    content: dict[str, object] = {"texts": TEXTS, "tokens": {}, "alignments": []}
-    content["tokens"] = {
-        kind: {
-            "pieces": [tokenizer(kind).id_to_token(i) for i in side.ids.tolist()],
-            "ids": side.ids.tolist(),
-            "offsets": side.offsets.tolist(),
-            "special": side.special.tolist(),
-            "start": side.start.tolist(),
-        }
-        for kind, side in tokens.items()
+    names = ("ids", "offsets", "special", "start")
+    content: dict[str, object] = {
+        "texts": TEXTS,
+        "tokens": {
+            kind: {name: getattr(side, name).tolist() for name in names}
+            for kind, side in tokens.items()
+        },
+        "alignments": [
+            {"teacher": t, "student": s}
+            | alignments_of(text, (tokens[t], tokens[s]), vocabulary_map(t, s), 16)
+            for t in KINDS
+            for s in KINDS
+            if t != s
+        ],
     }
-    alignments = []
-    for teacher, student in ((t, s) for t in KINDS for s in KINDS if t != s):
-        vocabulary = vocabulary_map(teacher, student)
-        sides = tokens[teacher], tokens[student]
-        reduced = align_reduce(sides[0], vocabulary, max_length=16)
-        found = {
-            "match": align_match(text, *sides, vocabulary),
-            "span": align_span(text, *sides),
-            "reduce": reduced.alignment,
-        }
-        runs = {name: [a.teacher.tolist(), a.student.tolist()] for name, a in found.items()}
-        alignments.append(
-            {
-                "teacher": teacher,
-                "student": student,
-                **runs,
-                "reduce_max_length": 16,
-                "reduced_ids": reduced.tokens.ids.tolist(),
-                "reduced_start": reduced.tokens.start.tolist(),
-                "reduced_unknown": reduced.unknown.tolist(),
-            }
-        )
-    content["alignments"] = alignments
     for kind in KINDS:
         settings = json.dumps(json.loads(tokenizer(kind).to_str()), ensure_ascii=False)
         (FOLDER / f"{kind}.json").write_text(settings + "\n", encoding="utf-8")
