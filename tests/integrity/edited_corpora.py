@@ -19,7 +19,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.integrity.support import save_teacher
+from tests.integrity.support import is_finished, save_teacher
 
 LINES = 600
 PART = 900  # tokens: about ten parts, which are written while the corpus is read
@@ -132,7 +132,7 @@ def _dumped(
     except UserError as error:
         if edit in HARMLESS:
             return f"an edit that changes nothing was refused: {error}"
-        return "refused" if not (work / "store.zarr").exists() or _unfinished(work) else "sealed"
+        return "sealed" if is_finished(work / "store.zarr") else "refused"
     with closing(open_store(options.out)) as store:
         texts, identity = list(store.texts()), store.identity["corpus"]
     # an edit before the first reading has no effect
@@ -140,11 +140,3 @@ def _dumped(
     if identity not in (before, Corpus.open([corpus]).identity() if path.exists() else before):
         return "tells a hash that no version has"
     return "sound" if texts == lines[: len(texts)] and texts else "holds other text than it tells"
-
-
-def _unfinished(work: Path) -> bool:
-    try:
-        open_store(work / "store.zarr").close()
-    except UserError:
-        return True
-    return False

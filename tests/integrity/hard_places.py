@@ -38,72 +38,45 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, given the folders of inputs and outputs; its output, and the arguments to add
-    when it is repeated."""
+    """A command line, with GIVEN and MADE for the folders of inputs and outputs; its output, and
+    the arguments to add when it is repeated."""
 
     module: str
-    words: Callable[[Path, Path], tuple[object, ...]]
+    line: str
     out: str
     again: Words = ()
     bytes: int = 1 << 20  # for its output, approximately
     inodes: int = 200
     seconds: float = 6.0
 
-
-def _dump(out: str) -> Command:
-    return Command(
-        DUMP,
-        lambda given, made: (
-            *("--model", given / "teacher", "--corpus", given / "corpus.txt"),
-            *("--logits", "topk:4", "--device", "cpu", "--out", made / out),
-        ),
-        out,
-    )
+    def words(self, given: Path, made: Path) -> Words:
+        folders = {"GIVEN": str(given), "MADE": str(made)}
+        return tuple(re.sub("GIVEN|MADE", lambda m: folders[m[0]], w) for w in self.line.split())
 
 
-def _store(name: str, *words: str, out: str, copied: bool = False) -> Command:
-    def typed(given: Path, made: Path) -> tuple[object, ...]:
-        source = made / "a.zarr" if copied else given / "a.zarr"
-        places = {"SOURCE": source, "OTHER": given / "b.zarr", "OUT": made / out}
-        places["LIST"] = given / "list"
-        return name, *(places.get(word, word) for word in words)
-
-    return Command(STORE, typed, out)
-
-
-def _train(given: Path, made: Path) -> tuple[object, ...]:
-    words = ("--store", given / "a.zarr", "--vocab", 300, *STUDENT, "--steps", 40)
-    return *words, "--loss", "mlm=1", "--checkpoint-every", 5, "--out", made / "student"
-
-
-def _sweep(given: Path, made: Path) -> tuple[object, ...]:
-    words = ("--store", given / "a.zarr", "--vocab", 300, *STUDENT, "--steps", 30)
-    return *words, "--loss", "mlm=1", "--loss", "hidden=1", "--jobs", 2, "--out", made / "sweep"
-
-
-def _mixed(given: Path, made: Path) -> tuple[object, ...]:
-    words = ("mixed-vocab", "--model", given / "teacher", "--corpus", given / "corpus.txt")
-    options = ("--vocab", 400, "--width", 16, "--steps", 20, "--device", "cpu")
-    return *words, *options, "--out", made / "mixed.zarr"
-
-
-def _mlm(given: Path, made: Path) -> tuple[object, ...]:
-    words = ("--task", "mlm", "--model", given / "teacher", "--train", given / "corpus.txt")
-    return *words, "--steps", 30, "--out", made / "mlm"
-
-
+TEACH = "--model GIVEN/teacher --corpus GIVEN/corpus.txt --logits topk:4 --device cpu --out MADE/"
+LEARN = f"--store GIVEN/a.zarr --vocab 300 {' '.join(STUDENT)} --loss mlm=1"
+MIXED = "mixed-vocab --model GIVEN/teacher --corpus GIVEN/corpus.txt --vocab 400 --width 16"
+MLM = "--task mlm --model GIVEN/teacher --train GIVEN/corpus.txt --steps 30 --out MADE/mlm"
 COMMANDS = {
-    "teacher-dump, zarr": _dump("new.zarr"),
-    "teacher-dump, h5": _dump("new.h5"),
-    "convert": _store("convert", "SOURCE", "OUT", out="new.h5"),
-    "merge": _store("merge", "--recode", "SOURCE", "OTHER", "OUT", out="new.zarr"),
-    "forget": _store("forget", "SOURCE", "--documents", "LIST", out="a.zarr", copied=True),
-    "page": _store("page", "SOURCE", "--out", "OUT", out="page.html"),
-    "export": _store("export", "SOURCE", "OUT", "--to", "datasets", out="rows"),
-    "student-train": Command(TRAIN, _train, "student", ("--resume",)),
-    "student-sweep": Command(SWEEP, _sweep, "sweep"),
-    "mixed-vocab": Command(DUMP, _mixed, "mixed.zarr"),
-    "downstream mlm": Command(DOWNSTREAM, _mlm, "mlm", ("--resume",)),
+    "teacher-dump, zarr": Command(DUMP, f"{TEACH}new.zarr", "new.zarr"),
+    "teacher-dump, h5": Command(DUMP, f"{TEACH}new.h5", "new.h5"),
+    "convert": Command(STORE, "convert GIVEN/a.zarr MADE/new.h5", "new.h5"),
+    "merge": Command(STORE, "merge --recode GIVEN/a.zarr GIVEN/b.zarr MADE/new.zarr", "new.zarr"),
+    "forget": Command(STORE, "forget MADE/a.zarr --documents GIVEN/list", "a.zarr"),
+    "page": Command(STORE, "page GIVEN/a.zarr --out MADE/page.html", "page.html"),
+    "export": Command(STORE, "export GIVEN/a.zarr MADE/rows --to datasets", "rows"),
+    "student-train": Command(
+        *(TRAIN, f"{LEARN} --steps 40 --checkpoint-every 5 --out MADE/student", "student"),
+        again=("--resume",),
+    ),
+    "student-sweep": Command(
+        SWEEP, f"{LEARN} --steps 30 --loss hidden=1 --jobs 2 --out MADE/sweep", "sweep"
+    ),
+    "mixed-vocab": Command(
+        DUMP, f"{MIXED} --steps 20 --device cpu --out MADE/mixed.zarr", "mixed.zarr"
+    ),
+    "downstream mlm": Command(DOWNSTREAM, MLM, "mlm", ("--resume",)),
 }
 
 
@@ -118,7 +91,7 @@ def given_in(folder: Path) -> Path:
         words = COMMANDS["teacher-dump, zarr"].words(given, given)
         limit = "5000" if name == "a.zarr" else "300"  # `merge` refuses two equal stores
         said = typed(
-            *(DUMP, (*map(str, words[:-1]), str(given / name), "--limit", limit)),
+            *(DUMP, (*words[:-1], str(given / name), "--limit", limit)),
             *(folder / "log", plainly),
         )
         if not said.endswith("exit code 0"):
@@ -143,10 +116,9 @@ class Case:
         if self.name == "forget":
             shutil.copytree(given / "a.zarr", made / "a.zarr")
 
-    def words(self, given: Path, made: Path, again: bool = False) -> tuple[str, ...]:
-        words = self.command.words(given, made)
+    def words(self, given: Path, made: Path, again: bool = False) -> Words:
         started = (made / self.command.out).exists()
-        return tuple(map(str, (*words, *(self.command.again if again and started else ()))))
+        return self.command.words(given, made) + (self.command.again if again and started else ())
 
 
 def typed(module: str, words: Words, log: Path, place: Callable[..., None], *how: object) -> str:

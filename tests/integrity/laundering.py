@@ -20,7 +20,7 @@ from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import outside_entries
 from teachonce.support.arrays import Array
 from tests.integrity.damage import FORMATS, small_store
-from tests.integrity.support import remove
+from tests.integrity.support import is_finished, remove
 from tests.making.stores import copied
 
 IN_MEMORY = "memory://laundered/store.zarr"
@@ -109,16 +109,8 @@ def _refusal(way: str, store: Path, target: Path, sound: Path) -> str:
         COPIES[way](store, target, sound)
     except StoreError as error:
         files = fsspec.filesystem("memory")
-        sealed = [path for path in target.iterdir() if _opens(path)]
+        sealed = [path for path in target.iterdir() if is_finished(path)]
         if files.exists(IN_MEMORY) or sealed:
             return ""
         return str(error)
     return ""
-
-
-def _opens(path: Path) -> bool:
-    try:
-        open_store(path).close()
-    except StoreError:
-        return False
-    return True

@@ -112,7 +112,7 @@ def killed_members(folder: Path, kills: int, seed: int) -> Iterator[str]:
 def _struck(given: Path, made: Path, log: Path, pause: float) -> str:
     """Kill a process of a sweep `pause` s after its students start; return the error or ""."""
     sweep = COMMANDS["student-sweep"]
-    words, out = tuple(map(str, sweep.words(given, made))), made / sweep.out
+    words, out = sweep.words(given, made), made / sweep.out
     driver = fork(plainly, sweep.module, words, log=log)
     _wait(lambda: _members(out) or not driver.is_alive())
     time.sleep(pause)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from teachonce.store import open_store
+from teachonce.store import UserError, open_store
 from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 
@@ -24,6 +24,15 @@ def save_teacher(folder: Path, kind: str = "bert") -> Path:
 def content_of(path: str | Path) -> str:
     with closing(open_store(path)) as store:
         return store.manifest.content()
+
+
+def is_finished(path: Path) -> bool:
+    """Return whether a store can be opened."""
+    try:
+        open_store(path).close()
+    except UserError:
+        return False
+    return True
 
 
 def remove(*paths: Path) -> None:
