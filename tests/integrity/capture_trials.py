@@ -44,9 +44,9 @@ from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.integrity import forgery
 from tests.integrity.forged_captures import forge
-from tests.integrity.support import limit_memory
+from tests.integrity.support import limit_memory, save_teacher
 from tests.making import captures
-from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+from tests.making.models import TOKENIZER_OF, trained_tokenizer
 
 SECONDS, MEMORY = forgery.SECONDS, forgery.MEMORY
 HOW = ("refused", "imported")
@@ -77,11 +77,7 @@ class Read:
 def teacher(folder: Path) -> Path:
     """Make a causal teacher."""
     place = folder / "teacher"
-    if not place.exists():
-        tokenizer = trained_tokenizer(TOKENIZER_OF["gpt2"])
-        random_model("gpt2", tokenizer, "causal").save_pretrained(place)
-        tokenizer.save_pretrained(place)
-    return place
+    return place if place.exists() else save_teacher(place, "gpt2", "causal")
 
 
 def sound(kind: str, folder: Path) -> Path:
@@ -146,9 +142,7 @@ def read_speculators(source: Path) -> Iterator[Read]:
 
 
 def read_specforge(source: Path) -> Iterator[Read]:
-    for path in sorted(
-        source.rglob("data_*.ckpt*"), key=lambda p: int(re.findall(r"\d+", p.name)[0])
-    ):
+    for path in _numbered(source, "data_*.ckpt*"):
         data = path.read_bytes()
         found = _torch(gzip.decompress(data) if path.suffix == ".gz" else data)
         ids = _flat(found["input_ids"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import tempfile
@@ -231,17 +232,13 @@ def _of_file(folder: Path, name: str) -> dict[str, Damage]:
         ways["emptied"] = _empty
     else:
         ways["emptied"] = lambda path: path.write_bytes(b"")
-        ways["truncated"] = lambda path: path.write_bytes(path.read_bytes()[: _half(path)])
+        ways["truncated"] = lambda path: os.truncate(path, path.stat().st_size // 2)
     if re.fullmatch(r"(.*/)?(1|1\.h5)", name):
         ways["doubled as part 7"] = lambda path: copied(path, path.with_name("7" + path.suffix))
     return {
         f"{name} {way}": lambda root, do=do: do(root / name)  # type: ignore[misc]
         for way, do in ways.items()
     }
-
-
-def _half(path: Path) -> int:
-    return path.stat().st_size // 2
 
 
 def _empty(folder: Path) -> None:

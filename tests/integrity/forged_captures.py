@@ -182,7 +182,8 @@ def _tensor(tensor: Any, chance: random.Random) -> tuple[Any, str]:
         return chance.choice(forms)(tensor), "of another form"
     found = tensor.clone()
     if how == "rows":
-        return found[torch.randperm(len(found), generator=_generator(chance))], "in another order"
+        generator = torch.Generator().manual_seed(chance.randrange(2**31))
+        return found[torch.randperm(len(found), generator=generator)], "in another order"
     if how == "factor":
         factor = chance.choice((2, -1, 0, 0.5, 1e6, 1j))
         return found * factor, f"times {factor}"
@@ -191,10 +192,6 @@ def _tensor(tensor: Any, chance: random.Random) -> tuple[Any, str]:
     places = [chance.randrange(len(flat)) for _ in range(chance.choice((1, 1, 5)))]
     flat[places] = torch.tensor(number).to(found.dtype)
     return found, f"has {number} at {places[0]}"
-
-
-def _generator(chance: random.Random) -> torch.Generator:
-    return torch.Generator().manual_seed(chance.randrange(2**31))
 
 
 def _archive(path: Path, chance: random.Random) -> str:

@@ -24,6 +24,7 @@ from teachonce.align import (
     align_reduce,
     align_span,
 )
+from teachonce.align.vocabulary import byte_of_character
 from teachonce.store import Features, FeatureStore, StoreWriter, open_store
 from teachonce.store.tools.verify import verify
 from teachonce.teacher_dump.corpus.documents import Corpus
@@ -187,18 +188,8 @@ def _tokens(store: FeatureStore) -> tuple[list[str], Tokens]:
     return part.texts(0, counts.sequences), tokens
 
 
-@cache
-def _byte_of() -> dict[str, int]:
-    """Map each character of a byte-level piece to its byte (GPT-2)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
-    }
-
-
 def _spelt(piece: str, special: bool) -> bytes:
-    return piece.encode() if special else bytes(_byte_of()[character] for character in piece)
+    return piece.encode() if special else bytes(byte_of_character()[each] for each in piece)
 
 
 def check_slices(kind: str, texts: list[str], tokens: Tokens, tokenizer: Any) -> None:

@@ -13,10 +13,10 @@ from teachonce.store import UserError, open_store
 from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
 
 
-def save_teacher(folder: Path, kind: str = "bert") -> Path:
+def save_teacher(folder: Path, kind: str = "bert", head: str = "mlm") -> Path:
     """Save a small random teacher and its tokenizer."""
     tokenizer = trained_tokenizer(TOKENIZER_OF[kind])
-    for part in (random_model(kind, tokenizer), tokenizer):
+    for part in (random_model(kind, tokenizer, head), tokenizer):
         part.save_pretrained(folder)
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrity.hard_places import COMMANDS, ENDINGS, PLACES, Case, given_in, problem_of, tried
+from tests.integrity.hard_places import ENDINGS, Case, given_in, problem_of, tried
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,6 @@ def test_a_line_or_the_whole(
     folder.mkdir()
     ending, problem = tried(folder, given, Case(name, place, amount))
     assert problem == "" and ending in (*ENDINGS, "no mounts allowed")
-    assert name in COMMANDS and place in PLACES
 
 
 def test_what_is_wrong() -> None:

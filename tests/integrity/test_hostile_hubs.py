@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrity.hostile_hubs import BEGINS, CASES, COMMANDS, _judged, ended, given_in
+from tests.integrity.hostile_hubs import _judged, ended, given_in
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_line_or_the_whole(given: Path, name: str, begin: str, twist: str) -> None:
-    assert (name, begin, twist) in CASES
     assert ended(given, name, begin, twist) == ("one-line error", "")
 
 
 def test_what_is_wrong() -> None:
-    assert _judged("fine", 0, []) == ("worked", "") and BEGINS.keys() == COMMANDS.keys()
+    assert _judged("fine", 0, []) == ("worked", "")
     for said, code, outside in (
         *(("Traceback (most recent call last)", 1, []), ("", 1, []), ("Error: a", -9, [])),
         *(("Error: [Errno 27] File too large", 1, []), ("Error: a", 1, ["outside"])),

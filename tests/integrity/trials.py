@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -92,24 +93,13 @@ def characters(folder: Path, _: str, count: int, seed: int) -> Found:
 def _broken(folder: Path, odd: Iterator[str]) -> list[str]:
     tokenizers = {kind: trained_tokenizer(kind) for kind in odd_texts.KINDS}
     broken: list[str] = []
-    for batch in _batches(odd):
+    while batch := list(islice(odd, BATCH)):
         with tempfile.TemporaryDirectory(dir=folder) as inner:
             try:
                 odd_texts.run(batch, Path(inner), tokenizers)
             except Exception as error:  # a violated law, or a crash: both are findings
                 broken.append(f"{type(error).__name__}: {error}"[:200])
     return broken
-
-
-def _batches(items: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 Check = Callable[[Path, str, int, int], Found]
