@@ -28,6 +28,21 @@ def zarr_array(path: Path) -> Array:
     return np.asarray(zarr.open_array(path, mode="r")[...])
 
 
+def write_shard(
+    folder: Path, name: str, values: Array, chunks: tuple[int, ...], packing: Any = (), **more: Any
+) -> None:
+    """Write an array as one shard of chunks with plain zarr-python, as FORMAT.md requires."""
+    sizes = zip(values.shape, chunks, strict=True)
+    array = zarr.create_array(
+        zarr.storage.LocalStore(folder), name=name, shape=values.shape, dtype=values.dtype,
+        chunks=chunks, shards=tuple(-(-max(1, size) // chunk) * chunk for size, chunk in sizes),
+        compressors=[*packing, Crc32cCodec()], filters=None, fill_value=0,
+        config={"write_empty_chunks": True}, **more,
+    )  # fmt: skip
+    if values.size:
+        array[...] = values
+
+
 def _blosc(draw: random.Random) -> dict[str, Any] | None:
     if draw.random() < 0.4:
         return None
@@ -50,21 +65,7 @@ def _write_zarr(folder: Path, name: str, values: Array, draw: random.Random) -> 
     if values.size > 10**5:  # chunks of one row would be a hundred thousand
         chunks = (values.shape[0] // 3, *chunks[1:])
     blosc = _blosc(draw)
-    sizes = zip(values.shape, chunks, strict=True)
-    array = zarr.create_array(
-        zarr.storage.LocalStore(folder),
-        name=name,
-        shape=values.shape,
-        dtype=values.dtype,
-        chunks=chunks,
-        shards=tuple(-(-max(1, size) // chunk) * chunk for size, chunk in sizes),
-        compressors=[*([BloscCodec(**blosc)] if blosc else []), Crc32cCodec()],
-        filters=None,
-        fill_value=0,
-        config={"write_empty_chunks": True},
-    )
-    if values.size:
-        array[...] = values
+    write_shard(folder, name, values, chunks, [BloscCodec(**blosc)] if blosc else [])
 
 
 def rewrite_zarr(folder: Path, seed: int = 0) -> None:

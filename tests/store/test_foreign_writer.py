@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import Crc32cCodec
 
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
+from tests.store.rewriting import write_shard
 
 TEXTS = ("a cat", "no")
 IDS = (101, 1037, 4937, 102, 101, 2053, 102)
@@ -106,12 +106,7 @@ class ZarrTree:
         self.root.create_group(name)
 
     def array(self, name: str, values: Array) -> None:
-        array = self.root.create_array(
-            name, shape=values.shape, dtype=values.dtype, chunks=values.shape, shards=values.shape,
-            compressors=[Crc32cCodec()], filters=None, fill_value=0,
-            config={"write_empty_chunks": True},
-        )  # fmt: skip
-        array[...] = values
+        write_shard(self.path, name, values, values.shape)
 
     def attributes(self, group: str, values: dict[str, Any]) -> None:
         (self.root[group] if group else self.root).attrs.update(values)

@@ -12,11 +12,12 @@ import google_crc32c
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.codecs import BloscCodec
 
 from teachonce.store.containers.zarr import tree
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.support.arrays import Array
+from tests.store.rewriting import write_shard
 
 Shuffle = Literal["noshuffle", "shuffle", "bitshuffle"]
 
@@ -32,21 +33,8 @@ def blosc(
 def write(folder: Path, values: Array, rows: int, packing: list[Any]) -> Path:
     """Write an array `a` in a group, as one shard of chunks of `rows` rows."""
     shutil.rmtree(folder, ignore_errors=True)
-    root = zarr.create_group(folder)
-    shard = -(-max(1, len(values)) // rows) * rows
-    array = root.create_array(
-        "a",
-        shape=values.shape,
-        dtype=values.dtype,
-        chunks=(rows, *values.shape[1:]),
-        shards=(shard, *values.shape[1:]),
-        compressors=[*packing, Crc32cCodec()],
-        filters=None,
-        fill_value=0,
-        config={"write_empty_chunks": True},
-    )
-    if values.size:
-        array[...] = values
+    zarr.create_group(folder)
+    write_shard(folder, "a", values, (rows, *values.shape[1:]), packing)
     return folder
 
 

@@ -8,29 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.codecs import BloscCodec
 
 from teachonce.store.containers.zarr.shards import DTYPES
 from teachonce.store.containers.zarr.tree import TOKEN_ROWS, ZarrSink
 from teachonce.store.format.codecs.codec import DENSE, FAST, LEAN, Packing
 from teachonce.store.format.layout import ArraySpec, dimension_names
+from tests.store.rewriting import write_shard
 
 
 def by_zarr_python(folder: Path, name: str, spec: ArraySpec, rows: int, values: Any) -> None:
-    blosc = spec.packing and BloscCodec(**spec.packing._asdict(), typesize=spec.dtype.itemsize)
-    row = tuple(max(1, size) for size in spec.shape[1:])
-    array = zarr.create_array(
-        folder, name=name, shape=spec.shape, dtype=spec.dtype, chunks=(rows, *row),
-        shards=(-(-max(1, spec.shape[0]) // rows) * rows, *row),
-        compressors=[*([blosc] if blosc else []), Crc32cCodec()], filters=None, fill_value=0,
-        dimension_names=dimension_names(name, len(spec.shape)),
-        config={"write_empty_chunks": True},
-    )  # fmt: skip
-    if values.size:
-        array[...] = values
+    packing = spec.packing and BloscCodec(**spec.packing._asdict(), typesize=spec.dtype.itemsize)
+    chunks = rows, *(max(1, size) for size in spec.shape[1:])
+    names = dimension_names(name, len(spec.shape))
+    write_shard(folder, name, values, chunks, [packing] if packing else [], dimension_names=names)
 
 
 def files(folder: Path) -> dict[str, bytes]:
