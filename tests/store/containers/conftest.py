@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 
 from tests.making.stores import make_store
@@ -17,6 +19,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("small") / "a.zarr"
     make_store(path, STATES_ALONE, parts=2)
     return path
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """Return the file system of memory://, and empty it after the test."""
+    yield (system := fsspec.filesystem("memory"))
+    system.rm("/", recursive=True)
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,6 @@ def test_a_torn_upload_is_nothing_and_is_removed(
     s3: S3, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     fatal: str,
 ) -> None:  # fmt: skip
-    """If a writer is killed before an object is complete, all of its uploads are removed."""
     real = Bucket._put
 
     async def put(self: Bucket, name: str, data: bytes, **conditions: Any) -> Any:

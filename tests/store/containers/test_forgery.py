@@ -92,14 +92,6 @@ def test_nothing_outside_a_zarr_store_is_read(tmp_path: Path, copy: Copy, kind: 
     assert any(words in line for line in verify(path).problems)
 
 
-def test_a_store_may_itself_be_a_link(tmp_path: Path, made: Callable[..., Any]) -> None:
-    for ext in ("zarr", "h5"):
-        path = made(ext)[0]
-        (tmp_path / f"link.{ext}").symlink_to(path)
-        assert open_store(tmp_path / f"link.{ext}")[0].text == open_store(path)[0].text
-        assert verify(tmp_path / f"link.{ext}").problems == []
-
-
 def test_a_link_inside_the_store_is_followed(copy: Copy) -> None:
     path = copy("zarr")
     (path / "parts/0/token").rename(path / "moved")

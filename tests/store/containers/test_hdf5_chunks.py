@@ -32,12 +32,6 @@ PACKINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def slices_of(path: Path, name: str) -> Hdf5Slices:
-    found = Hdf5Source(str(path)).array(name)
-    assert isinstance(found, Hdf5Slices)
-    return found
-
-
 VERSIONS = ("v108", "v110", ("v110", "v110"), "latest")
 
 
@@ -80,7 +74,9 @@ def test_the_checksum_is_that_of_hdf5(
             file.create_dataset("a", data=each, chunks=each.shape, fletcher32=True)
         with h5py.File(path) as file:
             stored = file["a"].id.read_direct_chunk((0,))[1]
-        dataset = slices_of(path, "a").dataset
+        slices = Hdf5Source(str(path)).array("a")
+        assert isinstance(slices, Hdf5Slices)
+        dataset = slices.dataset
         decoded, whole = np.empty_like(each), np.frombuffer(stored, np.uint8)
         dataset.check_sum(0, whole)
         dataset.decode(0, whole, 0, len(each), decoded)
@@ -141,13 +137,14 @@ def test_other_layouts(tmp_path: Path) -> None:
 
 
 def test_what_hdf5_finds_is_found(copy: Callable[..., Path]) -> None:
-    """The arrays reported as damaged are the arrays that HDF5 cannot read."""
     path = copy("h5")
     names = ["parts/0/token/id", "parts/1/view0/hidden/mean/values", "parts/2/text/utf8"]
     for damaged in (0, 1, 3):
         for name in names[:damaged]:
             flip_in(path, name, 20)
-        lines = [line for line in verify(path).problems if line.startswith("part ")]
+        found = verify(path).problems
+        lines = [line for line in found if line.startswith("part ")]
+        assert len(found) == damaged + bool(damaged)  # the SHA-256 of the file differs as well
         for name, line in zip(names[:damaged], lines, strict=True):
             with h5py.File(path) as file, pytest.raises(OSError):
                 file[name][...]

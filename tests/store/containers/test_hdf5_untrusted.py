@@ -93,7 +93,6 @@ def test_chunks_of_another_storage_size(copy: Copy, stored: int) -> None:
     ],
 )
 def test_links_are_followed_nowhere(tmp_path: Path, copy: Copy, kind: str, place: str) -> None:
-    """A link to a pipe or to another file is refused without a read."""
     path, outside = copy("h5"), tmp_path / "outside"
     outside.mkdir()
     os.mkfifo(outside / "pipe")

@@ -14,21 +14,17 @@ from teachonce.store.tools.push import push
 from teachonce.store.tools.verify import verify
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
-from tests.making.stores import make_store
-from tests.store.containers.far_stores import STATES_ALONE
 
 URL = "hf://datasets/user/what/a.zarr"
 
 
 @pytest.fixture(scope="module")
-def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Path]]:
+def pushed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Path]]:
     """Serve a hub with a private store; return both."""
-    folder = tmp_path_factory.mktemp("pushed")
-    make_store(folder / "a.zarr", STATES_ALONE)
     with serving() as hub, pytest.MonkeyPatch.context() as patch:
-        asked_by_this_process(hub, patch, folder / "home")
-        push(folder / "a.zarr", "user/what", private=True)
-        yield hub, folder / "a.zarr"
+        asked_by_this_process(hub, patch, tmp_path_factory.mktemp("home"))
+        push(small, "user/what", private=True)
+        yield hub, small
 
 
 @pytest.fixture(autouse=True)

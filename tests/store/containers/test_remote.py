@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
-from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import StoreError, StoreWriter, Unreachable, UserError, open_store
 from teachonce.store.tools.copy import upload
 from teachonce.store.tools.verify import verify
+from tests.end_to_end.support import ok, refused
 from tests.rough_network import KEYS
 from tests.store.dying import Killed
 
@@ -41,38 +40,32 @@ def test_upload_makes_folders(made: Made, tmp_path: Path) -> None:
     assert verify(url).problems == []
 
 
-def test_reading_and_verifying_from_memory(made: Made) -> None:
+def test_reading_and_verifying_from_memory(made: Made, memory: Any) -> None:
     path, parts = made("zarr")
-    memory = fsspec.filesystem("memory")
     upload(path, "memory://held/a.zarr")
-    try:
-        fs = open_store("memory://held/a.zarr")
-        assert [text for part in parts for text in part.texts] == list(fs.texts())
-        assert verify("memory://held/a.zarr").problems == []
-        memory.rm("/held/a.zarr/parts/1/token/id/c/0")
-        found = "\n".join(verify("memory://held/a.zarr").problems)
-        assert "part 1: array token/id cannot be read" in found
-    finally:
-        memory.rm("/held", recursive=True)
+    fs = open_store("memory://held/a.zarr")
+    assert [text for part in parts for text in part.texts] == list(fs.texts())
+    assert verify("memory://held/a.zarr").problems == []
+    memory.rm("/held/a.zarr/parts/1/token/id/c/0")
+    found = "\n".join(verify("memory://held/a.zarr").problems)
+    assert "part 1: array token/id cannot be read" in found
 
 
-def test_a_server_that_lists_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, target = fsspec.filesystem("memory"), "memory://unlisted/a.zarr"
-    upload(made("zarr")[0], target)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(memory), "ls", lambda self, path, **how: [])
-        patch.setattr(type(memory), "find", lambda self, path, **how: {})
-        with pytest.raises(Unreachable, match="does not list its files; copy the store to a disk"):
-            verify(target)
-    memory.rm("/unlisted", recursive=True)
+def test_a_server_that_lists_nothing(
+    made: Made, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(made("zarr")[0], "memory://unlisted/a.zarr")
+    monkeypatch.setattr(type(memory), "ls", lambda self, path, **how: [])
+    monkeypatch.setattr(type(memory), "find", lambda self, path, **how: {})
+    with pytest.raises(Unreachable, match="does not list its files; copy the store to a disk"):
+        verify("memory://unlisted/a.zarr")
 
 
 @pytest.mark.slow
 def test_uploaded_it_is_sealed_only_when_it_is_whole(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    made: Made, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _ = made("zarr")
-    memory, target = fsspec.filesystem("memory"), "memory://up/a.zarr"
+    path, target = made("zarr")[0], "memory://up/a.zarr"
     files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
     real, sent = type(memory).pipe_file, list[str]()
 
@@ -85,43 +78,33 @@ def test_uploaded_it_is_sealed_only_when_it_is_whole(
 
         return pipe_file
 
-    try:
-        for number in (1, len(files) // 2, len(files) - 1):
-            sent.clear()
-            with monkeypatch.context() as patch, pytest.raises(Killed):
-                patch.setattr(type(memory), "pipe_file", stop_at(number))
-                upload(path, target)
-            with pytest.raises(StoreError, match="no Zarr store"):
-                open_store(target)
-        said = CliRunner().invoke(feature_store, ["convert", str(path), target])
-        assert said.exit_code == 0, said.output
-        assert verify(target).problems == []
-        assert open_store(target).manifest.content() == open_store(path).manifest.content()
-        for again in (
-            ["convert", str(path), target],
-            ["convert", str(path), target, "--codec=small"],
-        ):
-            refused = CliRunner().invoke(feature_store, again)
-            assert refused.exit_code == 1 and len(refused.stderr.splitlines()) == 1
-    finally:
-        memory.rm("/up", recursive=True)
-    hdf5, _ = made("h5")
+    for number in (1, len(files) // 2, len(files) - 1):
+        sent.clear()
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(type(memory), "pipe_file", stop_at(number))
+            upload(path, target)
+        with pytest.raises(StoreError, match="no Zarr store"):
+            open_store(target)
+    ok(feature_store, "convert", path, target)
+    assert verify(target).problems == []
+    assert open_store(target).manifest.content() == open_store(path).manifest.content()
+    for more in ((), ("--codec=small",)):
+        refused(feature_store, "convert", path, target, *more)
     with pytest.raises(UserError, match="only a Zarr folder"):
-        upload(hdf5, target)
+        upload(made("h5")[0], target)
 
 
 def test_a_file_that_does_not_arrive_whole_is_reported(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    made: Made, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _ = made("zarr")
-    memory = type(fsspec.filesystem("memory"))
-    real = memory.pipe_file
-    monkeypatch.setattr(memory, "pipe_file", lambda self, there, data: real(self, there, data[:-1]))
+    real = type(memory).pipe_file
+    monkeypatch.setattr(
+        type(memory), "pipe_file", lambda self, there, data: real(self, there, data[:-1])
+    )
     with pytest.raises(StoreError, match="arrived incomplete; run the command again"):
-        upload(path, "memory://torn/a.zarr")
+        upload(made("zarr")[0], "memory://torn/a.zarr")
     with pytest.raises(StoreError, match="no Zarr store"):
         open_store("memory://torn/a.zarr")
-    fsspec.filesystem("memory").rm("/torn", recursive=True)
 
 
 def test_unknown_addresses(tmp_path: Path) -> None:

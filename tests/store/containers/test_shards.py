@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,8 @@ from tests.store.containers.shard_files import (
     random_values,
     write,
 )
+from tests.store.read.test_shares import printed
+from tests.store.test_foreign import arrays_of
 
 Made = Callable[..., Any]
 DTYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
@@ -74,14 +75,6 @@ def test_any_rows_are_those_of_zarr_python(
         assert not around[0].any() and not around[end - begin + 1 :].any()
     assert ours.read(0, length + 9).tobytes() == values.tobytes()
     assert len(ours.read(length, 0)) == 0
-
-
-def test_chunks_of_the_size_that_we_write(tmp_path: Path) -> None:
-    values = random_values("uint32", (9000, 16), 1, 3)
-    ours, _ = both(write(tmp_path / "a.zarr", values, 4096, [blosc("lz4", "bitshuffle")]))
-    chance = np.random.default_rng(0)
-    for begin, end in np.sort(chance.integers(0, 9001, (40, 2)), axis=1).tolist():
-        assert (ours.read(begin, end) == values[begin:end]).all()
 
 
 def test_read_into_takes_only_what_fits(tmp_path: Path) -> None:
@@ -203,38 +196,23 @@ def test_maps_are_few_and_keep_no_file_open(tmp_path: Path, made: Made) -> None:
     assert not len(fs.source.maps) and fs[3].text == text  # type: ignore[attr-defined]
 
 
-def epoch(fs: FeatureStore, view: int) -> Iterator[tuple[str, str]]:
-    """Return a checksum of every feature of every batch."""
-    blocks = fs.blocks(90)
-    for number, batch in enumerate(fs.stream(5, 1, 300, view=view, blocks=blocks, pool_blocks=5)):
-        features: dict[str, Any] = {
-            name: getattr(batch, name)
-            for name in ("index", "start", "token_ids", "offsets", "special", "document", "mask",
-                         "spans_start", "spans")
-        }  # fmt: skip
-        features["texts"] = np.frombuffer("\n".join(batch.texts).encode(), np.uint8)
-        for name, hidden in batch.hidden.items():
-            features |= {f"{name} values": hidden.values, f"{name} states": hidden.states()}
-        features |= {f"map {name}": batch.attention[name] for name in batch.attention}
-        for name, values in vars(batch.logits).items():
-            if values is not None:
-                features[f"logits {name}"] = np.asarray(values)
-        features |= batch.stored
-        for name, values in features.items():
-            yield f"{number} {name}", hashlib.sha256(values.tobytes()).hexdigest()
-
-
 @pytest.mark.parametrize(("codec", "tier"), [("default", "sample"), ("small", "topk")])
 def test_an_epoch_is_the_same_with_and_without_our_reader(
-    made: Made, tmp_path: Path, codec: str, tier: str
+    made: Made, codec: str, tier: str
 ) -> None:
     path = made("zarr", codec, tier)[0]
     ours, plain, h5 = open_store(path), open_store(path), open_store(made("h5", codec, tier)[0])
+
+    def epoch(fs: FeatureStore, view: int) -> list[dict[str, Any]]:
+        batches = fs.stream(5, 1, 300, view=view, blocks=fs.blocks(90), pool_blocks=5)
+        return [printed(batch) for batch in batches]
+
     for view in (0, 1):
-        found = list(epoch(ours, view))
-        assert len(found) > 100
+        found = epoch(ours, view)
+        assert len(found) > 1
         with by_zarr_python():
-            assert found == list(epoch(plain, view)) == list(epoch(h5, view))
+            for other in (plain, h5):
+                np.testing.assert_equal(epoch(other, view), found)
             assert isinstance(plain.part(0).array("token/id"), ZarrSlices)
     assert isinstance(ours.part(0).array("token/id"), ShardSlices)
 
@@ -242,12 +220,7 @@ def test_an_epoch_is_the_same_with_and_without_our_reader(
 def test_every_array_of_a_store_is_read_by_us(made: Made) -> None:
     """Every array of a store is read by our reader; the tests above would pass without it."""
     path = made("zarr", "default", "sample")[0]
-    source = ZarrSource(str(path))
-    names = [
-        str(file.parent.relative_to(path))
-        for file in path.rglob("zarr.json")
-        if json.loads(file.read_text())["node_type"] == "array"
-    ]
+    source, names = ZarrSource(str(path)), arrays_of(path)
     assert len(names) > 80
     assert all(isinstance(source.array(name), ShardSlices) for name in names)
 
