@@ -46,5 +46,6 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def store(
     tmp_path: Path, request: pytest.FixtureRequest, small_store: Callable[[str], Path]
 ) -> Path:
-    """Copy a small store in the format of the parameter, to be damaged."""
-    return copied(small_store(request.param), tmp_path / f"a.{request.param}")
+    """Copy a small store in the format of the parameter, or in Zarr, to be damaged."""
+    ext = getattr(request, "param", "zarr")
+    return copied(small_store(ext), tmp_path / f"a.{ext}")

@@ -185,15 +185,6 @@ def stop(items: Sequence[Any]) -> Any:
     raise KeyboardInterrupt
 
 
-def test_a_stopped_conversion_goes_on(made: Made, tmp_path: Path) -> None:
-    source, target = made("zarr")[0], tmp_path / "b.h5"
-    with pytest.raises(KeyboardInterrupt):
-        convert(source, target, progress=stop)
-    assert len(open_store(target, allow_partial=True)) == 12
-    convert(source, target)
-    assert len(open_store(target)) == 36
-
-
 ZEROS = dict.fromkeys(("mean", "groups2.1"), (np.zeros(37), np.ones(37)))
 OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "calibration": ({"calibration": ZEROS}, "calibration/hidden/mean/mean differs"),

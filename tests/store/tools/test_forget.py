@@ -70,7 +70,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     return stores_in(tmp_path_factory.mktemp("smaller"), parts=2)
 
 
-ZARR = pytest.mark.parametrize("store", ("zarr",), indirect=True)
 EITHER = pytest.mark.parametrize(
     "store", ("zarr", pytest.param("h5", marks=pytest.mark.apart)), indirect=True
 )
@@ -195,27 +194,26 @@ def test_runs() -> None:
 def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a kill at any rename, the store is old, new, or refused by readers; the repeated
     command completes the new one."""
-    path = store
-    kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
+    kept, text, old, left = kept_of(store), a_text(store), texts_of(store), texts_of(store, GONE)
     states, stops = set[str](), 0
     for step in range(40):
         with monkeypatch.context() as patch:
             patch.setattr(files, "rename", dies_at(1 + stops % 5, done=bool(step % 2)))
             try:
-                forgetting.run(path, *GONE)
+                forgetting.run(store, *GONE)
                 break
             except Killed:
                 stops += 1
         try:
-            found = texts_of(path)
+            found = texts_of(store)
             states.add("old" if found == old else "new")
             assert found in (old, left)
         except StoreError as error:
             states.add("half")
             assert "is not finished" in str(error) and "`feature-store forget`" in str(error)
-    assert stops > 3 and ("half" in states) == path.is_dir()
-    forgetting.run(path, *GONE)
-    check_forgotten(path, kept, text)
+    assert stops > 3 and ("half" in states) == store.is_dir()
+    forgetting.run(store, *GONE)
+    check_forgotten(store, kept, text)
 
 
 @EITHER
@@ -228,9 +226,7 @@ def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) ->
     ids=["twice", "often"],
 )
 def test_killed(store: Path, delays: tuple[float, ...]) -> None:
-    """After a kill at any time, the repeated command completes the new store."""
-    path = store
-    kept, text, old, left = kept_of(path), a_text(path), texts_of(path), texts_of(path, GONE)
+    kept, text, old, left = kept_of(store), a_text(store), texts_of(store), texts_of(store, GONE)
     script = (
         "import sys; from pathlib import Path; from tests.store.tools import forgetting;"
         "print('ready', flush=True); sys.stdin.readline();"
@@ -238,7 +234,7 @@ def test_killed(store: Path, delays: tuple[float, ...]) -> None:
     )
     for delay in delays:
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(path), *map(str, GONE)],
+            [sys.executable, "-c", script, str(store), *map(str, GONE)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
@@ -251,11 +247,11 @@ def test_killed(store: Path, delays: tuple[float, ...]) -> None:
         process.stdout.close()
         process.stdin.close()
         try:
-            assert texts_of(path) in (old, left)
+            assert texts_of(store) in (old, left)
         except StoreError as error:
             assert "is not finished" in str(error)
-    forgetting.run(path, *GONE)
-    check_forgotten(path, kept, text)
+    forgetting.run(store, *GONE)
+    check_forgotten(store, kept, text)
 
 
 class Counted(str):
@@ -287,7 +283,6 @@ def half(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return store
 
 
-@ZARR
 def test_another_wish_after_a_kill(half: Path) -> None:
     """After a kill, a command with other documents finishes the old work, then forgets these
     too."""
@@ -299,19 +294,16 @@ def test_another_wish_after_a_kill(half: Path) -> None:
         assert store.identity["corpus"]["forgotten"] == "1,4"
 
 
-@ZARR
 def test_nothing_else_goes_on_with_a_half_forgotten_store(half: Path, tmp_path: Path) -> None:
-    path = half
     with pytest.raises(UserError, match=r"other arguments: the corpus \(forgotten\)"):
-        begin(path, SMALL)
-    assert "is not finished" in refused("convert", path, tmp_path / "b.zarr")
-    assert "has not yet read its corpus" in refused("seal", path)
-    assert "`feature-store forget` with the same documents" in run("repair", path).output
-    forgetting.run(path, 1)
-    assert verify(path).problems == []
+        begin(half, SMALL)
+    assert "is not finished" in refused("convert", half, tmp_path / "b.zarr")
+    assert "has not yet read its corpus" in refused("seal", half)
+    assert "`feature-store forget` with the same documents" in run("repair", half).output
+    forgetting.run(half, 1)
+    assert verify(half).problems == []
 
 
-@ZARR
 def test_a_forged_journal_is_refused(half: Path) -> None:
     journal = json.loads((half / "zarr.json").read_text())["attributes"][FORGETTING]
     for key, value in (("documents", math.inf), ("gone", [math.inf])):
@@ -320,7 +312,6 @@ def test_a_forged_journal_is_refused(half: Path) -> None:
             forgetting.run(half, 1)
 
 
-@ZARR
 def test_the_list_of_the_command(store: Path, tmp_path: Path) -> None:
     """A list names documents by number or text hash; unknown entries are refused unless allowed."""
     path, file = store, tmp_path / "list"
@@ -386,20 +377,18 @@ def test_time_for_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [4 * 9 * len("the story of 東京".encode())]
 
 
-@ZARR
 def test_refused_where_the_text_would_stay(store: Path, tmp_path: Path) -> None:
     """`forget` is refused for a damaged store, and next to a quarantine folder of `repair`."""
-    path = store
-    damaged = path / "parts/1/text/utf8/c/0"
+    damaged = store / "parts/1/text/utf8/c/0"
     damaged.write_bytes(damaged.read_bytes()[:-9] + b"123456789")
     before = damaged.read_bytes()
     with pytest.raises(StoreError, match="parts/1/text/utf8: .*cannot be decoded"):
-        forgetting.run(path, *GONE)
-    assert damaged.read_bytes() == before and not list(path.glob("parts/*.kept"))
-    run("repair", path)
-    make_store(path, SMALL)
+        forgetting.run(store, *GONE)
+    assert damaged.read_bytes() == before and not list(store.glob("parts/*.kept"))
+    run("repair", store)
+    make_store(store, SMALL)
     with pytest.raises(UserError, match=r"a.zarr.aside-1: holds what `feature-store repair`"):
-        forgetting.run(path, *GONE)
+        forgetting.run(store, *GONE)
     unfinished(tmp_path / "begun.zarr", SMALL, 0)
     with pytest.raises(StoreError, match="is not finished"):
         forgetting.run(tmp_path / "begun.zarr", *GONE)

@@ -51,7 +51,6 @@ def test_merge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [("ranked-topk", "topk"), ("topk", "ranked-topk")])
 def test_merge_of_ranked_and_plain_ids(tmp_path: Path, order: tuple[str, str]) -> None:
-    """The result stores ids like the first store; a repeated `merge` compares existing parts."""
     paths = [tmp_path / f"{tier}.zarr" for tier in order]
     for number, (tier, path) in enumerate(zip(order, paths, strict=True)):
         make_store(path, features_of(tier=tier), parts=1 + number)
@@ -150,7 +149,6 @@ def store_of(path: Path, changes: dict[str, Any], **config: Any) -> Path:
 
 
 def test_a_stopped_merge_does_not_go_on_with_other_stores(tmp_path: Path) -> None:
-    """A stopped merge does not continue if arguments or numbers of parts differ."""
     corpus = {"identity": IDENTITY | {"corpus": {"hash": "c"}}}
     features = dataclasses.replace(features_of(), attention=())
     for name, sequences, parts in (("1", 12, 2), ("2", 8, 2), ("short", 8, 1)):

@@ -36,7 +36,6 @@ def hub(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hub", ["xet", "lfs"], indirect=True)
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path) -> None:
     (store / "parts" / "notes.txt").write_text("unknown")
     printed = ok(feature_store, "push", store, "user/what", "--private")
@@ -57,7 +56,6 @@ def test_a_pushed_store_is_the_same_store(hub: Hub, store: Path, tmp_path: Path)
     assert len(repository.commits) == before
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_stopped_push_is_no_store_and_goes_on(
     hub: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +71,6 @@ def test_a_stopped_push_is_no_store_and_goes_on(
     assert "a.zarr/zarr.json" in files and len(hub.contents) > sent
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_what_has_not_arrived_whole_is_not_sealed(
     hub: Hub, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +96,6 @@ def test_another_store_of_the_name_is_left_alone(hub: Hub, store: Path, tmp_path
     assert hub.repositories[NAME].files() == before
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_damaged_store_is_not_pushed(hub: Hub, store: Path) -> None:
     shard = max(store.rglob("c/0*/**/*"), key=lambda file: file.stat().st_size * file.is_file())
     shard.write_bytes(shard.read_bytes()[:-9])

@@ -151,7 +151,6 @@ def test_what_is_made_again_must_be_what_it_was(store: Path) -> None:
     assert made_again(store) == set() and verify(store).problems == []
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_part_too_many_is_moved_aside_where_it_would_count(store: Path) -> None:
     before = contents(store)
     shutil.copytree(store / "parts/0", store / "parts/7")
@@ -204,9 +203,7 @@ def test_killed_at_every_rename(store: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert contents(store) == before
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_part_that_is_a_link_is_dropped(store: Path) -> None:
-    """A part that is a link is dropped; the target of the link remains."""
     before, precious = contents(store), store.parent / "precious"
     shutil.rmtree(store / "parts/1")
     precious.mkdir()
@@ -294,7 +291,6 @@ def test_a_damaged_manifest_is_made_anew(store: Path, also: bool) -> None:
     assert contents(store) == before
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 @pytest.mark.parametrize("place", [b"{", b'"sealed"', b'"teachonce"', b"weights_hash", b"sha256"])
 def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: bytes) -> None:
     before = contents(store)
@@ -309,7 +305,6 @@ def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: b
     assert old == new and after == before
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_version_that_is_true_is_that_of_the_manifest(store: Path) -> None:
     """A root version of `true`, which equals 1 in Python, is replaced by the manifest's version."""
     before = json.loads((store / "zarr.json").read_text())

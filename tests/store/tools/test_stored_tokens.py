@@ -84,6 +84,7 @@ def longer(ends: Array) -> None:
     ends += 1
 
 
+NO_LABEL = "holds a number that is not a label"
 LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "id": ("topk", "token/id", put(5, 1000), "token ids outside the vocabulary"),
     "end": ("topk", "token/end", put(3, 9999), "offsets outside the text"),
@@ -110,19 +111,9 @@ LAWS: dict[str, tuple[str, str, Callable[[Array], Any], str]] = {
     "draws": ("sample", "view0/logits/counts", put(1, 200), "does not sum to 12 draws"),
     "drawn": ("sample", "view0/logits/ids", put(1, 7000), "logits/ids is outside the vocabulary"),
     "drawn twice": ("sample", "view0/logits/ids", twice, "has ids that do not ascend"),
-    "label": (
-        "classification",
-        "sequence/label",
-        put(3, 4),
-        "holds a number that is not a label (-1..3)",
-    ),
-    "tag": ("tagging", "token/tag", put(2, -2), "token/tag holds a number that is not a label"),
-    "tag of a special": (
-        "tagging",
-        "token/tag",
-        put(0, 1),
-        "token/tag holds a number that is not a label",
-    ),
+    "label": ("classification", "sequence/label", put(3, 4), f"{NO_LABEL} (-1..3)"),
+    "tag": ("tagging", "token/tag", put(2, -2), f"token/tag {NO_LABEL}"),
+    "tag of a special": ("tagging", "token/tag", put(0, 1), f"token/tag {NO_LABEL}"),
     "classes": (
         "classification",
         "view1/classes/values",

@@ -19,21 +19,19 @@ from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
 from teachonce.support.cache_folder import cache_folder
-from tests.making.stores import SMALL, copied, make_store
+from tests.making.stores import SMALL, make_store
 from tests.store.tools import forgetting
 from tests.store.tools.forgetting import holding
 from tests.store.tools.test_commands import run
 
 GONE = 1
+EITHER = pytest.mark.parametrize("store", ("zarr", "h5"), indirect=True)
 CHANGED = "documents were forgotten, or another store now has its name"
 
 
 @pytest.fixture
-def path(
-    tmp_path: Path, request: pytest.FixtureRequest, small_store: Callable[[str], Path]
-) -> Path:
-    ext = getattr(request, "param", "zarr")
-    return copied(small_store(ext), tmp_path / f"a.{ext}")
+def path(store: Path) -> Path:
+    return store
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +232,7 @@ def _reading(how: str, path: Path) -> Iterator[Any]:
         yield from store.table(["text"]).batches()
 
 
-@pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
+@EITHER
 @pytest.mark.parametrize("how", ("stream", "gather", "texts", "records", "fields", "kept"))
 def test_a_reader_stops(path: Path, how: str) -> None:
     """A reader of a changed store stops, also if all of its data are in memory or mapped."""
@@ -245,7 +243,7 @@ def test_a_reader_stops(path: Path, how: str) -> None:
         list(batches)
 
 
-@pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
+@EITHER
 def test_what_is_no_change(path: Path) -> None:
     """A new timestamp or an equal copy of the root file does not count as a change."""
     store = open_store(path)
@@ -259,7 +257,7 @@ def test_what_is_no_change(path: Path) -> None:
     pickle.loads(pickle.dumps(store)).watch.check()
 
 
-@pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
+@EITHER
 def test_another_process_opens_the_same_store(path: Path) -> None:
     with open_store(path) as store:
         pickled = pickle.dumps(store)
@@ -295,7 +293,7 @@ def _in_the_middle(path: Path, work: Callable[..., Any]) -> Any:
     return work(bar)
 
 
-@pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
+@EITHER
 @pytest.mark.parametrize("command", ("convert", "convert_codec", "merge"))
 def test_forgetting_while_a_copy_is_made(path: Path, tmp_path: Path, command: str) -> None:
     """A copy that is made during `forget` is refused, never sealed, and named."""
@@ -314,7 +312,7 @@ def test_forgetting_while_a_copy_is_made(path: Path, tmp_path: Path, command: st
     assert str(target) in [each["path"] for each in forgotten(path, 2)["copies"]]
 
 
-@pytest.mark.parametrize("path", ("zarr", "h5"), indirect=True)
+@EITHER
 def test_forgetting_while_a_store_is_verified(path: Path) -> None:
     """`forget` during `verify` is not reported as damage: the store is verified again."""
 
