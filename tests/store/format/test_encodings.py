@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import teachonce.store.format.features
 from teachonce.store import Features, FeatureStore, StoreError, open_store
 from teachonce.store.format.codecs.levels import LEVELS, Level
 from teachonce.store.tools.copy import convert
@@ -168,22 +167,3 @@ def test_an_unfinished_store_in_other_words_is_gone_on_with(
     store, plain = open_store(path), open_store(tmp_path / f"plain.{ext}")
     assert_reads_alike(store, plain)
     assert store.meta["features"]["encodings"] == reworded(plain.meta["features"]["encodings"])
-
-
-@pytest.mark.parametrize("ext", EXT)
-@pytest.mark.parametrize(("codec", "kind", "key", "value"), BINDING[::3])
-def test_a_store_with_other_constants_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ext: str,
-    codec: str, kind: str, key: str, value: Any,
-) -> None:  # fmt: skip
-    path = tmp_path / f"a.{ext}"
-    with monkeypatch.context() as patch:
-        patch.setattr(teachonce.store.format.features, "form_of", lambda *_: 0)
-        written(patch, lambda encodings: other(encodings, kind, key, value))
-        make_store(path, features_of(codec), parts=1)
-        open_store(path).close()  # sound except for this
-    with pytest.raises(StoreError) as caught:
-        open_store(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: features: encodings.{kind}.{key} of codec {codec!r} is ")
-    assert f"is {json.dumps(value)}, expected " in message and "\n" not in message

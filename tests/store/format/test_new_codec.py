@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from teachonce.feature_store.cli import main
 from teachonce.store import StoreError, open_store
@@ -32,6 +31,7 @@ from teachonce.student_train.data.batch import StreamedFeatures
 from teachonce.student_train.data.cache import ResidentFeatures
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
+from tests.end_to_end.support import ok, refused
 from tests.making.stores import features_of, make_store
 
 EXT = ("zarr", "h5")
@@ -191,9 +191,8 @@ def test_an_installed_package_adds_a_codec(tmp_path: Path) -> None:
     path, copy = tmp_path / "a.zarr", tmp_path / "b.h5"
     make_store(path, features_of("mine"))
     make_store(tmp_path / "exact.zarr", features_of("exact"))
-    command = ["convert", str(tmp_path / "exact.zarr"), str(copy), "--codec"]
-    found = CliRunner().invoke(main, [*command, "mine"])
-    assert found.exit_code == 0, found.output
+    command = ("convert", tmp_path / "exact.zarr", copy, "--codec")
+    ok(main, *command, "mine")
     levels.LEVELS.pop("mine")  # as in a process that has not loaded it
     for store in (path, copy):
         assert verify(store).problems == []
@@ -202,8 +201,7 @@ def test_an_installed_package_adds_a_codec(tmp_path: Path) -> None:
         ("zip", "--codec zip: expected one of exact,"),
         ("broken", "cannot be loaded"),
     ):
-        found = CliRunner().invoke(main, [*command, word])
-        assert found.exit_code == 2 and printed in found.output
+        assert printed in refused(main, *command, word)
     for codec in ("exact", "tiny"):
         with pytest.raises(StoreError if codec == "tiny" else UserError):
             convert(copy, tmp_path / "c.h5", codec=codec)

@@ -43,15 +43,11 @@ def wanted(record: Record, column: str) -> Any:
         view = record.views[int(number)]
     kind, _, name = column.partition("_")
     spans = {"begin": 0, "end": 1, "action": 2, "role": 2}
-    if kind == "masked":
-        return view.spans[:, spans[name]]
-    if kind == "message":
-        assert record.messages is not None
-        return record.messages[:, spans[name]]
-    if kind == "hidden":
-        return view.hidden[name]
-    if kind == "attention":
-        return view.attention[name]
+    if kind in ("masked", "message"):
+        of_kind: Any = view.spans if kind == "masked" else record.messages
+        return of_kind[:, spans[name]]
+    if kind in ("hidden", "attention"):
+        return getattr(view, kind)[name]
     if column in ("class_logits", "tag_logits"):
         return getattr(view, column)
     if kind == "logits":
@@ -105,7 +101,6 @@ def test_the_table_holds_what_the_records_hold(made: Made, ext: str, codec: str,
     "blocks", ([[0, 2], [5, 7]], [[5, 7], [0, 2]], [[3, 4], [11, 12], [12, 15]])
 )
 def test_blocks_apart_in_one_batch(tmp_path: Path, blocks: list[list[int]]) -> None:
-    """In a batch of separate blocks, the columns read from parts are in the batch's order."""
     features = dataclasses.replace(features_of(tier=None, views=1), hidden=(), attention=())
     writer = begin(tmp_path / "a.zarr", features)
     for number in range(2):
@@ -149,7 +144,6 @@ def test_parquet_in_one_file_and_in_several(
 def test_the_bytes_of_a_batch_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of a batch are counted once, not for each batch of a row group."""
 
     class Rows(list[Any]):  # one batch
         counted = 0

@@ -112,15 +112,12 @@ def test_copies_of_it_are_what_they_would_be(both: list[Path], tmp_path: Path, e
     assert contents_of[0] == contents_of[1]
 
 
-def index_files(path: Path) -> list[Path]:
-    return sorted(file for file in path.glob("index/**/c/**/0") if file.is_file())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ext", ["zarr"])
 def test_a_damaged_index_is_reported_and_mended(both: list[Path]) -> None:
     path = both[0]
-    before, files = contents(path), index_files(path)
+    before = contents(path)
+    files = sorted(file for file in path.glob("index/**/c/**/0") if file.is_file())
     assert len(files) == 3 * 4 + 1
     for file in files[::3]:  # one of each kind
         flip(file, 1, 3)
@@ -210,7 +207,6 @@ def test_what_goes_in_comes_out(sequences: list[list[int]], page: int, step: int
 
 
 def test_opening_reads_no_page_and_a_part_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening reads no page, a part reads one, and few pages are cached for any number of parts."""
     monkeypatch.setattr(teachonce.store.format.index, "PAGE", 2)
     reading = Reading(*some_parts(SMALL, [[3, 4]] * 100), SMALL)
     parts = reading.parts()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,29 +37,20 @@ def stored_lengths(path: Path) -> Array:
     return np.concatenate([np.diff(fs.part(n).token_start) for n in range(3)])
 
 
-@pytest.mark.parametrize("ext", ["zarr", "h5"])
-def test_the_manifest_tells_the_lengths_that_parts_have(made: Made, ext: str) -> None:
-    path = made(ext)[0]
-    fs = open_store(path)
-    known = fs.manifest.lengths
-    assert (
-        known is not None
-        and known.dtype == np.uint8
-        and known.tolist()
-        == list(itertools.chain.from_iterable(part.token_counts for part in made(ext)[1]))
-    )
-    assert fs.lengths(13, 20).tolist() == stored_lengths(path)[13:20].tolist()
-
-
+@pytest.mark.parametrize("ext", EXT)
 @pytest.mark.parametrize(("longest", "size"), [(255, 1), (256, 2), (65536, 4)])
-def test_the_smallest_type_that_holds_them(tmp_path: Path, longest: int, size: int) -> None:
+def test_the_manifest_has_the_lengths_in_the_smallest_type(
+    tmp_path: Path, ext: str, longest: int, size: int
+) -> None:
     features = dataclasses.replace(
         features_of(tier=None), max_length=longest, hidden=("mean",), attention=(), views=1
     )
-    made = make_store(tmp_path / "a.zarr", features, parts=2)
-    known = open_store(tmp_path / "a.zarr").manifest.lengths
+    made = make_store(tmp_path / f"a.{ext}", features, parts=2)
+    expected = [n for part in made for n in part.token_counts]
+    fs = open_store(tmp_path / f"a.{ext}")
+    known = fs.manifest.lengths
     assert known is not None and known.itemsize == size and known.dtype.kind == "u"
-    assert known.tolist() == [n for part in made for n in part.token_counts]
+    assert known.tolist() == expected and fs.lengths(7, 20).tolist() == expected[7:20]
 
 
 def test_a_store_without_lengths_reads_the_same(copy: Copy, made: Made) -> None:
@@ -133,7 +123,6 @@ def test_lengths_that_a_part_does_not_have(copy: Copy, lie: str) -> None:
     assert verify(path).problems == [] and contents(path) == before
 
 
-@pytest.mark.parametrize("store", ["zarr"], indirect=True)
 def test_a_sequence_without_a_token_is_refused(store: Path) -> None:
     """A sequence without a token is refused, even if all other numbers of the store agree."""
     array: Any = zarr.open_array(store / "parts/0/sequence/token_start", mode="r+")

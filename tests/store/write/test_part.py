@@ -169,6 +169,8 @@ def test_features_of_a_task_in_json() -> None:
     features = features_of(tier="tagging")
     assert Features.from_json(features.to_json()) == features
     plain = features_of().to_json()
+    with pytest.raises(StoreError, match="lack codec"):
+        Features.from_json({key: value for key, value in plain.items() if key != "codec"})
     assert "task" not in plain and set(plain["logits"]) == {"tier", "size"}
     causal = Features(vocabulary=9, logits=LogitsSpec("topk", 3, next_token=True))
     assert causal.to_json()["logits"] == {"tier": "topk", "size": 3, "next_token": True}
