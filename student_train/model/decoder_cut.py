@@ -193,11 +193,11 @@ class _Cut:
             return largest(importance.units[self.layer], self.student.units)
         heads, groups = chosen_heads(importance.heads[self.layer], teacher, self.student)
         if axis == "K":
-            return _of_heads(groups, teacher.each)
-        queries = _of_heads(heads, teacher.each)
+            return _of_heads(groups, teacher.head_size)
+        queries = _of_heads(heads, teacher.head_size)
         if axis == "Q":
             return queries
-        width = teacher.heads * teacher.each
+        width = teacher.heads * teacher.head_size
         return np.concatenate([queries + n * width for n in range(3)])
 
 
@@ -246,8 +246,9 @@ def _layer_count(parts: DecoderParts, sizes: Sizes, source: WeightSource) -> int
     if missing := sorted(names.keys() - weights.keys()):
         raise UserError(f"{source.path}: the teacher's weights lack {missing[0]}; use --init vocab")
     lengths = {
-        "D": sizes.width, "F": sizes.units, "H": sizes.each, "Q": sizes.heads * sizes.each,
-        "K": sizes.groups * sizes.each, "3": 3 * sizes.heads * sizes.each,
+        "D": sizes.width, "F": sizes.units, "H": sizes.head_size,
+        "Q": sizes.heads * sizes.head_size, "K": sizes.groups * sizes.head_size,
+        "3": 3 * sizes.heads * sizes.head_size,
     }  # fmt: skip
     for name, axes in names.items():
         shape = weights[name].shape
@@ -279,7 +280,7 @@ def measure(
             per_layer.append(squares[name] * modules[name].weight.double().square().sum(dim=over))
         return torch.stack(per_layer).numpy()
 
-    heads = contribution(parts.heads_into).reshape(-1, sizes.heads, sizes.each).sum(axis=2)
+    heads = contribution(parts.heads_into).reshape(-1, sizes.heads, sizes.head_size).sum(axis=2)
     norms = [v.sqrt() for name, v in squares.items() if _axes(f"{name}.weight", parts) == "D"]
     channels = torch.stack(norms).mean(dim=0).numpy()
     return Importance(channels, np.sqrt(heads), np.sqrt(contribution(parts.units_into))), tokens
@@ -330,7 +331,7 @@ def _teacher(student: PreTrainedModel, parts: DecoderParts, source: WeightSource
         raise ValueError(f"the student's config lacks the teacher's {wrong}; see `prepare`")
     weights = source.teacher_weights()
     config.hidden_size, config.num_attention_heads = sizes.width, sizes.heads
-    config.num_key_value_heads, config.head_dim = sizes.groups, sizes.each
+    config.num_key_value_heads, config.head_dim = sizes.groups, sizes.head_size
     setattr(config, parts.units, sizes.units)
     config.num_hidden_layers = _layer_count(parts, sizes, source)
     config.layer_types = ["full_attention"] * config.num_hidden_layers

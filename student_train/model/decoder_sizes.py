@@ -33,14 +33,14 @@ OF_LAYERS = {
 class Sizes:
     """Holds the sizes of a decoder.
 
-    width: the hidden size. heads: query heads. groups: key-value heads. each: the size of a head.
+    width: the hidden size. heads: query heads. groups: key-value heads. head_size: the size of one.
         units: the feed-forward size.
     """
 
     width: int
     heads: int
     groups: int
-    each: int
+    head_size: int
     units: int
 
     @classmethod
@@ -79,13 +79,13 @@ class Sizes:
     @property
     def layer_weights(self) -> int:
         """Count the weights of a layer, with a gated feed-forward network."""
-        attention = 2 * (self.heads + self.groups) * self.each
+        attention = 2 * (self.heads + self.groups) * self.head_size
         return self.width * (attention + 3 * self.units)
 
     @property
     def fill_width(self) -> bool:
         """Return whether the heads fill the hidden size, as in a shape without their size."""
-        return self.heads * self.each == self.width
+        return self.heads * self.head_size == self.width
 
     def shape(self, kind: str, layers: int, grouped: bool) -> str:
         """Return the value of `--student` for a decoder of these sizes.
@@ -94,7 +94,7 @@ class Sizes:
         """
         size = f"{kind}:{self.width}x{layers}x{self.heads}x{self.units}"
         size += f"x{self.groups}" if grouped or not self.fill_width else ""
-        return size if self.fill_width else f"{size}x{self.each}"
+        return size if self.fill_width else f"{size}x{self.head_size}"
 
 
 def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> None:
@@ -113,17 +113,18 @@ def check_cut(how: str, shape: Shape, config: Mapping[str, Any], where: str) -> 
     teacher = Sizes.of_config(config, where)
     groups, head_size = shape.key_value_heads, shape.head_size
     student = Sizes(shape.width, shape.heads, groups, head_size, shape.feed_forward)
-    if student.each != teacher.each:
+    if student.head_size != teacher.head_size:
         # A shape of GPT-2 has no size of heads.
-        fitting = f"{kind}:HxLxAxFxKVx{teacher.each}, or " if kind != "gpt2" else ""
+        fitting = f"{kind}:HxLxAxFxKVx{teacher.head_size}, or " if kind != "gpt2" else ""
         raise UserError(
-            f"{start}: the heads of {where} have size {teacher.each}, the student's"
-            f" {student.each}, and heads are copied whole; choose --student {fitting}{kind}:HxLxA"
-            f" with H = {teacher.each} A"
+            f"{start}: the heads of {where} have size {teacher.head_size}, the student's"
+            f" {student.head_size}, and heads are copied whole; choose --student"
+            f" {fitting}{kind}:HxLxA"
+            f" with H = {teacher.head_size} A"
         )
     form, grouped = f"{kind}:HxLxAxF", f"{kind}:HxLxAxFxKV"
     if not student.fill_width:
-        form = grouped = f"{grouped}x{student.each}"
+        form = grouped = f"{grouped}x{student.head_size}"
     for label, letter, size, limit in (
         ("hidden size", "H", student.width, teacher.width),
         ("feed-forward size", "F", student.units, teacher.units),

@@ -31,7 +31,7 @@ BEAT, MISSED = 20.0, 3  # seconds between heartbeats; missed ones until a writer
 SETTLE = 1.0  # seconds to wait after a takeover, as two processes may take over at once
 SIZE = 1024  # bytes of a lease: written in one call, so no reader sees half of it
 TRIES = 100  # to open or create a lease while other processes create and remove it
-_own: dict[Path, Lease] = {}  # leases of this process, which may open a store for writing again
+_leases: dict[Path, Lease] = {}  # leases of this process, which may open a store for writing again
 
 
 class Taken(UserError):
@@ -47,7 +47,7 @@ class Lease:
 
     def __init__(self, store: Path) -> None:
         self.store, self.path, self.token = store, lease_path(store), secrets.token_hex(8)
-        if (before := _own.get(self.path)) is not None:
+        if (before := _leases.get(self.path)) is not None:
             before.close()
         self._file, new = self._take()
         try:
@@ -68,7 +68,7 @@ class Lease:
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._beating.start()
-        _own[self.path] = self
+        _leases[self.path] = self
 
     def _take(self) -> tuple[int, bool]:
         """Take the lease; return its open file, and whether the file is new."""
@@ -146,7 +146,7 @@ class Lease:
         if _read(self.path).get("token") == self.token:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
-        _own.pop(self.path, None)
+        _leases.pop(self.path, None)
 
 
 def lease_path(store: Path) -> Path:
@@ -157,7 +157,7 @@ def lease_path(store: Path) -> Path:
 
 def check_free(store: Path) -> None:
     """Raise Taken if a living process other than this one writes the store."""
-    if lease_path(store) in _own:
+    if lease_path(store) in _leases:
         return
     try:
         file = _open(lease_path(store))

@@ -117,9 +117,9 @@ def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:
     return found | {
         "attention.head_count_kv": of.groups,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "attention.key_length": of.each,
-        "attention.value_length": of.each,
-        "rope.dimension_count": of.each,
+        "attention.key_length": of.head_size,
+        "attention.value_length": of.head_size,
+        "rope.dimension_count": of.head_size,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }
 

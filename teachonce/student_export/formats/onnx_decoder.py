@@ -99,7 +99,7 @@ def _example(network: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     ids = torch.zeros(BATCH, TOKENS, dtype=torch.int64)
     mask = torch.ones(BATCH, BEFORE + TOKENS, dtype=torch.int64)
     names = cache_names(network.config, PAST)
-    return ids, mask, [torch.zeros(BATCH, sizes.groups, BEFORE, sizes.each) for _ in names]
+    return ids, mask, [torch.zeros(BATCH, sizes.groups, BEFORE, sizes.head_size) for _ in names]
 
 
 def _shapes(network: Any) -> tuple[Any, ...]:
