@@ -93,10 +93,10 @@ EXAMPLES = examples(
 )
 @version_option
 @command_errors
-def main(**words: Any) -> None:
+def main(**values: Any) -> None:
     """Read the options, check them against the task and its files, and run the task."""
     # Mistakes in options and files are reported before torch is imported, which takes seconds.
-    options = read_options(words)
+    options = read_options(values)
     _check_out(options)
     check_task(options)
     work = WORK.get(options.kind, _fine_tune)
@@ -111,10 +111,10 @@ def main(**words: Any) -> None:
 
     # A masked-LM training makes its own folder, for --resume.
     with _made_early(options.out) if options.out and not trained else nullcontext():
-        found = work(options)
-        if found is None:
+        results = work(options)
+        if results is None:
             return
-        result = score_tables.of_models(found) if isinstance(found, list) else found
+        result = score_tables.of_models(results) if isinstance(results, list) else results
         if options.out:
             score_tables.save(result, options.out)
     if options.json:
@@ -130,7 +130,7 @@ def _where(out: Path) -> str:
     """Describe where the scores and the saved models are."""
     from teachonce.downstream.score_tables import FILE
 
-    folders = [each for each in (out, *sorted(out.iterdir())) if (each / "config.json").is_file()]
+    folders = [path for path in (out, *sorted(out.iterdir())) if (path / "config.json").is_file()]
     return "; ".join([f"scores in {out / FILE}", *(f"model in {folder}" for folder in folders)])
 
 
@@ -167,16 +167,16 @@ def _mlm(options: DownstreamOptions) -> list[Result] | Result | None:
     """Score masked LMs without training, or train one. Only the first process returns a result."""
     from teachonce.downstream.mlm.scoring import score_as_is, train_seeds
 
-    length, more = options.max_length or MlmSettings.max_length, {}
+    length, batch = options.max_length or MlmSettings.max_length, {}
     if options.batch_tokens:
-        more["batch_size"] = max(1, options.batch_tokens // length)
+        batch["batch_size"] = max(1, options.batch_tokens // length)
     tests = splits_to_test(options.test)
     if options.as_is:
-        return [score_as_is(each, tests, length, _say(options, each)) for each in options.model]
+        return [score_as_is(model, tests, length, _say(options, model)) for model in options.model]
     from teachonce.training.device import resolved_device
     from teachonce.training.ranks import join_ranks
 
-    settings = options.settings(MlmSettings, model=options.model[0], **more)
+    settings = options.settings(MlmSettings, model=options.model[0], **batch)
     with join_ranks(resolved_device("auto")) as ranks:
         say = _say(options) if ranks.is_main else lambda line: None
         result = train_seeds(settings, options.seeds or 1, tests, say, ranks, options.log)
@@ -230,7 +230,7 @@ def _harness(options: DownstreamOptions) -> list[Result]:
 
     settings = options.settings(LmSettings)
     return [
-        score_harness_task(options.task, each, options.test, settings) for each in options.model
+        score_harness_task(options.task, model, options.test, settings) for model in options.model
     ]
 
 
@@ -238,7 +238,7 @@ def _lm(options: DownstreamOptions) -> list[Result]:
     from teachonce.downstream.lm.scoring import score_lm
 
     tests, settings = splits_to_test(options.test), options.settings(LmSettings)
-    return [score_lm(each, tests, settings, _say(options, each)) for each in options.model]
+    return [score_lm(model, tests, settings, _say(options, model)) for model in options.model]
 
 
 def _task(options: DownstreamOptions) -> Any:

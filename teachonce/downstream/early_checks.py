@@ -74,15 +74,15 @@ GROUPS = {
 
 def parameters() -> list[click.Parameter]:
     """Return the parameters of the command: the options of `DownstreamOptions`, and RUN."""
-    found: list[click.Parameter] = []
+    options: list[click.Parameter] = []
     for name in OPTIONS:
         if name != "runs":
             plural: dict[str, Any] = {"metavar": "PATH"} if OPTIONS[name].read is read_paths else {}
             if name == "task":
                 plural = {"metavar": f"[{'|'.join(TASK_FORMS)}]"}
-            found.append(click_option(DownstreamOptions, name, help=_help(name), **plural))
+            options.append(click_option(DownstreamOptions, name, help=_help(name), **plural))
     runs = click.Argument(["runs"], nargs=-1, type=LocalPath(), metavar="[RUN]...")
-    return [*found, runs]
+    return [*options, runs]
 
 
 def _help(name: str) -> str:
@@ -108,7 +108,7 @@ def _default(name: str) -> str:
             kinds.setdefault(default, []).append(kind)
     if len(kinds) == 1:
         return "".join(map(_number, kinds))
-    return ", ".join(f"{' and '.join(some)} {_number(value)}" for value, some in kinds.items())
+    return ", ".join(f"{' and '.join(names)} {_number(value)}" for value, names in kinds.items())
 
 
 def _number(value: Any) -> str:
@@ -196,9 +196,9 @@ OF_SWEEP = ("model", "out", "json", "runs")
 STUDENT = "a student that is not trained yet"
 
 
-def read_options(words: Mapping[str, Any]) -> DownstreamOptions:
+def read_options(values: Mapping[str, Any]) -> DownstreamOptions:
     """Make the options from the values that click parsed. Raises UserError for contradictions."""
-    given = {name: value for name, value in words.items() if value not in (None, ())}
+    given = {name: value for name, value in values.items() if value not in (None, ())}
     return DownstreamOptions(**read_words(DownstreamOptions, given))
 
 
@@ -254,19 +254,19 @@ def _check_task(name: str, table: Any) -> DownstreamOptions:
 
 def _check_key(where: str, key: str, value: Any) -> None:
     """Raise UserError for an unknown key, and for a value of the wrong type."""
-    known = sorted(OPTIONS.keys() - set(OF_SWEEP))
+    options = sorted(OPTIONS.keys() - set(OF_SWEEP))
     name = key.replace("-", "_")
-    if name not in known:
-        given = "the sweep sets it itself; " if name in OF_SWEEP else suggest(name, known)
+    if name not in options:
+        hint = "the sweep sets it itself; " if name in OF_SWEEP else suggest(name, options)
         raise UserError(
-            f"{where} {key} is not an option here; {given}options are {', '.join(known)}, see"
+            f"{where} {key} is not an option here; {hint}options are {', '.join(options)}, see"
             " downstream --help"
         )
     values, flag = value if isinstance(value, list) else [value], is_flag(DownstreamOptions, name)
-    if any(not isinstance(each, str | int | float) for each in values) or not values:
+    if any(not isinstance(item, str | int | float) for item in values) or not values:
         raise UserError(f"{where} {key}: expected a string, a number or a list of these")
     # A bool passes the check above, as it is an int in Python.
-    if any(isinstance(each, bool) != flag for each in values):
+    if any(isinstance(item, bool) != flag for item in values):
         expected = "true or false" if flag else "a string or a number"
         raise UserError(f"{where} {key} {json.dumps(value)}: expected {expected}")
 
@@ -279,7 +279,7 @@ def _as_keys(problem: str, table: Mapping[str, Any]) -> str:
         if any(isinstance(v, str) and re.match(re.escape(v) + "[:,]", problem) for v in values):
             problem = f"{key} {problem}"
     spelt = {flag_of(name): name for name in OPTIONS}
-    return re.sub(r"--[a-z][a-z-]*", lambda found: spelt.get(found[0], found[0]), problem)
+    return re.sub(r"--[a-z][a-z-]*", lambda match: spelt.get(match[0], match[0]), problem)
 
 
 def main() -> None:

@@ -23,16 +23,16 @@ def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, 
     mteb: Any = library("mteb", "mteb", f"--task {task}")
     name = task.partition(":")[2]
     try:
-        chosen = mteb.get_task(name)
+        benchmark = mteb.get_task(name)
     except KeyError as error:
         raise UserError(f"--task {task}: mteb has no such task: {first_line(error)}") from None
     embedder = Embedder(model, max_length)
-    split = TEST if TEST in chosen.eval_splits else chosen.eval_splits[0]
+    split = TEST if TEST in benchmark.eval_splits else benchmark.eval_splits[0]
     try:
         # By default mteb returns what it has stored for a model of this name, which may have been
         # trained again since.
-        found = mteb.evaluate(embedder.model, chosen, cache=None, show_progress_bar=False)
-        scores = found.task_results[0].scores[split]
+        results = mteb.evaluate(embedder.model, benchmark, cache=None, show_progress_bar=False)
+        scores = results.task_results[0].scores[split]
     except Exception as error:  # of the hub, of data sets, of the task's own code
         if out_of_memory(error):
             raise
@@ -40,16 +40,16 @@ def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, 
             f"--task {task}: mteb could not score {model}: {first_line(error)}; its data come from"
             " the hub: connect, or fill the cache of datasets on a machine that can"
         ) from error
-    figure = fmean(float(each["main_score"]) for each in scores)
+    figure = fmean(float(subset["main_score"]) for subset in scores)
     about = {
         "task": task,
-        "measures": {str(chosen.metadata.main_score): "main_score"},
+        "measures": {str(benchmark.metadata.main_score): "main_score"},
         "primary": "main_score",
         "scale": SHARES,
     }
     settings = {"as_is": True, "max_length": max_length, "mteb": mteb.__version__, "split": split}
     run = {TEST: {"primary": figure, "main_score": figure}}
-    data = chosen.dataset
+    data = benchmark.dataset
     plain = isinstance(data, dict) and split in data  # else one table for each language
     rows = len(data[split]) if plain else 0
     return result_of(about, model, {TEST: f"{name} {split}"}, settings, {TEST: rows}, [run])

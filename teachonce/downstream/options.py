@@ -92,7 +92,7 @@ def _option(
     **about: Any,
 ) -> Any:
     """Return a field of `DownstreamOptions`; `about` has the other fields of `Option`."""
-    found = TaskOption(
+    option = TaskOption(
         help,
         scope=frozenset(tasks),
         needed=frozenset(needed),
@@ -100,7 +100,7 @@ def _option(
         repeated=bool(several),
         **about,
     )
-    return dataclasses.field(default=default, metadata={KEY: found})
+    return dataclasses.field(default=default, metadata={KEY: option})
 
 
 def _flag(help: str, tasks: Iterable[str], flag: str) -> Any:
@@ -377,25 +377,25 @@ class DownstreamOptions:
             and value is not False
         }
 
-    def settings(self, kind: type[Settings], **more: Any) -> Settings:
-        """Make settings of a `kind` from the given options and its defaults; `more` overrides
+    def settings(self, kind: type[Settings], **overrides: Any) -> Settings:
+        """Make settings of a `kind` from the given options and its defaults; `overrides` replace
         both."""
         fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
         given = {name: value for name, value in self.given().items() if name in fields}
-        return kind(**{**given, **more})
+        return kind(**{**given, **overrides})
 
     def columns(self) -> dict[str, str]:
         """Return the names of columns that were given, by role (`text`, `label`, ...)."""
-        names = {name: each for name, each in self.given().items() if name.endswith(COLUMN)}
-        return {name.removesuffix(COLUMN): each for name, each in names.items()}
+        names = {name: column for name, column in self.given().items() if name.endswith(COLUMN)}
+        return {name.removesuffix(COLUMN): column for name, column in names.items()}
 
     def _check_scope(self) -> None:
         """Raise UserError for options that the task does not accept, for missing ones, and for
         repeated ones."""
-        given, scope, what = self.given(), {self.kind}, f"--task {self.task}"
+        given, scope, task = self.given(), {self.kind}, f"--task {self.task}"
         if self.as_is and self.kind in OPTIONS["as_is"].scope:
-            scope, what = {self.kind, AS_IS}, f"{what} --as-is"
-        where = AS_IS if AS_IS in scope else self.kind
+            scope, task = {self.kind, AS_IS}, f"{task} --as-is"
+        mode = AS_IS if AS_IS in scope else self.kind
         wrong = [_spelt(name) for name in given if not scope <= OPTIONS[name].scope]
         if wrong:
             columns = [
@@ -406,16 +406,16 @@ class DownstreamOptions:
             named = any(word.endswith("-column") for word in wrong) and columns
             them = "it" if len(wrong) == 1 else "them"
             instead = f", or name columns by {', '.join(columns)}" if named else ""
-            raise UserError(f"{what} does not take {', '.join(wrong)}; leave {them} out{instead}")
+            raise UserError(f"{task} does not take {', '.join(wrong)}; leave {them} out{instead}")
         missing = [
-            _spelt(name) for name in OPTIONS if where in OPTIONS[name].needed and name not in given
+            _spelt(name) for name in OPTIONS if mode in OPTIONS[name].needed and name not in given
         ]
         if missing:
-            scored = where == self.kind and self.kind in OPTIONS["as_is"].scope
+            scored = mode == self.kind and self.kind in OPTIONS["as_is"].scope
             instead = ", or --as-is" if scored else ""
-            raise UserError(f"{what} needs {', '.join(missing)}{instead}; see downstream --help")
+            raise UserError(f"{task} needs {', '.join(missing)}{instead}; see downstream --help")
         for name, value in given.items():
-            if OPTIONS[name].repeated and len(value) > 1 and where not in OPTIONS[name].several:
+            if OPTIONS[name].repeated and len(value) > 1 and mode not in OPTIONS[name].several:
                 raise UserError(f"--task {self.task} takes one {_spelt(name)}, got {len(value)}")
 
 

@@ -11,10 +11,10 @@ RESET = Path("/proc/self/clear_refs")
 
 def status_bytes(name: str) -> int:
     """Return `VmRSS`, its peak `VmHWM` or another field in bytes. Raises OSError without /proc."""
-    found = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.M)
-    if not found:
+    match = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.M)
+    if not match:
         raise OSError(f"{STATUS} has no {name}")
-    return 1024 * int(found[1])
+    return 1024 * int(match[1])
 
 
 def reset_peak() -> None:

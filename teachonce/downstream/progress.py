@@ -83,16 +83,16 @@ class Progress(ReplacingPrinter):
         return f"{steps} of {size} {unit}s: {epochs:.3g} epoch{'s' * (epochs != 1)} of {texts}"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        speed, left = self._pace(state)
+        speed, remaining = self._pace(state)
         self.bar.set_postfix_str(speed, refresh=False)  # tqdm shows the time left itself
         self.bar.update(1)
         if self.bar.disable and time.perf_counter() - self.printed >= QUIET:
-            self._print(state, f"{speed}, {left}", "; ")
+            self._print(state, f"{speed}, {remaining}", "; ")
 
     def _pace(self, state: Any) -> tuple[str, str]:
         tokens = state.num_input_tokens_seen - self.before
-        steps, left = state.global_step - self.first, state.max_steps - state.global_step
-        return pace(tokens, time.perf_counter() - self.started, steps, left)
+        steps, remaining = state.global_step - self.first, state.max_steps - state.global_step
+        return pace(tokens, time.perf_counter() - self.started, steps, remaining)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in (logs or {}):
@@ -109,8 +109,8 @@ class Progress(ReplacingPrinter):
         with tqdm.external_write_mode():
             self._print(state, f"{', '.join(figures)}; {', '.join(self._pace(state))}", ": ")
 
-    def _print(self, state: Any, what: str, after: str) -> None:
-        self.say(f"{self.prefix}step {state.global_step:,}/{state.max_steps:,}{after}{what}")
+    def _print(self, state: Any, text: str, after: str) -> None:
+        self.say(f"{self.prefix}step {state.global_step:,}/{state.max_steps:,}{after}{text}")
         self.printed = time.perf_counter()
 
     def _mean_loss(self) -> float:
@@ -128,17 +128,17 @@ class Progress(ReplacingPrinter):
 
 
 class Scoring(ReplacingPrinter):
-    """Shows a bar over the batches of an evaluation; `what` names it."""
+    """Shows a bar over the batches of an evaluation; `name` names it."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.bar: Any = None
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any
     ) -> None:
         if self.bar is None:
-            self.bar = tqdm(total=len(eval_dataloader), desc=self.what, unit="batch", disable=None)
+            self.bar = tqdm(total=len(eval_dataloader), desc=self.name, unit="batch", disable=None)
         self.bar.update(1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:

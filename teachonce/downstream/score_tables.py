@@ -91,8 +91,8 @@ def of_models(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _averaged(runs: Sequence[dict[str, Any]], splits: Sequence[str]) -> dict[str, Any]:
     scores = {split: [run[split] for run in runs] for split in splits}
-    mean = {split: _over_all(some, fmean) for split, some in scores.items()}
-    deviation = {split: _over_all(some, _deviation) for split, some in scores.items()}
+    mean = {split: _over_all(rows, fmean) for split, rows in scores.items()}
+    deviation = {split: _over_all(rows, _deviation) for split, rows in scores.items()}
     files = [mean[split] for split in splits if split.startswith(TEST) and split != TEST]
     over_files = {"file_deviation": _over_all(files, _deviation)} if files else {}
     return {"seeds": list(runs), "mean": mean, "deviation": deviation, **over_files}
@@ -118,22 +118,22 @@ def seed_table(result: dict[str, Any]) -> Table:
     """
     as_is, models = result["settings"].get("as_is"), _each_model(result)
     runs = len(result["seeds"])
-    what = f"{result['model']}, {'as is' if as_is else counted(runs, 'seed')}"
+    title = f"{result['model']}, {'as is' if as_is else counted(runs, 'seed')}"
     if models:
-        what = f"{runs} models as they are"
+        title = f"{runs} models as they are"
     if result.get("setup"):
-        what = f"{what}, {result['setup']}"
-    table = _table(f"{result['task']}: {what}", ("split", "examples", *result["measures"]))
+        title = f"{title}, {result['setup']}"
+    table = _table(f"{result['task']}: {title}", ("split", "examples", *result["measures"]))
     means = _means(result)
-    for each in (*models, *means):
-        for split, mean in each["mean"].items():
-            several = len(each["seeds"]) > 1
-            cells = _cells(each, mean, each["deviation"][split] if several else None)
-            which = f"{each['model']}: {split}" if models else split
-            table.add_row(which, f"{each['examples'][split]:,}", *cells)
-    if means and (found := result.get("file_deviation")):
-        scale, places = result["scale"], result.get("decimals", 2)
-        spreads = (f"± {scale * found[name]:.{places}f}" for name in result["measures"].values())
+    for entry in (*models, *means):
+        for split, mean in entry["mean"].items():
+            several = len(entry["seeds"]) > 1
+            cells = _cells(entry, mean, entry["deviation"][split] if several else None)
+            which = f"{entry['model']}: {split}" if models else split
+            table.add_row(which, f"{entry['examples'][split]:,}", *cells)
+    if means and (spread := result.get("file_deviation")):
+        scale, decimals = result["scale"], result.get("decimals", 2)
+        spreads = (f"± {scale * spread[name]:.{decimals}f}" for name in result["measures"].values())
         table.add_row("between files", "", *spreads)
     return table
 
@@ -147,17 +147,17 @@ def _alike(models: Sequence[str]) -> bool:
         config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         # Paths, versions and the names of labels may differ between seeds.
         sizes.append({k: v for k, v in config.items() if not isinstance(v, str | float | dict)})
-    return bool(sizes[0]) and all(each == sizes[0] for each in sizes)
+    return bool(sizes[0]) and all(size == sizes[0] for size in sizes)
 
 
 def _cells(
     result: dict[str, Any], scores: dict[str, float], deviation: dict[str, float] | None = None
 ) -> list[str]:
     """Return a cell for each measure of a split, with the standard deviation if there is one."""
-    scale, places = result["scale"], result.get("decimals", 2)
+    scale, decimals = result["scale"], result.get("decimals", 2)
     return [
-        f"{scale * scores[name]:.{places}f}"
-        + (f" ± {scale * deviation[name]:.{places}f}" if deviation else "")
+        f"{scale * scores[name]:.{decimals}f}"
+        + (f" ± {scale * deviation[name]:.{decimals}f}" if deviation else "")
         for name in result["measures"].values()
     ]
 
@@ -185,22 +185,22 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
         if (run / SWEEP).exists():
             scored += [{**row, "run": name} for row in _sweep_rows(run)]
             of_run = sorted((run / SCORED).glob(f"*/*/{FILE}"))
-        results += [(name, _read_scores(each)) for each in of_run]
+        results += [(name, _read_scores(path)) for path in of_run]
     # By resolved paths, because runs may name one folder in several ways.
     speeds = list[tuple[str, dict[str, Any]]]()
     for name, result in results:
         for row in result.get("models", ()):
             about = {key: result[key] for key in ("settings", "length", "hardware", "devices")}
             speeds.append((_resolved_name(row["model"]), {"run": name, **about, **row}))
-        for each in (*_each_model(result), *_means(result)) if "mean" in result else ():
-            scored += [{**row, "run": name} for row in _score_rows(each)]
+        for entry in (*_each_model(result), *_means(result)) if "mean" in result else ():
+            scored += [{**row, "run": name} for row in _score_rows(entry)]
     rows, met = [], set[str]()
     # A stable sort: students of a sweep stay in their order, the best first.
     for row in sorted(scored, key=lambda row: (row["task"], row["data"])):
         names = row.pop("names")
         met |= names
-        found: list[Any] = [speed for model, speed in speeds if model in names]
-        rows += [{**row, "speed": each} for each in found or [None]]
+        measured: list[Any] = [speed for model, speed in speeds if model in names]
+        rows += [{**row, "speed": speed} for speed in measured or [None]]
     rows += [_unscored(speed) for model, speed in speeds if model not in met]
     return {"task": "table", "rows": rows}
 
@@ -256,7 +256,7 @@ def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         students = ranked(json.loads((folder / SWEEP).read_text("utf-8")))
         for student in students:
-            found = {name: student[key] for name, key in OF_A_SWEEP.items() if key in student}
+            figures = {name: student[key] for name, key in OF_A_SWEEP.items() if key in student}
             model = str(folder / student["folder"])
             yield {
                 "task": "sweep",
@@ -265,10 +265,10 @@ def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
                 "names": {_resolved_name(model)},
                 "split": "held-out",
                 "seeds": 1,
-                "scale": 1 if NATS in found else SHARES,
-                "measures": {name: name for name in found},
-                "mean": {"held-out": found},
-                "deviation": {"held-out": dict.fromkeys(found, 0.0)},
+                "scale": 1 if NATS in figures else SHARES,
+                "measures": {name: name for name in figures},
+                "mean": {"held-out": figures},
+                "deviation": {"held-out": dict.fromkeys(figures, 0.0)},
             }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
@@ -368,10 +368,10 @@ def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
     }
     batch = f"{speed['settings']['batch_size']} x {speed['length']}"
     for device in speed["devices"]:
-        for what, key in ((batch, "batch"), ("sentence", "sentence")):
+        for label, key in ((batch, "batch"), ("sentence", "sentence")):
             of = speed[device], ratios.get(device, {})
-            cells[f"{device} {what}, ms"] = _figure(*of, f"{key}_ms", "{:,.2f}".format)
-            cells[f"{device} {what}, memory"] = _figure(*of, f"{key}_memory_bytes", readable)
+            cells[f"{device} {label}, ms"] = _figure(*of, f"{key}_ms", "{:,.2f}".format)
+            cells[f"{device} {label}, memory"] = _figure(*of, f"{key}_memory_bytes", readable)
     return cells
 
 

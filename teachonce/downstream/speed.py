@@ -54,8 +54,8 @@ class MeasuredModel:
         head, options = "causal" if predicts else "none", {"dtype": torch.float32}
         self.network: Any = load_with_head(model, config, head, options)[0]
         # Some families have no such argument: they compute the logits of all tokens.
-        known = inspect.signature(self.network.forward).parameters
-        self._last = {"logits_to_keep": 1} if predicts and "logits_to_keep" in known else {}
+        arguments = inspect.signature(self.network.forward).parameters
+        self._last = {"logits_to_keep": 1} if predicts and "logits_to_keep" in arguments else {}
         folder = model.folder()
         self.network.eval()
         self.name = name
@@ -136,16 +136,16 @@ def measure_speed(
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows: list[dict[str, Any]] = [
         {
-            "model": each.name,
-            "parameters": each.parameters,
-            "disk_bytes": each.disk,
-            "disk_dtype": each.stored,
+            "model": subject.name,
+            "parameters": subject.parameters,
+            "disk_bytes": subject.disk,
+            "disk_dtype": subject.stored,
         }
-        for each in subjects
+        for subject in subjects
     ]
     for device in devices:
-        for row, found in zip(rows, _on(device, subjects, settings, say), strict=True):
-            row[device] = found
+        for row, figures in zip(rows, _on(device, subjects, settings, say), strict=True):
+            row[device] = figures
     if teacher:
         for row in rows[:-1]:
             row["ratio"] = _ratios(row, rows[-1])
@@ -187,8 +187,8 @@ def _on(
     for run in range(settings.repeat):
         for number, subject in enumerate(subjects):
             batches[number].append(1000 * subject.run([subject.batch], device))
-            whole = subject.run(subject.sentences, device)
-            sentences[number].append(1000 * whole / len(subject.sentences))
+            seconds = subject.run(subject.sentences, device)
+            sentences[number].append(1000 * seconds / len(subject.sentences))
         say(f"{device}: run {run + 1} of {settings.repeat}")
     for subject in subjects:
         subject.network.to("cpu")
@@ -246,13 +246,13 @@ def _in_float32(row: dict[str, Any]) -> float:
 
 def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
     """Divide each figure of the teacher by the figure of the same name in a row."""
-    found: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            found[name] = _ratios(value, teacher[name])
+            ratios[name] = _ratios(value, teacher[name])
         elif isinstance(value, int | float) and teacher[name]:
-            found[name] = teacher[name] / value
-    return found
+            ratios[name] = teacher[name] / value
+    return ratios
 
 
 def _wait(device: str) -> None:
@@ -266,8 +266,8 @@ def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: 
     On a CPU the peak is the growth of the process, from /proc; None on a system without /proc.
     """
     weights: int = sum(
-        each.numel() * each.element_size()
-        for each in [*subject.network.parameters(), *subject.network.buffers()]
+        tensor.numel() * tensor.element_size()
+        for tensor in [*subject.network.parameters(), *subject.network.buffers()]
     )
     if device == "cuda":
         torch.cuda.synchronize()

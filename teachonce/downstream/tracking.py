@@ -80,17 +80,17 @@ class TrackedRun(TrainerCallback):
             control.should_log = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        found = {name: logs[key] for key, name in self.wanted.items() if key in (logs or {})}
-        if self.trackers is not None and found:
-            self.trackers.add(found, state.global_step)
+        metrics = {name: logs[key] for key, name in self.wanted.items() if key in (logs or {})}
+        if self.trackers is not None and metrics:
+            self.trackers.add(metrics, state.global_step)
 
     def add_scores(self, scores: Mapping[str, Mapping[str, float]]) -> None:
         """Send the scores of each split, at the last step of the training."""
         if self.trackers is not None:
-            found = {
+            metrics = {
                 f"{split}_{name}": value
                 for split, figures in scores.items()
                 for name, value in figures.items()
                 if name != "primary"
             }
-            self.trackers.add(found, self.step)
+            self.trackers.add(metrics, self.step)

@@ -27,16 +27,16 @@ def read_numbers(words: Sequence[str]) -> list[int]:
 
     Raises UserError for a word that is not a number, and for too many numbers.
     """
-    found = list[int]()
+    parsed = list[int]()
     for word in ",".join(words).split(","):
         try:
-            found.append(int(word))
+            parsed.append(int(word))
         except ValueError:
             raise UserError(
                 f"--sequence {','.join(words)}: expected numbers of sequences, such as 17,42, got"
                 f" {word.strip()!r}"
             ) from None
-    numbers = list(dict.fromkeys(found))
+    numbers = list(dict.fromkeys(parsed))
     if len(numbers) > MOST:
         raise UserError(
             f"--sequence: a page has {MOST} sequences at most, got {len(numbers)}; write several"
@@ -70,15 +70,15 @@ def read_document_list(file: Path) -> DocumentsToForget:
             f"{file}: is not UTF-8 ({error.reason}); give a text file with a document number or"
             " SHA-256 on each line"
         ) from error
-    for place, line in enumerate(map(str.strip, lines), 1):
+    for row, line in enumerate(map(str.strip, lines), 1):
         # First: a hash may consist of decimal digits alone.
         if SHA256.fullmatch(line):
-            hashes[line.lower()] = f"{file}, line {place}: {line[:12]}..."
+            hashes[line.lower()] = f"{file}, line {row}: {line[:12]}..."
         elif (number := whole_number(line)) is not None:
-            numbers[number] = f"{file}, line {place}: number {number}"
+            numbers[number] = f"{file}, line {row}: number {number}"
         elif line:
             raise UserError(
-                f"{file}, line {place}: {line[:SHOWN]!r}; expected the number of a document, or the"
+                f"{file}, line {row}: {line[:SHOWN]!r}; expected the number of a document, or the"
                 " SHA-256 of its text (64 hexadecimal digits); give texts themselves by --texts"
             )
     if not numbers and not hashes:
@@ -104,19 +104,19 @@ def documents_to_forget(
             f"--text-column {text_column}: applies only to --texts; add --texts TABLE, or leave"
             " --text-column out"
         )
-    given = read_document_list(documents) if documents is not None else DocumentsToForget()
+    listed = read_document_list(documents) if documents is not None else DocumentsToForget()
     corpus = Corpus.open(texts, text_column) if texts else None
     if corpus is None:
-        return _hash(given, ""), lambda store: given
+        return _hash(listed, ""), lambda store: listed
     corpus.check()
 
-    def wanted(store: FeatureStore) -> DocumentsToForget:
+    def find(store: FeatureStore) -> DocumentsToForget:
         # A store has hashes of windows, so the texts are cut with its own, untrusted, tokenizer.
-        found = within_bounds(
+        hashes = within_bounds(
             store.teacher_file("tokenizer.json"),
             # Not the sizes of files: patterns and data sets of the hub name none, and files may be
             # packed.
-            sum(len(each.text.encode("utf-8", "surrogatepass")) for each in corpus),
+            sum(len(document.text.encode("utf-8", "surrogatepass")) for document in corpus),
             store.path,
             lambda: _digests(store, corpus),
             _digests_in_process,
@@ -124,11 +124,11 @@ def documents_to_forget(
         )
         digests = {
             bytes.fromhex(digest): f"text {number + 1} of {', '.join(texts)}"
-            for number, digest in found
+            for number, digest in hashes
         }
-        return replace(given, digests=digests)
+        return replace(listed, digests=digests)
 
-    return _hash(given, str(corpus.identity())), wanted
+    return _hash(listed, str(corpus.identity())), find
 
 
 def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:
@@ -136,9 +136,9 @@ def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:
     from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 
     # Without gold labels, which the requested texts do not have.
-    found = window_digests(windows_as_in(store, corpus), gold=False)
+    digests = window_digests(windows_as_in(store, corpus), gold=False)
     # As text, because a bounded process answers in JSON.
-    return [(number, digest.hex()) for number, digest in found]
+    return [(number, digest.hex()) for number, digest in digests]
 
 
 def _digests_in_process(
@@ -151,6 +151,6 @@ def _digests_in_process(
         return _digests(store, Corpus.open(tuple(texts), text_column))
 
 
-def _hash(given: DocumentsToForget, corpus: str) -> str:
-    each = (*map(str, sorted(given.numbers)), *sorted(given.hashes), corpus)
-    return hashlib.sha256("\n".join(each).encode()).hexdigest()
+def _hash(listed: DocumentsToForget, corpus: str) -> str:
+    parts = (*map(str, sorted(listed.numbers)), *sorted(listed.hashes), corpus)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

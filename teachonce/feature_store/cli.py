@@ -81,8 +81,8 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
         from teachonce.feature_store.coverage import coverage, coverage_lines
         from teachonce.feature_store.student_vocabulary import StudentVocabulary
 
-        found = coverage(StudentVocabulary(vocab, store))
-        yield Output(found, coverage_lines(found))
+        fit = coverage(StudentVocabulary(vocab, store))
+        yield Output(fit, coverage_lines(fit))
 
 
 @command("verify store.zarr", "verify store.zarr --model my-teacher --sample 128")
@@ -145,9 +145,9 @@ def verify(
         from teachonce.teacher_dump.comparison.rerun import check
 
         store = open_store(path, allow_partial=allow_partial)
-        found = check(store, model, sample, seed, device, trust_remote_code)
-        yield Output({"teacher": {"model": model, **asdict(found)}}, found.lines(path, model))
-        found.check(path, model)
+        result = check(store, model, sample, seed, device, trust_remote_code)
+        yield Output({"teacher": {"model": model, **asdict(result)}}, result.lines(path, model))
+        result.check(path, model)
 
 
 @command("repair store.zarr", "repair store.zarr --json")
@@ -162,8 +162,8 @@ def repair(path: str) -> Iterator[Output]:
     """
     from teachonce.store.tools.repair import repair as mend
 
-    left, report = mend(path, progress=bars)
-    facts = {"advice": report.advice, "undo": report.undo, "parts_left": left}
+    parts_left, report = mend(path, progress=bars)
+    facts = {"advice": report.advice, "undo": report.undo, "parts_left": parts_left}
     facts["quarantine"] = str(report.quarantine) if report.quarantine else None
     advice = [f"{path}: {report.advice}"] if report.advice else []
     yield Output(report.facts(path) | facts, [*report.lines(path), *advice])
@@ -179,8 +179,8 @@ def seal(path: str) -> Iterator[Output]:
     """
     from teachonce.store.tools.seal import seal as finish
 
-    before = not finish(path)
-    yield Output({"finished_before": before}, [f"{path}: is finished already"] if before else [])
+    sealed = not finish(path)
+    yield Output({"finished_before": sealed}, [f"{path}: is finished already"] if sealed else [])
     yield written(path)
 
 
@@ -305,19 +305,19 @@ def forget(
     from teachonce.store.tools.text_copies import remaining_copies
     from teachonce.student_train.data.token_cache import drop_tables
 
-    request, wanted = documents_to_forget(documents, texts, text_column)
-    done = take_out(path, request, wanted, missing_ok, drop_tables, part_bars)
-    left = remaining_copies(path, done.text, done.removed)
+    request, find = documents_to_forget(documents, texts, text_column)
+    done = take_out(path, request, find, missing_ok, drop_tables, part_bars)
+    copies = remaining_copies(path, done.text, done.removed)
     facts = {
         "forgotten_documents": done.documents,
         "forgotten_sequences": done.sequences,
         "unknown": done.unknown,
         "shared_parts": done.shared,
         "removed_caches": done.removed,
-        "copies": [each._asdict() for each in left.there],
-        "copies_not_found": [each._asdict() for each in left.lost],
+        "copies": [copy._asdict() for copy in copies.there],
+        "copies_not_found": [copy._asdict() for copy in copies.lost],
     }
-    yield Output(facts, (*done.lines(path), *left.lines()))
+    yield Output(facts, (*done.lines(path), *copies.lines()))
     yield written(path)
 
 

@@ -24,27 +24,27 @@ def coverage(student: StudentVocabulary) -> dict[str, Any]:
     tokens, because special tokens are in no run. Sizes of runs are `T:S`, the numbers of the
     teacher's and of the student's tokens.
     """
-    store, chosen = student.store, spread_sample(student.store, SAMPLE_TOKENS)
+    store, sample = student.store, spread_sample(student.store, SAMPLE_TOKENS)
     teacher, tallies = 0, dict[str, Counter[Any]]()
     # Alignments need texts and tokens alone, so no feature is read or decoded.
     for batch in store.stream(
-        blocks=chosen.blocks, features=(), shuffle=False, batch_tokens=BATCH_TOKENS
+        blocks=sample.blocks, features=(), shuffle=False, batch_tokens=BATCH_TOKENS
     ):
         tokens = Tokens(batch.token_ids, batch.offsets, batch.special, batch.start)
         teacher += int((~tokens.special).sum())
-        for name, (own, pairs) in student.align_all(
+        for name, (student_tokens, pairs) in student.align_all(
             student.tokenizations(batch.texts, tokens)
         ).items():
             sizes = np.diff(pairs.teacher, axis=1)[:, 0], np.diff(pairs.student, axis=1)[:, 0]
             tally = tallies.setdefault(name, Counter())
             tally.update(Counter(zip(*(size.tolist() for size in sizes), strict=True)))
-            tally["tokens"] += int((~own.special).sum())
-            tally["unknown"] += int(student.unknown(own).sum())
+            tally["tokens"] += int((~student_tokens.special).sum())
+            tally["unknown"] += int(student.unknown(student_tokens).sum())
     return {
         "vocabulary": _vocabulary(student),
         "coverage": {
-            "sequences": chosen.sequences,
-            "of": chosen.all,
+            "sequences": sample.sequences,
+            "of": sample.all,
             "teacher_tokens": teacher,
             "alignments": {name: _facts(tally, teacher) for name, tally in tallies.items()},
         },
@@ -82,34 +82,34 @@ def _facts(tally: Counter[Any], teacher: int) -> dict[str, Any]:
 def common_sizes(alignments: Mapping[str, Any]) -> list[str]:
     """List the most frequent sizes of runs over all alignments, the smallest first."""
     counts = Counter[str]()
-    for each in alignments.values():
-        counts.update(each["runs_by_size"])
+    for alignment in alignments.values():
+        counts.update(alignment["runs_by_size"])
     sizes = [size for size, _ in counts.most_common(SIZES)]
     return sorted(sizes, key=lambda size: [int(n) for n in size.split(":")])
 
 
 def coverage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Format the result of `coverage` as lines of a table."""
-    own, found = facts["vocabulary"], facts["coverage"]
+    vocab, measured = facts["vocabulary"], facts["coverage"]
     yield (
-        f"student     {own['pieces']:,} pieces (--vocab {own['word']}), {own['shared']:,} of them"
-        f" shared with the teacher; {own['teacher_pieces_unknown']:,} of the teacher's"
-        f" {own['teacher_pieces']:,} pieces cannot be spelled with them"
+        f"student     {vocab['pieces']:,} pieces (--vocab {vocab['word']}), {vocab['shared']:,}"
+        f" of them shared with the teacher; {vocab['teacher_pieces_unknown']:,} of the teacher's"
+        f" {vocab['teacher_pieces']:,} pieces cannot be spelled with them"
     )
-    if own["note"]:
-        yield f"            {own['note']}"
+    if vocab["note"]:
+        yield f"            {vocab['note']}"
     yield (
-        f"alignments  of {found['sequences']:,} of {found['of']:,} sequences, with"
-        f" {found['teacher_tokens']:,} tokens of the teacher; special tokens are not paired"
+        f"alignments  of {measured['sequences']:,} of {measured['of']:,} sequences, with"
+        f" {measured['teacher_tokens']:,} tokens of the teacher; special tokens are not paired"
     )
-    sizes = common_sizes(found["alignments"])
+    sizes = common_sizes(measured["alignments"])
     heads = ("teacher's", "student's", "[UNK]", "runs", *sizes, "other")
     yield f"{'':<10}" + "".join(f"{head:>11}" for head in heads)
-    for name, each in found["alignments"].items():
-        runs, shares = max(1, each["runs"]), [each["runs_by_size"].get(size, 0) for size in sizes]
-        cells = [f"{each['teacher_share']:.1%}", f"{each['student_share']:.1%}"]
-        cells += [f"{each['unknown'] / max(1, each['student_tokens']):.2%}", f"{each['runs']:,}"]
-        cells += [f"{share / runs:.1%}" for share in (*shares, each["runs"] - sum(shares))]
+    for name, row in measured["alignments"].items():
+        runs, shares = max(1, row["runs"]), [row["runs_by_size"].get(size, 0) for size in sizes]
+        cells = [f"{row['teacher_share']:.1%}", f"{row['student_share']:.1%}"]
+        cells += [f"{row['unknown'] / max(1, row['student_tokens']):.2%}", f"{row['runs']:,}"]
+        cells += [f"{share / runs:.1%}" for share in (*shares, row["runs"] - sum(shares))]
         yield f"{name:<10}" + "".join(f"{cell:>11}" for cell in cells)
     yield (
         "teacher's, student's: share of tokens that are paired; [UNK]: share of student's tokens;"

@@ -59,9 +59,9 @@ def printed(command: Callable[..., Iterator[Output]]) -> Callable[..., None]:
 def _finite(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -37,7 +37,7 @@ class PieceNames:
         raw = bytes(alphabet[letter] for letter in piece)
         # surrogateescape maps a byte that is not a complete character to U+DC80..U+DCFF.
         letters = raw.decode("utf-8", "surrogateescape")
-        return "".join(_letter(each) for each in letters)
+        return "".join(_letter(letter) for letter in letters)
 
 
 def _letter(letter: str) -> str:

@@ -91,7 +91,7 @@ class StudentVocabulary:
             return tokenize(self.backend, texts, self.separator)
         size = sum(len(text.encode()) for text in texts)
         # `within_bounds` calls `dict` only for a plain tokenizer, which is handled above.
-        found: dict[str, Any] = within_bounds(
+        arrays: dict[str, Any] = within_bounds(
             self._settings.encode(),
             size,
             self.store.path,
@@ -99,7 +99,7 @@ class StudentVocabulary:
             tokenized_as_json,
             *(self._settings, texts, self.separator),
         )
-        return tokens_from_json(found)
+        return tokens_from_json(arrays)
 
     def name(self, number: int) -> str:
         """Return the piece with an id in readable form."""
@@ -130,12 +130,12 @@ DTYPES = {
 
 def tokenized_as_json(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:
     """Tokenize texts and return the arrays as lists, which a process can send as JSON."""
-    found = tokenize(Tokenizer.from_str(settings), texts, separator)
-    return {name: np.asarray(getattr(found, name)).tolist() for name in DTYPES}
+    tokens = tokenize(Tokenizer.from_str(settings), texts, separator)
+    return {name: np.asarray(getattr(tokens, name)).tolist() for name in DTYPES}
 
 
-def tokens_from_json(found: dict[str, Any]) -> Tokens:
+def tokens_from_json(lists: dict[str, Any]) -> Tokens:
     """Read the tokens that `tokenized_as_json` returned."""
-    arrays = {name: np.array(found[name], dtype) for name, dtype in DTYPES.items()}
+    arrays = {name: np.array(lists[name], dtype) for name, dtype in DTYPES.items()}
     arrays["offsets"] = arrays["offsets"].reshape(-1, 2)  # an empty list has one dimension
     return Tokens(**arrays)

@@ -65,7 +65,7 @@ def score_harness_task(
         prefix_token_id=start_token(tokenizer),
     )
     try:
-        found = harness.simple_evaluate(
+        report = harness.simple_evaluate(
             model=read,
             tasks=[name],
             task_manager=tasks,
@@ -80,19 +80,19 @@ def score_harness_task(
             " data that a task does not have in local files come from the hub: connect, or fill the"
             " cache of datasets on a machine that can"
         ) from error
-    figures = _figures(found["results"].get(name, {}))
+    figures = _figures(report["results"].get(name, {}))
     if not figures:
-        parts = ", ".join(sorted(found["results"]))
+        parts = ", ".join(sorted(report["results"]))
         raise UserError(f"--task {task}: has no score of its own; give one of its tasks: {parts}")
-    measures = {_heading(each, found["higher_is_better"][name]): each for each in figures}
+    measures = {_heading(key, report["higher_is_better"][name]): key for key in figures}
     primary = next(iter(figures))
     about = {"task": task, "measures": measures, "primary": primary, "scale": 1, "decimals": 4}
-    counts = found.get("n-samples", {})
-    documents = sum(int(each["effective"]) for each in counts.values())
-    given = {"as_is": True, "max_length": length, "precision": settings.precision}
-    given["lm-eval"] = version("lm-eval")
+    counts = report.get("n-samples", {})
+    documents = sum(int(count["effective"]) for count in counts.values())
+    shown = {"as_is": True, "max_length": length, "precision": settings.precision}
+    shown["lm-eval"] = version("lm-eval")
     run = {TEST: {"primary": figures[primary], **figures}}
-    return result_of(about, model, {TEST: name}, given, {TEST: documents}, [run])
+    return result_of(about, model, {TEST: name}, shown, {TEST: documents}, [run])
 
 
 def _harness_model(task: str) -> Any:
@@ -136,10 +136,10 @@ def _heading(measure: str, higher_is_better: Mapping[str, bool]) -> str:
 
 def _figures(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the measures of a task by name; a filter of answers, unless it is none, is added."""
-    found = {}
+    figures = {}
     for key, value in result.items():
         # Keys are `measure,filter`; those without a comma, such as `alias`, are not measures.
-        name, comma, chosen = key.partition(",")
+        name, comma, filter_name = key.partition(",")
         if comma and not name.endswith("_stderr") and isinstance(value, int | float):
-            found[name if chosen == "none" else f"{name} {chosen}"] = float(value)
-    return found
+            figures[name if filter_name == "none" else f"{name} {filter_name}"] = float(value)
+    return figures

@@ -87,9 +87,9 @@ def score_lm(
         about = {**ABOUT, "measures": {**ABOUT["measures"], **MEASURES}}
 
     def predict(ids: Tensor, mask: Tensor) -> Tensor:
-        given = {"input_ids": ids.to(network.device), "attention_mask": mask.to(network.device)}
+        inputs = {"input_ids": ids.to(network.device), "attention_mask": mask.to(network.device)}
         # Nothing is generated, so a key-value cache would only take memory.
-        logits: Tensor = network(**given, use_cache=False).logits
+        logits: Tensor = network(**inputs, use_cache=False).logits
         return logits
 
     for name, path in tests.items():
@@ -102,8 +102,8 @@ def score_lm(
         pieces = network.config.vocab_size
         figures = text_figures(predict, documents, size, shared, pieces, str(path))
         scores[name] = figures | agreement
-    given = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
-    return result_of(about, model, tests, given, counts, [scores])
+    shown = {**asdict(settings), "as_is": True, "max_length": size, "stride": shared}
+    return result_of(about, model, tests, shown, counts, [scores])
 
 
 def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:
@@ -158,12 +158,12 @@ def text_figures(
             f"text {name}: each document has at most one token, so that there is no next token to"
             " score; give longer documents"
         )
-    windows = list(sliding_windows([len(each) for each in documents.ids], size, shared))
+    windows = list(sliding_windows([len(ids) for ids in documents.ids], size, shared))
     nats = 0.0
     with tqdm(total=len(windows), desc=name, unit="window", disable=None) as bar:
-        for some in batches(windows, pieces):
-            nats += float(_nats(predict, documents, some))
-            bar.update(len(some))
+        for batch in batches(windows, pieces):
+            nats += float(_nats(predict, documents, batch))
+            bar.update(len(batch))
     if not math.isfinite(nats):
         raise UserError(
             f"text {name}: the model's loss is {nats:g}, so its weights are damaged; train it again"
@@ -177,7 +177,7 @@ def text_figures(
 def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
     """Yield batches of windows of similar lengths, the longest first, so that a lack of memory
     shows at once. `pieces` is the size of the vocabulary."""
-    order = sorted(windows, key=lambda each: each.begin - each.end)
+    order = sorted(windows, key=lambda window: window.begin - window.end)
     begin = 0
     while begin < len(order):
         count = max(1, CELLS // (pieces * (order[begin].end - order[begin].begin)))
@@ -188,19 +188,19 @@ def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
 @torch.inference_mode()
 def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> Tensor:
     """Return the summed cross-entropy in nats, float64, of all tokens that the windows predict."""
-    longest = max(each.end - each.begin for each in windows)
+    longest = max(window.end - window.begin for window in windows)
     # Any id pads on the right, where no token of a causal model attends to it.
     ids = np.zeros((len(windows), longest), np.int64)
     present, scored = np.zeros_like(ids), np.zeros(ids.shape, bool)
-    for row, each in enumerate(windows):
-        length = each.end - each.begin
-        ids[row, :length] = documents.ids[each.number][each.begin : each.end]
+    for row, window in enumerate(windows):
+        length = window.end - window.begin
+        ids[row, :length] = documents.ids[window.number][window.begin : window.end]
         present[row, :length] = 1
-        scored[row, each.scored - each.begin : length] = True
+        scored[row, window.scored - window.begin : length] = True
     logits = predict(torch.from_numpy(ids), torch.from_numpy(present))
-    wanted = torch.from_numpy(scored[:, 1:])
-    labels = torch.from_numpy(ids[:, 1:])[wanted].to(logits.device)
+    mask = torch.from_numpy(scored[:, 1:])
+    labels = torch.from_numpy(ids[:, 1:])[mask].to(logits.device)
     # Chosen before the cast: padding and the tokens that windows share get no float32 copy.
-    predicted = logits[:, :-1][wanted.to(logits.device)].float()
+    predicted = logits[:, :-1][mask.to(logits.device)].float()
     # In float64, as sums of millions of tokens lose digits in float32.
     return functional.cross_entropy(predicted, labels, reduction="none").double().sum()

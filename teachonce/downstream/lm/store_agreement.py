@@ -59,23 +59,23 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
         held_out=0.0,
         max_length=min(limit, store.features.max_length),
     )
-    places, equal, nats = 0, 0, 0.0
+    positions, equal, nats = 0, 0, 0.0
     with tqdm(total=PLACES, desc=str(path), unit="token", disable=None) as bar:
         for batch in batches:
-            own, targets = _compared(network, batch)
+            predicted, targets = _compared(network, batch)
             best = targets.ids.gather(1, targets.logprobs.argmax(dim=1, keepdim=True))[:, 0]
-            equal += int((own.argmax(dim=1) == best).sum())
-            nats += float(kl(own, targets, 1.0)) * len(own)
-            places += len(own)
-            bar.update(len(own))
-            if places >= PLACES:
+            equal += int((predicted.argmax(dim=1) == best).sum())
+            nats += float(kl(predicted, targets, 1.0)) * len(predicted)
+            positions += len(predicted)
+            bar.update(len(predicted))
+            if positions >= PLACES:
                 break
-    if not places:
+    if not positions:
         raise UserError(
             f"--store {path}: no token of the model ends at the same character as a token of the"
             " teacher; give a store of longer texts"
         )
-    return {"agreement": equal / places, "kl": nats / places}
+    return {"agreement": equal / positions, "kl": nats / positions}
 
 
 def _starting_alike(tokenizer: Any, store: FeatureStore) -> Any:
@@ -94,10 +94,10 @@ def _compared(network: Any, batch: StudentBatch) -> tuple[Tensor, NextTargets]:
     """Return the decoder's logits [G,V] at the compared positions of a batch, and the teacher's
     side."""
     present = batch.inputs.present
-    found = network(input_ids=batch.inputs.ids, attention_mask=present.long(), use_cache=False)
+    output = network(input_ids=batch.inputs.ids, attention_mask=present.long(), use_cache=False)
     aligned = batch.distillation
     assert aligned is not None and aligned.logit_runs is not None
     # With the teacher's vocabulary and its head: all pieces.
     targets = aligned.head.whole() if aligned.head else aligned.logits
     assert isinstance(targets, NextTargets)
-    return found.logits[present][aligned.logit_runs.member].float(), targets
+    return output.logits[present][aligned.logit_runs.member].float(), targets

@@ -31,15 +31,15 @@ class Documents:
     @property
     def predicted(self) -> int:
         """Count the tokens that have a token before them: they are predicted."""
-        return sum(len(each) - 1 for each in self.ids)
+        return sum(len(ids) - 1 for ids in self.ids)
 
 
 def start_token(tokenizer: Any) -> int | None:
     """Return the token in front of each document: the token that the tokenizer adds to a text, its
     bos, or its eos; None if it has none of them."""
-    own = prepended_token(tokenizer.backend_tokenizer)
-    found = (own, tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return next((each for each in found if each is not None), None)
+    prepended = prepended_token(tokenizer.backend_tokenizer)
+    candidates = (prepended, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return next((token for token in candidates if token is not None), None)
 
 
 def read_documents(tokenizer: Any, texts: Sequence[str]) -> Documents:
@@ -54,25 +54,25 @@ def read_documents(tokenizer: Any, texts: Sequence[str]) -> Documents:
     backend.no_padding()
     where = f"model {tokenizer.name_or_path}: the bytes of its tokens cannot be counted"
     pieces = PieceBytes.of(read_vocabulary(backend.to_str(), where))
-    found, count = list[Array](), 0
+    sequences, count = list[Array](), 0
     for low in range(0, len(texts), AT_ONCE):
-        some = list(texts[low : low + AT_ONCE])
-        tokens = _with_start(tokenize(backend, some), start)
-        count += predicted_bytes(some, tokens, pieces)
+        batch = list(texts[low : low + AT_ONCE])
+        tokens = _with_start(tokenize(backend, batch), start)
+        count += predicted_bytes(batch, tokens, pieces)
         ids = np.asarray(tokens.ids, np.int64)
-        found += np.split(ids, tokens.start[1:-1])
-    return Documents(found, count)
+        sequences += np.split(ids, tokens.start[1:-1])
+    return Documents(sequences, count)
 
 
 def _with_start(tokens: Tokens, start: int | None) -> Tokens:
     """Replace the special tokens around each text by `start` in front of it."""
     # Tokens that a tokenizer adds after a text are not part of it, and would be scored.
-    own = ~np.asarray(tokens.special)
-    sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))[own]
+    ordinary = ~np.asarray(tokens.special)
+    sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))[ordinary]
     # `minlength`: a text without a token at the end of the list has a length, too.
     lengths = np.bincount(sequence, minlength=len(tokens.start) - 1)
     begin = np.append(0, np.cumsum(lengths))
-    ids, offsets = tokens.ids[own], tokens.offsets[own]
+    ids, offsets = tokens.ids[ordinary], tokens.offsets[ordinary]
     special = np.zeros(len(ids), bool)
     if start is None:
         return Tokens(ids, offsets, special, begin)

@@ -96,17 +96,17 @@ class MlmTrainer(WarmupTrainer):
         """Validate; the loss is the mean over all labelled tokens. Raises UserError if there is
         none."""
         self._validated.clear()
-        found = super().evaluation_loop(*arguments, **named)
+        output = super().evaluation_loop(*arguments, **named)
         count = sum(tokens for _, tokens in self._validated)
         if not count:
             raise UserError(
                 "the held-out text is so short that no token is masked; add text to it (--dev)"
             )
         # The Trainer takes the mean of batches, in which the last, shorter one counts as much.
-        metrics: Any = found.metrics
+        metrics: Any = output.metrics
         (name,) = (key for key in metrics if key.endswith("_loss"))
         metrics[name] = sum(total for total, _ in self._validated) / count
-        return found
+        return output
 
     def training_step(self, model: Any, *arguments: Any, **named: Any) -> torch.Tensor:
         """Sum the gradients of all processes. The mean of the returned losses over the processes is
@@ -127,17 +127,17 @@ class MlmTrainer(WarmupTrainer):
         # Six sevenths of the positions have no label, and with a large vocabulary the head costs
         # more than the encoder: so the head sees the labelled positions alone.
         labels = inputs["labels"].view(-1)
-        chosen = labels.ne(-100).nonzero().squeeze(1)
+        scored = labels.ne(-100).nonzero().squeeze(1)
         body = self.accelerator.unwrap_model(model).base_model
         # A hook serves every family, whatever its head is called.
-        handle = body.register_forward_hook(lambda _module, _args, output: _select(output, chosen))
+        handle = body.register_forward_hook(lambda _module, _args, output: _select(output, scored))
         try:
             features = {name: value for name, value in inputs.items() if name != "labels"}
             logits = model(**features).logits[0]
         finally:
             handle.remove()
-        total = torch.nn.functional.cross_entropy(logits.float(), labels[chosen], reduction="sum")
-        count = len(chosen)
+        total = torch.nn.functional.cross_entropy(logits.float(), labels[scored], reduction="sum")
+        count = len(scored)
         # Every process validates on all batches, so that counts are summed in training alone.
         if model.training:
             count = int(self.ranks.summed({"": count})[""])
@@ -147,10 +147,10 @@ class MlmTrainer(WarmupTrainer):
         return (loss, {"loss": loss}) if return_outputs else loss
 
 
-def _select(output: Any, chosen: torch.Tensor) -> Any:
-    """Reduce the hidden states of an output, [B, S, D], to the chosen positions, [1, M, D]."""
+def _select(output: Any, positions: torch.Tensor) -> Any:
+    """Reduce the hidden states of an output, [B, S, D], to `positions`, [1, M, D]."""
     states = output.last_hidden_state
-    output["last_hidden_state"] = states.flatten(0, 1).index_select(0, chosen).unsqueeze(0)
+    output["last_hidden_state"] = states.flatten(0, 1).index_select(0, positions).unsqueeze(0)
     return output
 
 

@@ -121,20 +121,20 @@ def train_mlm(
         )
         save_tokenizer(tokenizer, settings.out)  # before training: a resumed run loads it
     # Minutes differ between processes; all return the figures of the first.
-    found: dict[str, Any] = ranks.broadcast(
+    figures: dict[str, Any] = ranks.broadcast(
         _run(settings, model, tokenizer, (rows, dev_rows), say, ranks, callbacks)
     )
-    return found
+    return figures
 
 
 def _newest_checkpoint(out: Path) -> str | None:
     """Return the newest complete checkpoint."""
     # The Trainer writes the state last: a checkpoint without a readable state is incomplete.
-    found = dict[int, Path]()
+    folders = dict[int, Path]()
     for folder in out.glob(CHECKPOINTS):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found[int(json.loads((folder / STATE).read_text("utf-8"))["global_step"])] = folder
-    return str(found[max(found)]) if found else None
+            folders[int(json.loads((folder / STATE).read_text("utf-8"))["global_step"])] = folder
+    return str(folders[max(folders)]) if folders else None
 
 
 def _run(
@@ -193,8 +193,8 @@ def _run(
         # It marks a finished training (`finished`): written after the weights, and before the
         # checkpoints are removed.
         files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
-        for left in settings.out.glob(CHECKPOINTS):
-            shutil.rmtree(left)
+        for checkpoint in settings.out.glob(CHECKPOINTS):
+            shutil.rmtree(checkpoint)
     return figures
 
 
@@ -227,7 +227,7 @@ def _every(settings: MlmSettings, blocks: int) -> int:
 def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> TrainingArguments:
     # The first process makes and masks each batch, as a single one does, and shares it out.
     shares = {"split_batches": True, "dispatch_batches": True} if ranks.size > 1 else None
-    found = TrainingArguments(
+    arguments = TrainingArguments(
         accelerator_config=shares,
         # NCCL, the usual backend, needs GPUs.
         ddp_backend="gloo" if ranks.size > 1 and not torch.cuda.is_available() else None,
@@ -256,7 +256,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
         remove_unused_columns=False,
         report_to="none",
     )
-    return on_one_device(found)
+    return on_one_device(arguments)
 
 
 def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
@@ -304,9 +304,9 @@ def load_masked_lm(resolved: ResolvedModel, say: Callable[[str], None] = print) 
     """
     model, missing = load_network(AutoModelForMaskedLM, resolved, dtype=torch.float32)
     if missing:
-        output, words = model.get_output_embeddings(), model.get_input_embeddings()
-        if output.weight.shape == words.weight.shape:
-            output.weight = words.weight
+        output, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        if output.weight.shape == embeddings.weight.shape:
+            output.weight = embeddings.weight
         say(f"head: not in the checkpoint, added: {', '.join(missing)}; decoder tied to embeddings")
     return model
 

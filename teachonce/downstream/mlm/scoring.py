@@ -95,8 +95,8 @@ def train_seeds(
         with TrackedRun(log, facts, resume, say) as tracked:
             figures = finished(one) or train_mlm(one, say, ranks, [tracked])
             tested = str(folder), tests, settings.max_length, say
-            found = _scores(*tested) if tests and ranks.is_main else ({}, {})
-            scores, counts = ranks.broadcast(found)
+            scored = _scores(*tested) if tests and ranks.is_main else ({}, {})
+            scores, counts = ranks.broadcast(scored)
             tracked.add_scores(scores)
         run = {"seed": seed, "lr": figures["learning_rate"], "steps": figures["steps"]}
         runs.append({**run, "dev": _score(figures["held_out_loss"]), **scores})
@@ -162,18 +162,18 @@ def _scores(
     return scores, counts
 
 
-def _say_unknown(spelt: Spelling, what: str, token: str, say: Say) -> None:
+def _say_unknown(spelt: Spelling, name: str, token: str, say: Say) -> None:
     """Print the share of a text that is unknown. Raises UserError if all of it is."""
     if not spelt.unknown:
         return
     share = f"{100 * spelt.unknown_share:.3g} % of its characters are in unknown words ({token})"
     if not spelt.characters:
         raise UserError(
-            f"{what}: {share}; give a text whose characters are in the tokenizer's vocabulary"
+            f"{name}: {share}; give a text whose characters are in the tokenizer's vocabulary"
         )
     much = spelt.unknown_share > MOST_UNKNOWN
     other = "; do not compare them with figures of another vocabulary" if much else ""
-    say(f"{what}: {share}, which are not predicted: the figures are of the rest{other}")
+    say(f"{name}: {share}, which are not predicted: the figures are of the rest{other}")
 
 
 def _score(loss: float) -> dict[str, float]:

@@ -38,17 +38,17 @@ def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
     return train, list(lines[step - 1 :: step])
 
 
-def blocks(tokenizer: Any, lines: Sequence[str], length: int, what: str) -> Array:
+def blocks(tokenizer: Any, lines: Sequence[str], length: int, name: str) -> Array:
     """Make blocks of token ids [n, length]: lines, separated by sep, between cls and sep.
 
     Tokens that do not fill a last block are dropped. Raises UserError if no block is filled.
     """
-    return cut(tokenizer, tokens_of(tokenizer, lines, what), length, what)
+    return cut(tokenizer, tokens_of(tokenizer, lines, name), length, name)
 
 
-def tokens_of(tokenizer: Any, lines: Sequence[str], what: str) -> Array:
+def tokens_of(tokenizer: Any, lines: Sequence[str], name: str) -> Array:
     """Return the token ids [n] of lines, with a sep after each line."""
-    pieces = list(_token_runs(tokenizer, lines, what))
+    pieces = list(_token_runs(tokenizer, lines, name))
     return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
 
 
@@ -81,12 +81,12 @@ def _unknown(tokenizer: Any, lines: Sequence[str]) -> tuple[int, int]:
     # Without the sep of `tokens_of`, which may be the unknown token, too.
     tokens = characters = 0
     for begin in range(0, len(lines), AT_ONCE):
-        some = list(lines[begin : begin + AT_ONCE])
-        found = tokenizer(
-            some, add_special_tokens=False, verbose=False, return_offsets_mapping=True
+        batch = list(lines[begin : begin + AT_ONCE])
+        encoded = tokenizer(
+            batch, add_special_tokens=False, verbose=False, return_offsets_mapping=True
         )
-        for line, *each in zip(some, found["input_ids"], found["offset_mapping"], strict=True):
-            for number, (first, last) in zip(*each, strict=True):
+        for line, *pair in zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            for number, (first, last) in zip(*pair, strict=True):
                 if number == tokenizer.unk_token_id:
                     tokens += 1
                     characters += _characters(line[first:last])
@@ -97,13 +97,13 @@ def _characters(text: str) -> int:
     return len("".join(text.split()))
 
 
-def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:
+def cut(tokenizer: Any, flat: Array, length: int, name: str) -> Array:
     """Cut the token ids of `tokens_of` into blocks, as `blocks` does."""
     body = length - 2
     count = len(flat) // body
     if count == 0:
         raise UserError(
-            f"{what}: {counted(len(flat), 'token')}, too few for one block of {length}; "
+            f"{name}: {counted(len(flat), 'token')}, too few for one block of {length}; "
             "add text or lower --max-length"
         )
     packed = np.empty((count, length), np.int32)
@@ -113,12 +113,12 @@ def cut(tokenizer: Any, flat: Array, length: int, what: str) -> Array:
     return packed
 
 
-def _token_runs(tokenizer: Any, lines: Sequence[str], what: str) -> Iterator[Array]:
+def _token_runs(tokenizer: Any, lines: Sequence[str], name: str) -> Iterator[Array]:
     sep = tokenizer.sep_token_id
-    with tqdm(total=len(lines), desc=f"tokenize {what}", unit="line", disable=None) as bar:
+    with tqdm(total=len(lines), desc=f"tokenize {name}", unit="line", disable=None) as bar:
         for begin in range(0, len(lines), AT_ONCE):
-            some = list(lines[begin : begin + AT_ONCE])
+            batch = list(lines[begin : begin + AT_ONCE])
             # `verbose=False`: a warning about long texts would be wrong, as blocks are cut later.
-            for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
+            for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
                 yield np.asarray([*ids, sep], np.int32)
-            bar.update(len(some))
+            bar.update(len(batch))

@@ -96,12 +96,12 @@ def read_collection(folder: Path) -> Collection:
 
 def _judgements(path: Path, queries: dict[str, str]) -> Judgements:
     """Read the grades of the queries that are in the collection and have a relevant document."""
-    found: Judgements = {}
+    judgements: Judgements = {}
     for where, cells in _rows(path):
         grade = cells.get("score")
         try:
             query, document = str(cells["query-id"]), str(cells["corpus-id"])
-            found.setdefault(query, {})[document] = int(str(grade))
+            judgements.setdefault(query, {})[document] = int(str(grade))
         except KeyError:
             raise UserError(
                 f"{where}: expected the columns query-id, corpus-id and score, got"
@@ -113,7 +113,7 @@ def _judgements(path: Path, queries: dict[str, str]) -> Judgements:
             ) from None
     answered = {
         query: grades
-        for query, grades in found.items()
+        for query, grades in judgements.items()
         if query in queries and max(grades.values()) > 0
     }
     if not answered:
@@ -144,7 +144,7 @@ def read_run(path: Path, depth: int) -> dict[str, list[str]]:
     Lines are `query Q0 document rank score name`. Documents of equal score stay in the order of the
     file. Raises UserError with file and line.
     """
-    found: dict[str, list[tuple[float, str]]] = {}
+    scored: dict[str, list[tuple[float, str]]] = {}
     try:
         for number, line in enumerate(read_lines(path), 1):
             cells = line.split()
@@ -154,7 +154,7 @@ def read_run(path: Path, depth: int) -> dict[str, list[str]]:
                 query, _, document, _, word, _ = cells
                 if math.isnan(score := float(word)):  # has no place in an order
                     raise ValueError
-                found.setdefault(query, []).append((score, document))
+                scored.setdefault(query, []).append((score, document))
             except ValueError:
                 raise UserError(
                     f"{path}, line {number}: expected `query Q0 document rank score name`, got"
@@ -165,7 +165,7 @@ def read_run(path: Path, depth: int) -> dict[str, list[str]]:
     return {
         # By score: trec_eval does not read the rank either.
         query: [name for _, name in sorted(rows, key=lambda row: -row[0])[:depth]]
-        for query, rows in found.items()
+        for query, rows in scored.items()
     }
 
 
@@ -183,9 +183,9 @@ def texts_of(
             f"{where}: has no candidates for {len(lacking):,} of {len(collection.queries):,}"
             f" queries, such as {lacking[0]!r}; give a run over these queries"
         )
-    wanted = {name for query in collection.queries for name in candidates[query]}
-    texts = {name: text for name, text in collection.documents() if name in wanted}
-    if missing := sorted(wanted - set(texts)):
+    listed = {name for query in collection.queries for name in candidates[query]}
+    texts = {name: text for name, text in collection.documents() if name in listed}
+    if missing := sorted(listed - set(texts)):
         raise UserError(
             f"{where}: lists {counted(len(missing), 'document')} not in {collection.folder}, such"
             f" as {missing[0]!r}; give a run over this corpus"

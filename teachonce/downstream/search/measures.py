@@ -37,7 +37,7 @@ def agreement(teacher: Ranking, ranking: Ranking) -> dict[str, float]:
     Raises UserError if ir-measures is missing.
     """
     grades = {
-        query: {name: TOP - place for place, name in enumerate(names[:TOP])}
+        query: {name: TOP - rank for rank, name in enumerate(names[:TOP])}
         for query, names in teacher.items()
     }
     return _computed({"nDCG@10": "teacher_ndcg_10", "R@10": "overlap_10"}, grades, ranking)
@@ -49,9 +49,9 @@ def _computed(
     measures = library("ir_measures", "embedding", "scores of rankings")
     # Ranks as scores, not similarities: trec_eval would reorder documents of equal similarity.
     run = {
-        query: {name: float(-place) for place, name in enumerate(names)}
+        query: {name: float(-rank) for rank, name in enumerate(names)}
         for query, names in ranking.items()
     }
-    wanted = {measures.parse_measure(name): key for name, key in names.items()}
-    found = measures.calc_aggregate(list(wanted), judgements, run)
-    return {key: float(found[measure]) for measure, key in wanted.items()}
+    keys = {measures.parse_measure(name): key for name, key in names.items()}
+    values = measures.calc_aggregate(list(keys), judgements, run)
+    return {key: float(values[measure]) for measure, key in keys.items()}

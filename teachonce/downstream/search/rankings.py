@@ -28,21 +28,21 @@ def nearest(queries: Floats, blocks: Iterable[Floats], depth: int) -> tuple[Floa
     the similarities and the numbers of the documents [Q, depth], the nearest first.
     """
     scores: Floats = np.zeros((len(queries), 0), np.float32)
-    places: Array = np.zeros((len(queries), 0), np.int64)
+    indices: Array = np.zeros((len(queries), 0), np.int64)
     seen = 0
     for documents in blocks:
         best = []
         for begin in range(0, len(queries), QUERIES_AT_ONCE):
             rows = slice(begin, begin + QUERIES_AT_ONCE)
-            found = np.concatenate([scores[rows], queries[rows] @ documents.T], axis=1)
-            new = np.tile(seen + np.arange(len(documents)), (len(found), 1))
-            numbers = np.concatenate([places[rows], new], axis=1)
+            similarity = np.concatenate([scores[rows], queries[rows] @ documents.T], axis=1)
+            new = np.tile(seen + np.arange(len(documents)), (len(similarity), 1))
+            numbers = np.concatenate([indices[rows], new], axis=1)
             # Earlier documents come first, so that a stable sort lets them win a tie.
-            order = np.argsort(-found, axis=1, kind="stable")[:, :depth]
-            best.append([np.take_along_axis(each, order, 1) for each in (found, numbers)])
-        scores, places = (np.concatenate(part) for part in zip(*best, strict=True))
+            order = np.argsort(-similarity, axis=1, kind="stable")[:, :depth]
+            best.append([np.take_along_axis(part, order, 1) for part in (similarity, numbers)])
+        scores, indices = (np.concatenate(part) for part in zip(*best, strict=True))
         seen += len(documents)
-    return scores, places
+    return scores, indices
 
 
 BLOCK = 4096
@@ -63,25 +63,25 @@ def retrieved(
 
     def blocks() -> Iterator[Floats]:
         read = collection.documents()
-        # `nearest` takes the blocks in order, so that its places are indices of `names`.
+        # `nearest` takes the blocks in order, so that its numbers are indices of `names`.
         while rows := list(islice(read, BLOCK)):
             names.extend(name for name, _ in rows)
             vectors = documents.vectors([text for _, text in rows], "document")
-            if asked.shape[1] != vectors.shape[1]:
+            if embedded.shape[1] != vectors.shape[1]:
                 raise UserError(
                     f"--documents-by {documents.name}: its vectors have {vectors.shape[1]} numbers,"
-                    f" the vectors of {queries.name} {asked.shape[1]}; to search the teacher's"
+                    f" the vectors of {queries.name} {embedded.shape[1]}; to search the teacher's"
                     " index, a student needs its projection into the teacher's space"
                 )
             yield vectors
 
-    asked = queries.vectors(list(collection.queries.values()), "query")
+    embedded = queries.vectors(list(collection.queries.values()), "query")
     # One more, as a document with the name of the query is left out (`without_itself`).
-    _, places = nearest(asked, blocks(), depth + 1)
-    found = zip(collection.queries, places.tolist(), strict=True)
+    _, indices = nearest(embedded, blocks(), depth + 1)
+    ranked = zip(collection.queries, indices.tolist(), strict=True)
     return {
-        query: without_itself(query, [names[place] for place in row])[:depth]
-        for query, row in found
+        query: without_itself(query, [names[index] for index in row])[:depth]
+        for query, row in ranked
     }
 
 
@@ -127,13 +127,13 @@ def reranked(
     pairwise = reads_pairs(model)
     scores: Any = _by_pairs if pairwise else _by_vectors
     loaded: Any = (PairScorer if pairwise else Embedder)(model, max_length)
-    found = {}
+    rankings = {}
     for query, row in scores(loaded, collection, candidates, texts):
         names = candidates[query]
-        found[query] = [names[place] for place in np.argsort(-row, kind="stable")]
+        rankings[query] = [names[index] for index in np.argsort(-row, kind="stable")]
     if note := loaded.cuts.note():
         say(f"{model}: {note}")
-    return found
+    return rankings
 
 
 def _by_pairs(
@@ -152,8 +152,8 @@ def _by_vectors(
     candidates: dict[str, list[str]],
     texts: dict[str, str],
 ) -> Iterator[tuple[str, Floats]]:
-    place = {name: number for number, name in enumerate(texts)}
+    index = {name: number for number, name in enumerate(texts)}
     documents = model.vectors(list(texts.values()), "document")
-    asked = model.vectors(list(collection.queries.values()), "query")
-    for query, vector in zip(collection.queries, asked, strict=True):
-        yield query, documents[[place[name] for name in candidates[query]]] @ vector
+    vectors = model.vectors(list(collection.queries.values()), "query")
+    for query, vector in zip(collection.queries, vectors, strict=True):
+        yield query, documents[[index[name] for name in candidates[query]]] @ vector

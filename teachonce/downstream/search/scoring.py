@@ -54,20 +54,20 @@ def score_search(
             if task == "retrieval"
             else _rerank(collection, settings, say)
         )
-        chosen = _measures(task, collection, settings)
-        if named is not None and chosen != named:
+        keys = _measures(task, collection, settings)
+        if named is not None and keys != named:
             raise UserError(
                 f"--test {folder}: has {('' if collection.judgements else 'no ')}relevance"
                 " judgements (qrels), unlike the folders before it; score folders with judgements"
                 " and folders without them separately"
             )
-        named, examples[split] = chosen, len(collection.queries)
+        named, examples[split] = keys, len(collection.queries)
         teacher = rank(settings.teacher) if settings.teacher else None
         for model in models:
-            found = _figures(collection, rank(model), teacher)
-            runs[model][split] = {key: found[key] for key in chosen.values()}
-            runs[model][split]["primary"] = found[next(iter(chosen.values()))]
-            scores = ", ".join(f"{name} {SHARES * found[key]:.2f}" for name, key in chosen.items())
+            figures = _figures(collection, rank(model), teacher)
+            runs[model][split] = {key: figures[key] for key in keys.values()}
+            runs[model][split]["primary"] = figures[next(iter(keys.values()))]
+            scores = ", ".join(f"{name} {SHARES * figures[key]:.2f}" for name, key in keys.items())
             say(f"{model}, {folder.name}, queries: {len(collection.queries):,}: {scores}")
     assert named is not None
     about |= {"measures": named, "primary": next(iter(named.values()))}
@@ -77,24 +77,24 @@ def score_search(
 
 def _measures(task: str, collection: Collection, settings: SearchSettings) -> dict[str, str]:
     """Return the measures that can be computed from the judgements and the teacher."""
-    found = dict(measures.JUDGED) if collection.judgements else {}
+    keys = dict(measures.JUDGED) if collection.judgements else {}
     if task == "rerank":
-        found.pop("recall@100", None)
+        keys.pop("recall@100", None)
     if settings.teacher:
-        found |= measures.AGREEMENT
-    if not found:
+        keys |= measures.AGREEMENT
+    if not keys:
         raise UserError(
             f"--test {collection.folder}: has no judgements (qrels.tsv); add them, or compare with"
             " the ranking of a teacher: --teacher MODEL"
         )
-    return found
+    return keys
 
 
 def _figures(
     collection: Collection, ranking: measures.Ranking, teacher: measures.Ranking | None
 ) -> dict[str, float]:
-    found = measures.judged(collection.judgements, ranking) if collection.judgements else {}
-    return found | (measures.agreement(teacher, ranking) if teacher else {})
+    figures = measures.judged(collection.judgements, ranking) if collection.judgements else {}
+    return figures | (measures.agreement(teacher, ranking) if teacher else {})
 
 
 def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
@@ -106,12 +106,12 @@ def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Ra
         if other not in (None, model) and model != settings.teacher:
             check_space(model, str(other))
             documents = Embedder(str(other), settings.max_length)
-        found = retrieved(collection, queries, documents)
+        ranking = retrieved(collection, queries, documents)
         # One object if a model embeds both sides: its note is printed once.
-        for each in {id(each): each for each in (queries, documents)}.values():
-            if note := each.cuts.note():
-                say(f"{each.name}: {note}")
-        return found
+        for embedder in {id(embedder): embedder for embedder in (queries, documents)}.values():
+            if note := embedder.cuts.note():
+                say(f"{embedder.name}: {note}")
+        return ranking
 
     return rank
 
@@ -126,10 +126,10 @@ def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
         candidates = retrieved(collection, first, first, settings.depth)
         where = f"--candidates-by {settings.candidates_by}"
     if collection.judgements:
-        found = measures.judged(collection.judgements, candidates)
+        figures = measures.judged(collection.judgements, candidates)
         cut = f"recall@{min(settings.depth, DEPTH)}"  # there are no candidates below this rank
         names = {n.replace(f"recall@{DEPTH}", cut): key for n, key in measures.JUDGED.items()}
-        scores = ", ".join(f"{n} {SHARES * found[key]:.2f}" for n, key in names.items())
+        scores = ", ".join(f"{n} {SHARES * figures[key]:.2f}" for n, key in names.items())
         say(f"candidates of {collection.folder.name}, in their own order: {scores}")
 
     def rank(model: str) -> dict[str, list[str]]:

@@ -113,9 +113,9 @@ class Classify(LabelTask):
         are mixed.
         """
         if spec.output_kind != "one label":
-            given = {"numbers": "numbers (regression)"}.get(spec.output_kind, spec.output_kind)
+            output = {"numbers": "numbers (regression)"}.get(spec.output_kind, spec.output_kind)
             raise UserError(
-                f"--model: its head predicts {given} for each text (problem_type"
+                f"--model: its head predicts {output} for each text (problem_type"
                 f" {spec.problem_type} in its config.json), and --task classify scores one label;"
                 " give a single-label model, or fine-tune this one (leave --as-is out)"
             )
@@ -130,11 +130,11 @@ class Classify(LabelTask):
     def sample(self, train: Sequence[Labelled], seed: int) -> Sequence[Labelled]:
         if self.per_class is None:
             return train
-        draws, chosen = np.random.default_rng(seed), []
+        draws, indices = np.random.default_rng(seed), []
         for label in self.labels:
-            places = [place for place, example in enumerate(train) if example.label == label]
-            chosen += draws.choice(places, self.per_class, replace=False).tolist()
-        return [train[place] for place in sorted(chosen)]
+            members = [index for index, example in enumerate(train) if example.label == label]
+            indices += draws.choice(members, self.per_class, replace=False).tolist()
+        return [train[index] for index in sorted(indices)]
 
     def texts(self, examples: Sequence[Labelled]) -> list[str]:
         return [text for example in examples for text in example.texts]
@@ -159,25 +159,25 @@ class Classify(LabelTask):
         two classes also the F1 of the last."""
         from sklearn.metrics import accuracy_score, f1_score
 
-        gold, found = self.gold(examples), self.predicted(examples, rows, predictions)
+        gold, predicted = self.gold(examples), self.predicted(examples, rows, predictions)
         scores = {
-            "accuracy": float(accuracy_score(gold, found)),
-            "macro_f1": macro_f1(gold, found),
-            "weighted_f1": float(f1_score(gold, found, average="weighted", zero_division=0)),
-            "matthews": matthews(gold, found),
+            "accuracy": float(accuracy_score(gold, predicted)),
+            "macro_f1": macro_f1(gold, predicted),
+            "weighted_f1": float(f1_score(gold, predicted, average="weighted", zero_division=0)),
+            "matthews": matthews(gold, predicted),
         }
         if "F1" in self.measures:
             # `average="binary"` refuses a third label, which --unseen-labels count admits.
             last = [max(self.labels)]
             scores["f1"] = float(
-                f1_score(gold, found, labels=last, average="macro", zero_division=0)
+                f1_score(gold, predicted, labels=last, average="macro", zero_division=0)
             )
         return scores
 
 
 def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
     """Raise UserError if texts and pairs are mixed."""
-    examples = [example for some in splits.values() for example in some]
+    examples = [example for split in splits.values() for example in split]
     first = examples[0]
     for example in examples:
         if len(example.texts) != len(first.texts):
@@ -190,10 +190,10 @@ def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
 
 def _label(row: Row, columns: Mapping[str, str]) -> str:
     check_accepted(row, row.where)
-    found = annotation_of(row.cell("label", columns), columns.get("label", "label"), row.where)
-    labels = found.labels if found else ()
-    if len(labels) > 1 or (found and found.spans):
-        raise several_labels(labels or (found.spans if found else ()), row.where)
+    annotation = annotation_of(row.cell("label", columns), columns.get("label", "label"), row.where)
+    labels = annotation.labels if annotation else ()
+    if len(labels) > 1 or (annotation and annotation.spans):
+        raise several_labels(labels or (annotation.spans if annotation else ()), row.where)
     if not labels:
         raise UserError(f"{row.where}: the text has no label; give it one, or remove the row")
     return labels[0]

@@ -30,15 +30,15 @@ class Row(dict[str, Any]):
         super().__init__(cells)
         self.where, self.header = where, header
 
-    def cell(self, role: str, columns: Mapping[str, str], more: str = "") -> Any:
+    def cell(self, role: str, columns: Mapping[str, str], hint: str = "") -> Any:
         """Return the cell of the column `columns[role]`, or of the column `role` by default.
 
-        more: what the error adds to the remedy. Raises UserError if there is no such column.
+        hint: what the error adds to the remedy. Raises UserError if there is no such column.
         """
         name = columns.get(role, role)
         if not has_cell(self, name):
             option = f"--{role.replace('_', '-')}-column"
-            remedy = f"rename one, or name the right one with {option}{more}"
+            remedy = f"rename one, or name the right one with {option}{hint}"
             raise no_column(name, names_in(self), self.header, remedy)
         return cell_of(self, name)
 

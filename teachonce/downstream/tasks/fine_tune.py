@@ -123,13 +123,13 @@ def score_as_is(
         say(line)
     settings = {"as_is": True, "max_length": max_length}
     _say_uncomputable(task, files, splits, say)
-    if own := task.predict_own(model, splits, max_length):
+    if predicted := task.predict_own(model, splits, max_length):
         for line in ("as is, with the modules of its folder", *task.take_notes()):
             say(line)
         scores, answers = {}, set[Any]()
-        for name, found in own.items():
-            scores[name] = _score(task, splits[name], (), found, DAMAGED)
-            answers |= {*task.predicted(splits[name], (), found)}
+        for name, predictions in predicted.items():
+            scores[name] = _score(task, splits[name], (), predictions, DAMAGED)
+            answers |= {*task.predicted(splits[name], (), predictions)}
     else:
         scores, answers = _scored_by_head(task, model, splits, max_length, say)
     remedy = "train it with a higher --lr or more --epochs"
@@ -164,9 +164,9 @@ def _scored_by_head(
         scores, answers = {}, set[Any]()
         for name, examples in splits.items():
             rows = _encoded(task, name, (tokenizer, length), examples, say)
-            found = _predict(trainer, rows)
-            scores[name] = _score(task, examples, rows, found, DAMAGED)
-            answers |= {*task.predicted(examples, rows, found)}
+            predictions = _predict(trainer, rows)
+            scores[name] = _score(task, examples, rows, predictions, DAMAGED)
+            answers |= {*task.predicted(examples, rows, predictions)}
     return scores, answers
 
 
@@ -219,7 +219,7 @@ def _result(
         "primary": task.primary,
         "scale": SHARES,
     }
-    examples = {name: len(some) for name, some in splits.items()}
+    examples = {name: len(rows) for name, rows in splits.items()}
     return result_of(about, model, files, {**settings, **task.options()}, examples, runs)
 
 
@@ -241,8 +241,8 @@ def _one_seed(
     examples = {**splits, "train": task.sample(splits["train"], seed)}
     say(f"seed {seed}: learning rate {lr:g}, {counted(model.num_parameters(), 'parameter')}{cut}")
     rows = {
-        name: _encoded(task, name, (tokenizer, length), some, say)
-        for name, some in examples.items()
+        name: _encoded(task, name, (tokenizer, length), split, say)
+        for name, split in examples.items()
     }
 
     def score(split: str, predictions: Any) -> dict[str, float]:
@@ -268,19 +268,19 @@ def _one_seed(
         # it.
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # `predict` would score every split as if it were dev
-        scored = {name: some for name, some in splits.items() if name != "train"}
+        scored = {name: split for name, split in splits.items() if name != "train"}
         scores, answers = {}, set[Any]()
-        for name, some in scored.items():
-            found = _predict(trainer, rows[name])
-            scores[name] = score(name, found)
-            answers |= {*task.predicted(some, rows[name], found)}
+        for name, split in scored.items():
+            predictions = _predict(trainer, rows[name])
+            scores[name] = score(name, predictions)
+            answers |= {*task.predicted(split, rows[name], predictions)}
         tracked.add_scores(scores)
         if save_to is not None and (note := _saved(task, trainer, tokenizer, save_to)):
             say(f"seed {seed}: saved in {save_to}: {note}")
             result["note"] = note
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
-    more = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
-    remedy = f"raise --lr ({lr:g}) or {more}"
+    duration = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
+    remedy = f"raise --lr ({lr:g}) or {duration}"
     return result | scores | _warned(task, scored, answers, remedy, say, f"seed {seed}: ")
 
 
@@ -320,11 +320,11 @@ def _encoded(
     return rows
 
 
-def _length(task: Task, asked: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
+def _length(task: Task, max_length: int | None, model: Any, tokenizer: Any) -> tuple[int, str]:
     """Return the maximum length of an input, and a note if the model's limit reduces it."""
-    asked = asked or task.max_length
-    length = min(asked, input_limit(model.config, tokenizer))
-    return length, f", at most {length} tokens (the model's limit)" if length < asked else ""
+    max_length = max_length or task.max_length
+    length = min(max_length, input_limit(model.config, tokenizer))
+    return length, f", at most {length} tokens (the model's limit)" if length < max_length else ""
 
 
 def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> Any:
@@ -345,8 +345,8 @@ def _score(
     # argmax of NaN is a valid index, so that a broken model would have a score like any other.
     if not all(np.isfinite(part).all() for part in parts):
         raise UserError(f"the model predicts NaN or infinity{blame}")
-    found = task.score(examples, rows, predictions)
-    return {"primary": found[task.primary], **found}
+    scores = task.score(examples, rows, predictions)
+    return {"primary": scores[task.primary], **scores}
 
 
 def _scoring(folder: str) -> dict[str, Any]:

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def macro_f1(gold: Sequence[str], found: Sequence[str]) -> float:
+def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Return the mean of the F1 of each gold label."""
     from sklearn.metrics import f1_score
 
     # Without `labels`, a label that is only predicted would count as one more, with an F1 of 0.
     # `zero_division`: a label that is never predicted has an F1 of 0, without a warning.
     labels = sorted(set(gold))
-    return float(f1_score(gold, found, labels=labels, average="macro", zero_division=0))
+    return float(f1_score(gold, predicted, labels=labels, average="macro", zero_division=0))
 
 
-def macro_entity_f1(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
+def macro_entity_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
     """Return the mean of the F1 of whole entities of each gold type, 0 without gold entities.
 
-    gold, found: the IOB tags of each sentence.
+    gold, predicted: the IOB tags of each sentence.
     """
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
     # seqeval's own mean also counts types that are only predicted.
-    *_, scores, counts = precision_recall_fscore_support(gold, found, average=None, zero_division=0)
-    return float(scores[counts > 0].mean()) if any(counts) else 0.0
+    *_, f1, counts = precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)
+    return float(f1[counts > 0].mean()) if any(counts) else 0.0
 
 
-def matthews(gold: Sequence[str], found: Sequence[str]) -> float:
+def matthews(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Return Matthews' correlation, 0 if all gold or all predicted labels are equal."""
     from sklearn.metrics import matthews_corrcoef
 
-    if len({*gold, *found}) < 2:  # of a single label scikit-learn warns
+    if len({*gold, *predicted}) < 2:  # of a single label scikit-learn warns
         return 0.0
-    return float(matthews_corrcoef(gold, found))
+    return float(matthews_corrcoef(gold, predicted))

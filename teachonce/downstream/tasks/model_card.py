@@ -43,7 +43,7 @@ def write_card(result: dict[str, Any], folder: Path) -> None:
     # Cards are published, and a whole path may name a user of this machine.
     source, task = Path(result["model"]).name, result["task"]
     seeds = len(result["seeds"])
-    others = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
+    seed_note = f" It is the model of seed {first['seed']}, one of {seeds}." if seeds > 1 else ""
     warning = f"\n\n**Warning:** {first['warning']}." if "warning" in first else ""
     note = f"\n\nIn use, {first['note']}." if "note" in first else ""
     text = f"""---
@@ -54,7 +54,7 @@ tags: [teachonce, {task}]
 
 # {source}, fine-tuned for {task}
 
-{source} was fine-tuned by `downstream --task {task}` of teachonce.{others}{_uses(task)}{note}
+{source} was fine-tuned by `downstream --task {task}` of teachonce.{seed_note}{_uses(task)}{note}
 
 ## Scores
 
@@ -82,5 +82,5 @@ def _uses(task: str) -> str:
 
 def _short(split: str) -> str:
     """Return the name of a split; for `test PATH` without the folders of the path."""
-    what, blank, path = split.partition(" ")
-    return f"{what} {Path(path).name}" if blank else what
+    prefix, blank, path = split.partition(" ")
+    return f"{prefix} {Path(path).name}" if blank else prefix

@@ -136,14 +136,14 @@ class PairScore(Task):
         """Compute scipy's correlations; both are 0 if all predicted scores are equal."""
         from scipy.stats import pearsonr, spearmanr
 
-        found = self.predicted(examples, rows, predictions)
+        predicted = self.predicted(examples, rows, predictions)
         # scipy returns NaN for a constant. No later epoch compares as better than NaN.
-        if np.ptp(found) == 0:
+        if np.ptp(predicted) == 0:
             return {"pearson": 0.0, "spearman": 0.0}
         gold = self.gold(examples)
         return {
-            "pearson": float(pearsonr(gold, found).statistic),
-            "spearman": float(spearmanr(gold, found).statistic),
+            "pearson": float(pearsonr(gold, predicted).statistic),
+            "spearman": float(spearmanr(gold, predicted).statistic),
         }
 
 

@@ -83,13 +83,13 @@ def _squad(path: Path) -> Iterator[Question]:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 context = paragraph["context"]
-                for asked in paragraph["qas"]:
-                    question = asked["question"]
+                for entry in paragraph["qas"]:
+                    question = entry["question"]
                     if not (isinstance(context, str) and isinstance(question, str)):
                         raise TypeError("context and question must be texts")
-                    where = f"{path}, question {asked.get('id', question)!r}"
-                    found = [] if asked.get("is_impossible") else asked["answers"]
-                    yield Question(question, context, _answers(found, context, where))
+                    where = f"{path}, question {entry.get('id', question)!r}"
+                    answers = [] if entry.get("is_impossible") else entry["answers"]
+                    yield Question(question, context, _answers(answers, context, where))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{path}: not SQuAD's layout ({type(error).__name__}: {error}); expected data > "
@@ -113,19 +113,19 @@ def _question(row: Row, columns: Mapping[str, str]) -> Question:
     return Question(row.text("question", columns), context, answers)
 
 
-def _answers(found: Any, context: str, where: str) -> tuple[GoldAnswer, ...]:
+def _answers(answers: Any, context: str, where: str) -> tuple[GoldAnswer, ...]:
     """Read a list of answers, each a text or a table of text and answer_start; or one such table,
     whose values may be lists."""
-    if isinstance(found, str):  # its characters would be read as answers
+    if isinstance(answers, str):  # its characters would be read as answers
         raise TypeError("answers must be a list")
-    if isinstance(found, dict):
-        texts, begins = found["text"], found.get("answer_start")
+    if isinstance(answers, dict):
+        texts, begins = answers["text"], answers.get("answer_start")
         if isinstance(texts, str):
             texts, begins = [texts], [begins]
         # Lists, as in the hub's copies of SQuAD.
         pairs = [*zip(texts, begins or [None] * len(texts), strict=True)]
     else:
-        tables = [{"text": answer} if isinstance(answer, str) else answer for answer in found]
+        tables = [{"text": answer} if isinstance(answer, str) else answer for answer in answers]
         pairs = [(table["text"], table.get("answer_start")) for table in tables]
     return tuple(_answer(text, begin, context, where) for text, begin in pairs if text.strip())
 
@@ -232,22 +232,22 @@ class QA(Task):
             windows[row["example"]].append((row, start, end))
         exact, overlap = [], []
         for number, example in enumerate(examples):
-            found = best_answer(example.context, windows[number], self.may_decline)
+            predicted = best_answer(example.context, windows[number], self.may_decline)
             gold = [answer.text for answer in example.answers] or [""]
-            exact.append(max(exact_match(found, text) for text in gold))
-            overlap.append(max(word_f1(found, text) for text in gold))
+            exact.append(max(exact_match(predicted, text) for text in gold))
+            overlap.append(max(word_f1(predicted, text) for text in gold))
         return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(overlap))}
 
 
 def _windows(
     tokenizer: Any, example: Question, limit: int, half: int, stride: int
 ) -> Iterator[dict[str, Any]]:
-    asked = example.question.strip()
-    pieces = tokenizer(asked, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    query = example.question.strip()
+    pieces = tokenizer(query, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if len(pieces["input_ids"]) > half - 4:  # a pair has up to four special tokens
-        asked = asked[: pieces["offset_mapping"][half - 5][1]]
+        query = query[: pieces["offset_mapping"][half - 5][1]]
     encoded = tokenizer(
-        asked,
+        query,
         example.context,
         truncation="only_second",
         max_length=limit,
@@ -292,17 +292,17 @@ def best_answer(context: str, windows: Sequence[Any], may_decline: bool) -> str:
     """
     best, text, none = -np.inf, "", np.inf
     for row, start, end in windows:
-        places = np.flatnonzero(row["spans"][:, 1] > row["spans"][:, 0])
+        tokens = np.flatnonzero(row["spans"][:, 1] > row["spans"][:, 0])
         none = min(none, start[row["cls"]] + end[row["cls"]])
-        if not len(places):
+        if not len(tokens):
             continue
         # All pairs, where BERT's script compares the 20 best starts and ends.
-        sums = start[places][:, None] + end[places][None, :]
-        sums = np.where(_allowed(len(places)), sums, -np.inf)
+        sums = start[tokens][:, None] + end[tokens][None, :]
+        sums = np.where(_allowed(len(tokens)), sums, -np.inf)
         first, last = np.unravel_index(np.argmax(sums), sums.shape)
         if sums[first, last] > best:
             best = sums[first, last]
-            text = context[row["spans"][places[first], 0] : row["spans"][places[last], 1]].strip()
+            text = context[row["spans"][tokens[first], 0] : row["spans"][tokens[last], 1]].strip()
     return "" if may_decline and none > best else text
 
 
@@ -317,18 +317,18 @@ def normalised(answer: str) -> list[str]:
     return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
 
 
-def exact_match(found: str, gold: str) -> float:
+def exact_match(predicted: str, gold: str) -> float:
     """Return 1 if the words of both answers are equal, else 0 (Rajpurkar et al. 2016, 6.1)."""
-    return float(normalised(found) == normalised(gold))
+    return float(normalised(predicted) == normalised(gold))
 
 
-def word_f1(found: str, gold: str) -> float:
+def word_f1(predicted: str, gold: str) -> float:
     """Return the harmonic mean of precision and recall of words (Rajpurkar et al. 2016, 6.1).
 
     If one answer has no words, F1 is 1 if the other has none either, else 0.
     """
-    ours, theirs = normalised(found), normalised(gold)
-    if not ours or not theirs:
-        return float(ours == theirs)
-    shared = (Counter(ours) & Counter(theirs)).total()
-    return 2 * shared / (len(ours) + len(theirs))
+    words, gold_words = normalised(predicted), normalised(gold)
+    if not words or not gold_words:
+        return float(words == gold_words)
+    shared = (Counter(words) & Counter(gold_words)).total()
+    return 2 * shared / (len(words) + len(gold_words))

@@ -31,15 +31,15 @@ def unstandardise(network: Any, mean: float, deviation: float) -> bool:
     return True
 
 
-def standardise(network: Any, given: Any) -> None:
-    """Undo `unstandardise` in a network that was loaded from a folder with the config `given`."""
-    mean, deviation = (getattr(given, name, math.nan) for name in (MEAN, DEVIATION))
+def standardise(network: Any, config: Any) -> None:
+    """Undo `unstandardise` in a network that was loaded from a folder with `config`."""
+    mean, deviation = (getattr(config, name, math.nan) for name in (MEAN, DEVIATION))
     # An encoder or a masked LM that was trained from such a network has these fields without the
     # head.
-    if declared_kind({"architectures": given.architectures}) != "classification":
+    if declared_kind({"architectures": config.architectures}) != "classification":
         return
     # config.json is untrusted.
-    finite = all(isinstance(each, float) and math.isfinite(each) for each in (mean, deviation))
+    finite = all(isinstance(value, float) and math.isfinite(value) for value in (mean, deviation))
     if finite and deviation > 0:
         _scale(network, 1 / deviation, -mean / deviation)
 
@@ -54,7 +54,7 @@ def remove_scale(config: Any) -> None:
 
 @torch.no_grad()
 def _scale(network: Any, factor: float, shift: float) -> bool:
-    last = [each for each in network.modules() if isinstance(each, nn.Linear)][-1]
+    last = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
     if last.out_features != 1 or last.bias is None:
         return False
     last.weight.mul_(factor)

@@ -112,10 +112,10 @@ class SentenceSimilarity(PairScore):
             return None
         check_scores(splits)
         embedder = Embedder(model, max_length)
-        found = {name: _similarities(embedder, pairs) for name, pairs in splits.items()}
+        scores = {name: _similarities(embedder, pairs) for name, pairs in splits.items()}
         if note := embedder.cuts.note():
             self.note(note)
-        return found
+        return scores
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
         """Make rows with the inputs of both texts, each truncated to `limit` tokens."""
@@ -136,10 +136,10 @@ class SentenceSimilarity(PairScore):
         def batch(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
             inputs = [name for name in rows[0] if name != "labels"]
             texts = [{name: row[name][side] for name in inputs} for row in rows for side in (0, 1)]
-            found = {name: tokens.unflatten(0, (-1, 2)) for name, tokens in padded(texts).items()}
+            pairs = {name: tokens.unflatten(0, (-1, 2)) for name, tokens in padded(texts).items()}
             # `_predict` of fine_tune.py leaves the labels out.
             labels = [row["labels"] for row in rows if "labels" in row]
-            return {**found, "labels": torch.tensor(labels)} if labels else found
+            return {**pairs, "labels": torch.tensor(labels)} if labels else pairs
 
         return batch
 
@@ -148,5 +148,5 @@ def _similarities(embedder: Embedder, pairs: Sequence[Pair]) -> Floats:
     sides = [embedder.vectors([getattr(p, side) for p in pairs]) for side in ("text_a", "text_b")]
     # A folder with similarity_fn_name "dot" gives vectors of any length.
     lengths = np.linalg.norm(sides[0], axis=1) * np.linalg.norm(sides[1], axis=1)
-    found: Floats = (sides[0] * sides[1]).sum(axis=1) / np.maximum(lengths, 1e-12)
-    return found
+    cosines: Floats = (sides[0] * sides[1]).sum(axis=1) / np.maximum(lengths, 1e-12)
+    return cosines

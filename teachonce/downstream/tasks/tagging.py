@@ -76,8 +76,8 @@ def read_table(
         tags = columns.get("label") or next((n for n in tag_columns if has_cell(row, n)), "tags")
         row.cell("text", {"text": words})  # raises UserError if there is no such column
         row.cell("label", {"label": tags})
-        found = labelled_row(row, [words], tags, number, row.where)
-        every = found.gold.tags if found.gold else ()
+        example = labelled_row(row, [words], tags, number, row.where)
+        every = example.gold.tags if example.gold else ()
         cell = cell_of(row, words)
         if cell in ([], "", None):
             continue
@@ -86,8 +86,8 @@ def read_table(
                 f"{row.where}: expected a tag for every word, got {cell_of(row, tags)!r:.60};"
                 " correct the row or remove it"
             )
-        check_unicode(found.text, row.where)
-        texts = tuple(found.text[begin:end] for begin, end, _ in every)
+        check_unicode(example.text, row.where)
+        texts = tuple(example.text[begin:end] for begin, end, _ in every)
         sentences.append(Sentence(texts, tuple(tag for *_, tag in every), row.where))
     if not sentences:
         raise UserError(f"{path}: has no words; name their column with --text-column")
@@ -160,13 +160,13 @@ class Tagging(LabelTask):
         if is_table(path) and suffix_of(path) not in (".tsv", ".csv"):
             return read_table(path, self.columns, TAG_COLUMNS[self.name])
         if self.columns:
-            given = " and ".join(f"--{name}-column" for name in self.columns)
-            raise UserError(f"{path}: has no column names; leave {given} out")
+            options = " and ".join(f"--{name}-column" for name in self.columns)
+            raise UserError(f"{path}: has no column names; leave {options} out")
         parts = self.name == "pos"
-        found = read_tagged(path, parts)
+        sentences = read_tagged(path, parts)
         if note := tagged_layout(path, parts).note():
             self.note(f"{path}: {note}")
-        return found
+        return sentences
 
     def labels_of(self, example: Sentence) -> Sequence[str]:
         return example.tags
@@ -209,14 +209,14 @@ class Tagging(LabelTask):
         rows = []
         for example, sentence in enumerate(examples):
             for window in word_windows(tokenizer, *joined(sentence.words), limit):
-                numbers, own = [IGNORED] * len(window.ids), list[range]()
+                numbers, runs = [IGNORED] * len(window.ids), list[range]()
                 for word, run in window.own_pieces():
-                    own.append(run)
+                    runs.append(run)
                     for position in run:
                         label = sentence.tags[word] if position == run.start else self.later
                         numbers[position] = number.get(label, IGNORED)
                 row = {"input_ids": window.ids, "attention_mask": [1] * len(window.ids)}
-                rows.append({**row, "labels": numbers, "first": first_of(own), "example": example})
+                rows.append({**row, "labels": numbers, "first": first_of(runs), "example": example})
         several = [
             number for number, count in Counter(r["example"] for r in rows).items() if count > 1
         ]
@@ -238,13 +238,13 @@ class Tagging(LabelTask):
         """
         best = predictions.argmax(-1)
         gold = [list(sentence.tags) for sentence in examples]
-        found: list[list[str]] = [[] for _ in examples]
+        predicted: list[list[str]] = [[] for _ in examples]
         for number, row in enumerate(rows):
-            tags = found[row["example"]]
+            tags = predicted[row["example"]]
             for position in row["first"]:
                 label = self.labels[best[number, position]] if position >= 0 else OUTSIDE
                 tags.append(continued(tags) if label == self.later else label)
-        return gold, found
+        return gold, predicted
 
     def predicted(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
@@ -265,11 +265,11 @@ class PartsOfSpeech(Tagging):
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        gold, found = self.tags_of_words(examples, rows, predictions)
-        flat, guessed = list(chain(*gold)), list(chain(*found))
+        gold, predicted = self.tags_of_words(examples, rows, predictions)
+        flat, guessed = list(chain(*gold)), list(chain(*predicted))
         return {
             "macro_f1": macro_f1(flat, guessed),
-            "accuracy": _accuracy(gold, found),
+            "accuracy": _accuracy(gold, predicted),
             "matthews": matthews(flat, guessed),
         }
 
@@ -300,13 +300,13 @@ class Entities(Tagging):
 
     def read(self, path: Path) -> list[Sentence]:
         """Read sentences and convert tags of another scheme to IOB2. Raises as `Tagging.read`."""
-        found = super().read(path)
-        tags = [sentence.tags for sentence in found]
+        sentences = super().read(path)
+        tags = [sentence.tags for sentence in sentences]
         scheme = scheme_of(chain(*tags), steps_of(tags))
         if scheme in (None, "IOB2"):
-            return found
+            return sentences
         self.note(f"{path}: tags are {scheme}; they are converted to IOB2")
-        return [replace(each, tags=tuple(converted(each.tags, "IOB2"))) for each in found]
+        return [replace(s, tags=tuple(converted(s.tags, "IOB2"))) for s in sentences]
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
         """Raise UserError also for tags that are not IOB."""
@@ -330,11 +330,11 @@ class Entities(Tagging):
         """Compute F1 over all entities, its mean over the gold types, and the accuracy."""
         from seqeval.metrics import f1_score
 
-        gold, found = self.tags_of_words(examples, rows, predictions)
+        gold, predicted = self.tags_of_words(examples, rows, predictions)
         return {
-            "entity_f1": float(f1_score(gold, found, zero_division=0)),
-            "macro_f1": macro_entity_f1(gold, found),
-            "accuracy": _accuracy(gold, found),
+            "entity_f1": float(f1_score(gold, predicted, zero_division=0)),
+            "macro_f1": macro_entity_f1(gold, predicted),
+            "accuracy": _accuracy(gold, predicted),
         }
 
 
@@ -352,5 +352,5 @@ def continued(tags: Sequence[str]) -> str:
     return f"{OTHER}{before[2:]}" if before.startswith((FIRST, OTHER)) else OUTSIDE
 
 
-def _accuracy(gold: list[list[str]], found: list[list[str]]) -> float:
-    return float(np.mean(np.array(list(chain(*gold))) == np.array(list(chain(*found)))))
+def _accuracy(gold: list[list[str]], predicted: list[list[str]]) -> float:
+    return float(np.mean(np.array(list(chain(*gold))) == np.array(list(chain(*predicted)))))

@@ -181,8 +181,8 @@ class LabelTask(Task):
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
         """Take the labels of `train`. Raises UserError if another split has further labels, and
         for numbers that mean "no label"."""
-        known = {label for example in splits["train"] for label in self.labels_of(example)}
-        self.labels = sorted(known)
+        labels = {label for example in splits["train"] for label in self.labels_of(example)}
+        self.labels = sorted(labels)
         self._check_numbers(splits)
         self._check(splits, "does not occur in training", "train on examples of it")
 
@@ -204,13 +204,13 @@ class LabelTask(Task):
     def _check(self, splits: Mapping[str, Collection[Any]], problem: str, remedy: str) -> None:
         if self.unseen_labels == "count":
             return
-        known = self.gold_labels()
-        allowed = set(known)  # of thousands of labels, a list would take minutes
+        labels = self.gold_labels()
+        allowed = set(labels)  # of thousands of labels, a list would take minutes
         for example, number, label in self._gold(splits):
             if label not in allowed:
                 raise UserError(
                     f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
-                    f" {', '.join(known)[:200]}; {suggest(label, known)}{remedy}, remove it,"
+                    f" {', '.join(labels)[:200]}; {suggest(label, labels)}{remedy}, remove it,"
                     " or count it as an error with --unseen-labels count"
                 )
 
@@ -236,11 +236,11 @@ def encode_cut(task: Task, tokenizer: Any, texts: Sequence[Sequence[str]], limit
     texts: the first text of each example and, for pairs, the second text of each.
     """
     encoded = tokenizer(*map(list, texts), truncation=True, max_length=limit)
-    cut = sum(bool(each.overflowing) for each in encoded.encodings)
+    cut = sum(bool(encoding.overflowing) for encoding in encoded.encodings)
     if cut:
-        what = "text" if len(texts) == 1 else "pair"
+        noun = "text" if len(texts) == 1 else "pair"
         total = len(encoded["input_ids"])
-        task.note(f"{cut:,} of {counted(total, what)} cut to {limit} tokens (--max-length)")
+        task.note(f"{cut:,} of {counted(total, noun)} cut to {limit} tokens (--max-length)")
     return encoded
 
 

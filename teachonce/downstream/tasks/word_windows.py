@@ -63,20 +63,20 @@ def word_windows(tokenizer: Any, text: str, spans: Spans, limit: int) -> Iterato
     sizes, begin, first = [len(run) for run in pieces], 0, 0
     while begin < len(spans):
         end = _stop(sizes, begin, room)
-        found = encoded(begin, end, None)
+        window = encoded(begin, end, None)
         # A word may have other tokens at the start of a window than inside the text.
-        while len(found[0]) > limit and end - begin > 1:
+        while len(window[0]) > limit and end - begin > 1:
             end -= 1
-            found = encoded(begin, end, None)
-        if cut := len(found[0]) > limit:
-            found = encoded(begin, end, limit)
+            window = encoded(begin, end, None)
+        if cut := len(window[0]) > limit:
+            window = encoded(begin, end, limit)
         following = end
         # `following` stays above `begin`, so that every window starts later than the one before it.
         while following - 1 > begin and sum(sizes[following - 1 : end]) <= room // OVERLAP:
             following -= 1
         # Each window tags the half of the overlap that is farther from its own edge.
         last = end if end == len(spans) else (following + end + 1) // 2
-        yield WordWindow(range(begin, end), range(first, last), *found, cut)
+        yield WordWindow(range(begin, end), range(first, last), *window, cut)
         begin, first = (end, end) if end == len(spans) else (following, last)
 
 

@@ -51,8 +51,8 @@ class CachedVectors(TableCapture):
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         super().__init__(options.source, _has_vectors, f"table with a column {LABEL} of vectors")
         texts, named = _text_columns(self._table), options.text_column
-        chosen = texts if named is None else [named]
-        if len(chosen) != 1 or chosen[0] not in texts:
+        columns = texts if named is None else [named]
+        if len(columns) != 1 or columns[0] not in texts:
             problem = (
                 f"give --text-column NAME, the column whose vectors are in {LABEL}"
                 if named is None
@@ -62,7 +62,7 @@ class CachedVectors(TableCapture):
                 f"{options.source}: {problem}; its columns of texts are"
                 f" {', '.join(texts) or 'none'}"
             )
-        self._column, self._prompt = chosen[0], options.prompt or ""
+        self._column, self._prompt = columns[0], options.prompt or ""
         self.contents = CaptureContents(vector=first_width(self._table, VECTOR))
         self.settings = {"text_column": self._column}
 
@@ -75,13 +75,13 @@ class CachedVectors(TableCapture):
             yield Sample(where, partial(self._rows, cells, where), text=self._prompt + text)
 
     def _rows(self, cells: Cells, where: str) -> Rows:
-        found = numbers(VECTOR, cells, where)
-        if len(found) != self.contents.vector:
+        vector = numbers(VECTOR, cells, where)
+        if len(vector) != self.contents.vector:
             raise UserError(
-                f"{where}: a vector of {len(found)} numbers, expected {self.contents.vector}, as in"
-                " the first row that has any; remove this row"
+                f"{where}: a vector of {len(vector)} numbers, expected {self.contents.vector},"
+                " as in the first row that has any; remove this row"
             )
-        return Rows(vector=found)
+        return Rows(vector=vector)
 
 
 FORMAT = Format(

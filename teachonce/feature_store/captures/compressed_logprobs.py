@@ -105,12 +105,12 @@ def read_settings(path: Path) -> Compression | LegacyCompression:
     text = read_small(path)
     # Untrusted settings may be any value that YAML can write, so many errors are possible.
     try:
-        found = yaml.safe_load(text)
+        settings = yaml.safe_load(text)
         # In the settings of a training the compression is nested in these keys.
         for key in ("teacher", "logprob_compressor", "legacy_logit_compression"):
-            if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-                found = found[key]
-        return _legacy(found) if "polynomial_degree" in found else _compression(found)
+            if isinstance(settings, Mapping) and isinstance(settings.get(key), Mapping):
+                settings = settings[key]
+        return _legacy(settings) if "polynomial_degree" in settings else _compression(settings)
     except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: not the settings of DistillKit's compression ({first_line(error)}); give its"
@@ -118,72 +118,72 @@ def read_settings(path: Path) -> Compression | LegacyCompression:
         ) from None
 
 
-def _compression(found: Mapping[str, Any]) -> Compression:
+def _compression(settings: Mapping[str, Any]) -> Compression:
     bins = tuple(
         Bin(
             _dtype(b["scale_dtype"], "scale_dtype"),
             _whole(b["element_bits"], "element_bits"),
             _whole(b["num_elements"], "num_elements"),
         )
-        for b in found["residual_bins"] or ()
+        for b in settings["residual_bins"] or ()
     )
-    terms = tuple(found.get("polynomial_terms") or ())
-    made = Compression(
-        d=_whole(found["d"], "d"),
-        k=_whole(found["k"], "k"),
-        exact_k=_whole(found["exact_k"], "exact_k", 0),
-        exact_dtype=_dtype(found.get("exact_dtype", "float32"), "exact_dtype"),
+    terms = tuple(settings.get("polynomial_terms") or ())
+    compression = Compression(
+        d=_whole(settings["d"], "d"),
+        k=_whole(settings["k"], "k"),
+        exact_k=_whole(settings["exact_k"], "exact_k", 0),
+        exact_dtype=_dtype(settings.get("exact_dtype", "float32"), "exact_dtype"),
         polynomial_terms=tuple(
             t if t in TERMS else _whole(t, "a polynomial term", 0) for t in terms
         ),
-        term_dtype=_dtype(found.get("term_dtype", "float32"), "term_dtype"),
+        term_dtype=_dtype(settings.get("term_dtype", "float32"), "term_dtype"),
         residual_bins=bins,
-        delta_encoding=_flag(found, "delta_encoding", True),
-        normalize_t=_flag(found, "normalize_t", False),
+        delta_encoding=_flag(settings, "delta_encoding", True),
+        normalize_t=_flag(settings, "normalize_t", False),
     )
     # What DistillKit refuses itself (`check_valid`), and a k beyond the vocabulary.
-    tail = made.k - made.exact_k
-    if made.k > made.d:
+    tail = compression.k - compression.exact_k
+    if compression.k > compression.d:
         raise ValueError("k is larger than d, the size of the vocabulary")
     # DistillKit allows up to 64 bits, but codes are int64 here, which hold 63.
     if tail < 0 or sum(b.elements for b in bins) > tail or any(b.bits > 63 for b in bins):
         raise ValueError("k, exact_k and residual_bins contradict one another")
     if tail and not (terms or bins):
         raise ValueError("exact_k is less than k, without polynomial_terms or residual_bins")
-    return made
+    return compression
 
 
-def _legacy(found: Mapping[str, Any]) -> LegacyCompression:
-    made = LegacyCompression(
-        d=_whole(found["vocab_size"], "vocab_size"),
-        k=_whole(found["k"], "k"),
-        exact_k=_whole(found["exact_k"], "exact_k", 0),
-        polynomial_degree=_whole(found["polynomial_degree"], "polynomial_degree", 0),
-        invert_polynomial=_flag(found, "invert_polynomial", True),
-        with_sqrt_term=_flag(found, "with_sqrt_term", False),
+def _legacy(settings: Mapping[str, Any]) -> LegacyCompression:
+    compression = LegacyCompression(
+        d=_whole(settings["vocab_size"], "vocab_size"),
+        k=_whole(settings["k"], "k"),
+        exact_k=_whole(settings["exact_k"], "exact_k", 0),
+        polynomial_degree=_whole(settings["polynomial_degree"], "polynomial_degree", 0),
+        invert_polynomial=_flag(settings, "invert_polynomial", True),
+        with_sqrt_term=_flag(settings, "with_sqrt_term", False),
     )
-    if not made.exact_k <= made.k <= made.d:
+    if not compression.exact_k <= compression.k <= compression.d:
         raise ValueError("k, exact_k and vocab_size contradict one another")
-    return made
+    return compression
 
 
-def _flag(found: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = found.get(key, default)
+def _flag(settings: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = settings.get(key, default)
     if not isinstance(value, bool):
         raise ValueError(f"expected true or false for {key}, got {value!r:.80}")
     return value
 
 
-def _whole(value: object, what: str, least: int = 1) -> int:
+def _whole(value: object, name: str, least: int = 1) -> int:
     # 2^31: the largest vocabulary of a store (FORMAT.md, 5).
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31:
-        raise ValueError(f"expected a whole number from {least} for {what}, got {value!r:.80}")
+        raise ValueError(f"expected a whole number from {least} for {name}, got {value!r:.80}")
     return value
 
 
-def _dtype(value: object, what: str) -> str:
+def _dtype(value: object, name: str) -> str:
     if value not in BYTES:
-        raise ValueError(f"expected one of {', '.join(BYTES)} for {what}, got {value!r:.80}")
+        raise ValueError(f"expected one of {', '.join(BYTES)} for {name}, got {value!r:.80}")
     return str(value)
 
 
@@ -195,8 +195,8 @@ def unpacked_ids(data: Array, bits: int, count: int) -> Array:
 
 def packed_ids(ids: Array, bits: int) -> Array:
     """Pack ids, highest bit first: [T,K] -> bytes uint8 [T,B]."""
-    each = (ids[..., None].astype(np.int64) >> np.arange(bits - 1, -1, -1)) & 1
-    return np.packbits(each.astype(np.uint8).reshape(len(ids), -1), axis=1)
+    digits = (ids[..., None].astype(np.int64) >> np.arange(bits - 1, -1, -1)) & 1
+    return np.packbits(digits.astype(np.uint8).reshape(len(ids), -1), axis=1)
 
 
 def words_of_ids(words: Array, bits: int, count: int) -> Array:
@@ -204,11 +204,11 @@ def words_of_ids(words: Array, bits: int, count: int) -> Array:
 
     A word holds as many complete ids as fit into 64 bits.
     """
-    each = 64 // bits
-    shifts = (bits * np.arange(each)).astype(np.uint64)
+    per_word = 64 // bits
+    shifts = (bits * np.arange(per_word)).astype(np.uint64)
     mask = np.uint64((1 << bits) - 1)
-    found = (words.astype(np.uint64)[..., None] >> shifts) & mask
-    return found.reshape(len(words), -1)[:, :count].astype(np.int64)
+    ids = (words.astype(np.uint64)[..., None] >> shifts) & mask
+    return ids.reshape(len(words), -1)[:, :count].astype(np.int64)
 
 
 def _floats(data: Array, kind: str) -> Doubles:
@@ -250,15 +250,15 @@ def logprobs_of(data: Array, settings: Compression) -> Floats:
         size = len(settings.polynomial_terms) * BYTES[settings.term_dtype]
         tail += _floats(take(size), settings.term_dtype) @ curve(settings).T
     first = 0
-    for each in settings.residual_bins:
-        scale = _floats(take(BYTES[each.scale]), each.scale)
-        codes = unpacked_ids(take(-(-each.bits * each.elements // 8)), each.bits, each.elements)
+    for bin_ in settings.residual_bins:
+        scale = _floats(take(BYTES[bin_.scale]), bin_.scale)
+        codes = unpacked_ids(take(-(-bin_.bits * bin_.elements // 8)), bin_.bits, bin_.elements)
         # One bit is a sign; more bits are an offset binary number.
-        centred = codes * 2 - 1 if each.bits == 1 else codes - (1 << (each.bits - 1))
-        tail[:, first : first + each.elements] += centred * scale
-        first += each.elements
-    found = np.concatenate([exact, tail], axis=1)
-    return (np.cumsum(found, axis=1) if settings.delta_encoding else found).astype(np.float32)
+        centred = codes * 2 - 1 if bin_.bits == 1 else codes - (1 << (bin_.bits - 1))
+        tail[:, first : first + bin_.elements] += centred * scale
+        first += bin_.elements
+    logprobs = np.concatenate([exact, tail], axis=1)
+    return (np.cumsum(logprobs, axis=1) if settings.delta_encoding else logprobs).astype(np.float32)
 
 
 def legacy_logprobs_of(exact: Array, coefficients: Array, settings: LegacyCompression) -> Floats:

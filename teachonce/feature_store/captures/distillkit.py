@@ -58,7 +58,7 @@ def _layout_of(table: Table) -> Layout | None:
     """Return the columns that hold the logits, or None if the columns are not DistillKit's."""
     layouts: tuple[Layout, ...] = (NEW, LEGACY, PLAIN)
     names = set(table.columns)
-    fitting = (each for each in layouts if {IDS.name, *_names(each)} <= names)
+    fitting = (layout for layout in layouts if {IDS.name, *_names(layout)} <= names)
     return next(fitting, None)
 
 
@@ -70,8 +70,8 @@ class DistillKit(TableCapture):
     """Reads a capture of DistillKit."""
 
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
-        wanted = f"table with input_ids and logits of DistillKit ({', '.join(_names(NEW))})"
-        super().__init__(options.source, _layout_of, wanted)
+        expected = f"table with input_ids and logits of DistillKit ({', '.join(_names(NEW))})"
+        super().__init__(options.source, _layout_of, expected)
         layout = _layout_of(self._table)
         assert layout is not None
         self._layout = layout
@@ -97,14 +97,14 @@ class DistillKit(TableCapture):
                 " decompressed; give this file with --compression, or the settings of a training"
                 " that reads the capture"
             )
-        found = read_settings(path)
-        if isinstance(found, LegacyCompression) != (self._layout is LEGACY):
+        settings = read_settings(path)
+        if isinstance(settings, LegacyCompression) != (self._layout is LEGACY):
             raise UserError(
                 f"{path}: describes another compression than the columns"
                 f" {', '.join(_names(self._layout))} have; give the settings of this capture with"
                 " --compression"
             )
-        return found
+        return settings
 
     def samples(self) -> Iterator[Sample]:
         """Yield a sample for each text. A packed row holds several texts."""
@@ -122,7 +122,7 @@ class DistillKit(TableCapture):
         if self._mask and cells[MASK.name].is_valid:
             mask = numbers(MASK, cells, where)
         # The last id may have no logits.
-        ids, mask = (each[:-1] if len(each) == count + 1 else each for each in (ids, mask))
+        ids, mask = (values[:-1] if len(values) == count + 1 else values for values in (ids, mask))
         same_length(ids, count, "logits", where)
         same_length(ids, len(mask), "an attention_mask", where)
         if not count:
@@ -135,8 +135,8 @@ class DistillKit(TableCapture):
                 yield begin, end
 
     def _rows(self, cells: Cells, where: str, span: slice) -> Rows:
-        arrays = [each[span] for each in row_arrays(self._layout, cells, where).values()]
-        settings, widths = self._compression, [each.shape[1] for each in arrays]
+        arrays = [array[span] for array in row_arrays(self._layout, cells, where).values()]
+        settings, widths = self._compression, [array.shape[1] for array in arrays]
         if settings is None:
             if widths[0] > (self.contents.topk or 0):
                 raise UserError(
@@ -145,9 +145,9 @@ class DistillKit(TableCapture):
                 )
             return Rows(topk=(arrays[0], arrays[1]))
         if widths != settings.widths:
-            found, expected = (" and ".join(map(str, each)) for each in (widths, settings.widths))
+            got, expected = (" and ".join(map(str, sizes)) for sizes in (widths, settings.widths))
             raise UserError(
-                f"{where}: a token has {found} values in {', '.join(_names(self._layout))}, and"
+                f"{where}: a token has {got} values in {', '.join(_names(self._layout))}, and"
                 f" {expected} by the settings of compression; give the settings of this capture"
                 " (--compression)"
             )

@@ -52,11 +52,11 @@ class EngineRows(TableCapture):
     """Reads a capture of an inference engine: Parquet as `examples/capture_{engine}.py` writes."""
 
     def __init__(self, engine: str, options: ImportOptions, teacher: TeacherFiles) -> None:
-        wanted = (
+        expected = (
             f"Parquet with the columns {', '.join(NAMES)} and the metadata engine={engine}, as"
             f" examples/capture_{engine}.py writes"
         )
-        super().__init__(options.source, partial(_is_of, engine), wanted)
+        super().__init__(options.source, partial(_is_of, engine), expected)
         for file, schema in zip(self._table.files, self._table.schemas, strict=True):
             if (other := _engine_of(schema)) != engine:
                 raise UserError(
@@ -76,15 +76,15 @@ class EngineRows(TableCapture):
             yield Sample(where, partial(self._rows, ids, cells, where), ids[:-1])
 
     def _rows(self, ids: Array, cells: Cells, where: str) -> Rows:
-        found = row_arrays(FIELDS, cells, where)
-        same_length(ids[1:], len(found[BEST.name]), "logits (of all tokens but the last)", where)
-        if (width := found[BEST.name].shape[1]) != self._size:
+        arrays = row_arrays(FIELDS, cells, where)
+        same_length(ids[1:], len(arrays[BEST.name]), "logits (of all tokens but the last)", where)
+        if (width := arrays[BEST.name].shape[1]) != self._size:
             raise UserError(
                 f"{where}: has {width:,} ids for a token, and the first row {self._size:,}; remove"
                 " this row"
             )
-        topk = found[BEST.name], found[LOGPROBS.name]
-        return Rows(topk=topk, observed=found[OBSERVED.name])
+        topk = arrays[BEST.name], arrays[LOGPROBS.name]
+        return Rows(topk=topk, observed=arrays[OBSERVED.name])
 
 
 def _format(engine: str) -> Format:

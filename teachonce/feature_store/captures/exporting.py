@@ -83,7 +83,7 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
 
 
 def _size(path: Path) -> int:
-    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def _datasets(store: FeatureStore, table: Table, new: Path) -> str:
@@ -118,20 +118,20 @@ def _sentences_and_labels(store: FeatureStore, vector: EmbeddingSpec, new: Path)
 
     datasets.disable_progress_bars()
     cache = new / ".rows"
-    made = rows_in(cache, store.table(["text", "embedding"]), store.manifest.content())
-    made = made.rename_columns({"text": "sentence", "embedding": "label"})
+    dataset = rows_in(cache, store.table(["text", "embedding"]), store.manifest.content())
+    dataset = dataset.rename_columns({"text": "sentence", "embedding": "label"})
     note = "columns sentence and label, for MSELoss"
     if prompt := vector.prompt:
         # Texts are written without the prompt, which the trainer puts before each text itself.
         begin = len(prompt)
-        made = made.map(
+        dataset = dataset.map(
             lambda rows: {"sentence": [text[begin:] for text in rows["sentence"]]},
             batched=True,
             cache_file_name=str(cache / "bare.arrow"),
         )
         note += f"; texts do not include the prompt: give the trainer prompts={prompt!r}, and"
         note += f" `feature-store import` --prompt {shlex.quote(prompt)}"
-    _save(made, new)
+    _save(dataset, new)
     shutil.rmtree(cache)
     return note
 

@@ -25,8 +25,8 @@ def numbered(paths: Iterable[Path]) -> list[Path]:
     """Sort paths so that `data_10` comes after `data_9`."""
 
     def key(path: Path) -> list[tuple[int, str]]:
-        found = re.findall(r"\d+|\D+", str(path))
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in found]
+        parts = re.findall(r"\d+|\D+", str(path))
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
     return sorted(paths, key=key)
 
@@ -34,7 +34,7 @@ def numbered(paths: Iterable[Path]) -> list[Path]:
 def file_versions(files: Iterable[Path]) -> list[tuple[int, int]]:
     """Return size and modification time of each file, to notice changes."""
     # Not their hashes, which would read the whole capture once more.
-    return [(found.st_size, found.st_mtime_ns) for found in (path.stat() for path in files)]
+    return [(info.st_size, info.st_mtime_ns) for info in (path.stat() for path in files)]
 
 
 def identity(
@@ -67,15 +67,15 @@ def regular(paths: Iterable[Path]) -> list[Path]:
 
     Raises UserError for a path that cannot be read, and for a pipe or a device, which would block.
     """
-    found = list(paths)
-    for path in found:
+    files = list(paths)
+    for path in files:
         try:
             kind = path.stat().st_mode  # follows links: caches of the hub consist of links
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({reason(error)}); copy it again") from None
         if not stat.S_ISREG(kind):
             raise UserError(f"{path}: is not a file (but a pipe, a device or a folder); remove it")
-    return found
+    return files
 
 
 def unzstd(data: bytes, where: str) -> bytes:

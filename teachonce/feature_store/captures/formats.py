@@ -62,8 +62,8 @@ class ImportOptions:
 
     def check(self, takes: frozenset[str], name: str) -> None:
         """Raise UserError for an option that does not apply to format `name`."""
-        own = {"compression", "tokens", "layers", "text_column", "max_length", "prompt", "model"}
-        for key in sorted(own - takes):
+        scoped = {"compression", "tokens", "layers", "text_column", "max_length", "prompt", "model"}
+        for key in sorted(scoped - takes):
             if getattr(self, key) not in (None, ()):
                 raise UserError(
                     f"{flag_of(key)}: does not apply to a capture of {name}; leave it out"
@@ -87,17 +87,17 @@ def _load_format(name: str) -> Format:
     """Load a format of this or of an installed package. Raises UserError if there is none."""
     if name in BUILT_IN:  # imported by name, so that --help loads no reader
         module, attribute = BUILT_IN[name]
-        found: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)
+        loaded: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)
     else:
-        found = added_object(GROUP, name)
-    if found is None:
+        loaded = added_object(GROUP, name)
+    if loaded is None:
         raise UserError(
             f"--format {name}: {suggest(name, FORMATS)}expected one of {', '.join(FORMATS)}; if"
             f" another package adds it ({GROUP}), install that package"
         )
-    if not isinstance(found, Format):
-        raise UserError(f"--format {name}: expected a Format, got {type(found).__name__}")
-    return found
+    if not isinstance(loaded, Format):
+        raise UserError(f"--format {name}: expected a Format, got {type(loaded).__name__}")
+    return loaded
 
 
 def format_of(options: ImportOptions) -> Format:
@@ -113,16 +113,16 @@ def format_of(options: ImportOptions) -> Format:
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         raise UserError(f"{source}: is a pipe or a device; give a file or a folder")
     names = FORMATS if options.format is None else (options.format,)
-    found = [each for each in map(_load_format, names) if options.format or each.recognises(source)]
-    if not found:
+    formats = [f for f in map(_load_format, names) if options.format or f.recognises(source)]
+    if not formats:
         raise UserError(
             f"{source}: is not a capture of a known format ({', '.join(FORMATS)}); check the path,"
             " or name its format with --format"
         )
-    if len(found) > 1:
+    if len(formats) > 1:
         raise UserError(
-            f"{source}: may be a capture of {' or of '.join(each.name for each in found)}; choose"
+            f"{source}: may be a capture of {' or of '.join(f.name for f in formats)}; choose"
             " one of these with --format"
         )
-    options.check(found[0].takes, found[0].name)
-    return found[0]
+    options.check(formats[0].takes, formats[0].name)
+    return formats[0]

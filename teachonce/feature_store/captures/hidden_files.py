@@ -77,9 +77,9 @@ def _read_speculators(path: Path, teacher: TeacherFiles) -> Captured:
 
 
 def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
-    found = load_tensors(gunzip(path) if path.suffix == ".gz" else path, str(path))
-    last = "hidden_state" if "hidden_state" in found else "target_last_hidden_states"
-    aux = "aux_hidden_state" if "aux_hidden_state" in found else "hidden_states"
+    tensors = load_tensors(gunzip(path) if path.suffix == ".gz" else path, str(path))
+    last = "hidden_state" if "hidden_state" in tensors else "target_last_hidden_states"
+    aux = "aux_hidden_state" if "aux_hidden_state" in tensors else "hidden_states"
     # SpecForge saves the states of a sample as a batch of one.
     fields = (
         SPECFORGE_IDS,
@@ -87,7 +87,7 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
         Numbers(last, "states", ("tokens", "width"), optional=True, batched=True),
         Numbers(aux, "states", ("tokens", "widths of the layers"), batched=True),
     )
-    arrays = checked(fields, found, str(path))
+    arrays = checked(fields, tensors, str(path))
     # SpecForge concatenates the states of the chosen layers along the width.
     layers, ids = arrays[aux], arrays[SPECFORGE_IDS.name]
     width = arrays[last].shape[1] if last in arrays else teacher.width
@@ -102,7 +102,7 @@ def _read_specforge(path: Path, teacher: TeacherFiles) -> Captured:
     if not length:
         raise UserError(f"{path}: holds only padding; remove this sample")
     # Only captures for EAGLE3 have this key; DFlash, Domino and DSpark choose other layers.
-    eagle = "hidden_state" in found
+    eagle = "hidden_state" in tensors
     states = [state[:length] for state in states]
     return Captured(ids[:length], states, default_layers=eagle)
 
@@ -169,19 +169,19 @@ class HiddenFiles:
             yield Sample(str(path), partial(self._rows, path), self._read(path).ids)
 
     def _read(self, path: Path) -> Captured:
-        found = self._kind.read(path, self._teacher)
-        if len(found.states) != len(self.contents.hidden):
+        captured = self._kind.read(path, self._teacher)
+        if len(captured.states) != len(self.contents.hidden):
             raise UserError(
-                f"{path}: holds {len(found.states)} states, and {self._files[0]}"
+                f"{path}: holds {len(captured.states)} states, and {self._files[0]}"
                 f" {len(self.contents.hidden)}; remove the files of another capture"
             )
-        for state in found.states:
+        for state in captured.states:
             if state.shape[1] != self.contents.width:
                 raise UserError(
                     f"{path}: the hidden size is {state.shape[1]}, and in {self._files[0]}"
                     f" {self.contents.width}; remove the files of another capture"
                 )
-        return found
+        return captured
 
     def _rows(self, path: Path) -> Rows:
         return Rows(hidden=dict(zip(self.contents.hidden, self._read(path).states, strict=True)))

@@ -106,13 +106,13 @@ def import_capture(
         if stored is None:
             # Before the survey, which reads the whole capture and may take an hour.
             StoreWriter.check_writable(options.target)
-        chosen = format_of(options)
+        capture_format = format_of(options)
         teacher = open_teacher(options.model if options.tokenizer is None else options.tokenizer)
-        capture = chosen.open(options, teacher)
+        capture = capture_format.open(options, teacher)
         files = capture.files()
         # Before the first read: the versions are compared again after the last one.
-        before = file_versions(files)
-        source = identity(chosen.name, options.source, files, progress)
+        versions = file_versions(files)
+        source = identity(capture_format.name, options.source, files, progress)
         samples, longest, normalised = _survey(capture, options, stop)
         tokenizer = None
         if capture.contents.vector is None:
@@ -126,33 +126,33 @@ def import_capture(
             teacher_files["tokenizer.json"] = tokenizer.file
         # Two imports with the same identity write the same store.
         described = {
-            "teacher": {"id": teacher.name, "captured_by": chosen.name},
+            "teacher": {"id": teacher.name, "captured_by": capture_format.name},
             "tokenizer_hash": hashlib.sha256(teacher_files["tokenizer.json"]).hexdigest(),
             "corpus": {"sources": [source]},
             "arguments": {"part_tokens": options.part_tokens, **capture.settings},
         }
-        say(f"capture   {chosen.name}, {samples:,} samples, {_describe(features)}")
+        say(f"capture   {capture_format.name}, {samples:,} samples, {_describe(features)}")
         if stored:
             check_finished(options.target, stored, described, features)
             say(f"{options.target}: was finished before, by the same command; nothing to do")
-            return ImportSummary(chosen.name, finished_before=True)
+            return ImportSummary(capture_format.name, finished_before=True)
         if options.model is not None:
             say(compare_with_model(capture, samples, options.model, stop.check))
         tally: Counter[str] = Counter()
         if tokenizer:
-            found = stretches(capture.samples(), tokenizer, tally)
+            sequences = stretches(capture.samples(), tokenizer, tally)
         else:
-            found = _tokenized_texts(capture, teacher, features.max_length, tally)
-        parts = gathered(found, options.part_tokens, None)
+            sequences = _tokenized_texts(capture, teacher, features.max_length, tally)
+        parts = gathered(sequences, options.part_tokens, None)
         _write(options, parts, described, features, teacher_files, tally, stop)
         # Both passes read the files: after a change the store has rows that the first pass did not
         # check.
-        if file_versions(files) != before:
+        if file_versions(files) != versions:
             raise UserError(
                 f"{options.source}: was changed while it was being read; remove {options.target},"
                 " and run the command again while nothing writes to the capture"
             )
-    return ImportSummary(chosen.name, **dict[str, Any](tally))
+    return ImportSummary(capture_format.name, **dict[str, Any](tally))
 
 
 def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, int, bool]:
@@ -274,7 +274,7 @@ def _tokenized_texts(
 
     for window in iter_truncated(documents(), teacher.tokenizer, max_length, counters=counters):
         tally["cut"] += window.lost > 0
-        for number in [each for each in waiting if each < window.document]:
+        for number in [n for n in waiting if n < window.document]:
             del waiting[number]  # a text without a token gives no window
         yield Stretch(window, waiting.pop(window.document), 0)
     tally["lost"] = counters["no_tokens"]
@@ -311,10 +311,10 @@ def _write(
     with closing(writer):
         for number, part in enumerate(chain([first], parts)):
             if number in writer.published:
-                check_published(writer, number, [each.window for each in part])
-                for each in part if features.logits else ():
+                check_published(writer, number, [stretch.window for stretch in part])
+                for stretch in part if features.logits else ():
                     # Only counted: the summary describes the whole capture.
-                    _best_logprobs(each, each.sample.rows(), features, tally)
+                    _best_logprobs(stretch, stretch.sample.rows(), features, tally)
             else:
                 with stop.deferred():  # a part is written completely or not at all
                     _write_part(writer, number, part, tally)
@@ -330,17 +330,17 @@ def _calibration(
         return {}
     # Published parts are encoded relative to the stored values, so a resumed import reuses them.
     unfinished = StoreWriter.peek(options.target)
-    if unfinished and (found := StoreWriter.calibration(options.target)):
-        return found
+    if unfinished and (stored := StoreWriter.calibration(options.target)):
+        return stored
     from teachonce.teacher_dump.job.part_writing import CALIBRATION_TOKENS, mean_and_deviation
 
     # Every n-th sequence instead of the first ones: neighbours in a corpus are alike.
-    step = max(1, sum(len(each.ids) for each in part) // CALIBRATION_TOKENS)
+    step = max(1, sum(len(stretch.ids) for stretch in part) // CALIBRATION_TOKENS)
     states: dict[str, list[Array]] = {name: [] for name in features.hidden}
-    for each in part[::step]:
-        rows = each.sample.rows().hidden
+    for stretch in part[::step]:
+        rows = stretch.sample.rows().hidden
         for name, values in states.items():
-            values.append(rows[name][each.begin : each.begin + len(each.ids)])
+            values.append(rows[name][stretch.begin : stretch.begin + len(stretch.ids)])
     return {name: mean_and_deviation(values) for name, values in states.items()}
 
 
@@ -351,41 +351,41 @@ def _write_part(
     from teachonce.teacher_dump.job.parts import sequences_of
 
     features = writer.features
-    lengths = np.array([len(each.ids) for each in part])
+    lengths = np.array([len(stretch.ids) for stretch in part])
     start = starts(lengths)
-    made = writer.part(number, lengths)
-    made.set_sequences(sequences_of([each.window for each in part], features))
-    for place, each in enumerate(part):
-        at = np.arange(start[place], start[place + 1])
-        span = slice(each.begin, each.begin + len(at))
-        rows = each.sample.rows()
+    part_writer = writer.part(number, lengths)
+    part_writer.set_sequences(sequences_of([stretch.window for stretch in part], features))
+    for index, stretch in enumerate(part):
+        at = np.arange(start[index], start[index + 1])
+        span = slice(stretch.begin, stretch.begin + len(at))
+        rows = stretch.sample.rows()
         if features.embedding:
             assert rows.vector is not None
-            made.put_embedding([place], rows.vector[None])
+            part_writer.put_embedding([index], rows.vector[None])
         for name in features.hidden:
-            made.put_hidden(0, name, at, rows.hidden[name][span])
+            part_writer.put_hidden(0, name, at, rows.hidden[name][span])
         if features.logits:
-            ids, logprobs, rest = _best_logprobs(each, rows, features, tally)
+            ids, logprobs, rest = _best_logprobs(stretch, rows, features, tally)
             # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
-            made.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
+            part_writer.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
             if features.logits.observed and rows.observed is not None:
                 # Rounding may leave it above 0, within the slack of `check_observed`.
-                made.put_observed(0, at, np.minimum(rows.observed[span], 0))
-    writer.publish(made)
+                part_writer.put_observed(0, at, np.minimum(rows.observed[span], 0))
+    writer.publish(part_writer)
 
 
 def _best_logprobs(
-    each: Stretch, rows: Rows, features: Features, tally: Counter[str]
+    stretch: Stretch, rows: Rows, features: Features, tally: Counter[str]
 ) -> tuple[Array, Array, Array]:
     """Return ids, log-probabilities and rest of a stretch of tokens, and count the next tokens that
     are among the ids."""
     assert rows.topk is not None and features.logits is not None
     size, vocabulary = features.logits.size, features.vocabulary
-    ids, logprobs = (v[each.begin : each.begin + len(each.ids)] for v in rows.topk)
-    where = each.sample.where
-    same_length(each.ids, len(ids), "logits", where)
+    ids, logprobs = (v[stretch.begin : stretch.begin + len(stretch.ids)] for v in rows.topk)
+    where = stretch.sample.where
+    same_length(stretch.ids, len(ids), "logits", where)
     best = best_first(ids, logprobs, size, where, tally, vocabulary)
-    following = each.ids[1:, None]
+    following = stretch.ids[1:, None]
     tally["places"] += len(following)
     tally["followed"] += int((best[0][:-1] == following).any(axis=1).sum())
     return best

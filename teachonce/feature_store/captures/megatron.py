@@ -107,15 +107,15 @@ class Megatron:
                 f"{path}: does not begin with {META}; it is not an archive of Megatron-LM"
             )
         try:
-            found = json.loads(data)
+            meta = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}: its {META} is not JSON ({first_line(error)}); copy the archive again"
             ) from None
         # An id has 17 bits, so a token has at most 2**17 of them.
-        if schema_violation(found, {"saver": {"k": int}}) or not 0 < found["saver"]["k"] <= 1 << 17:
+        if schema_violation(meta, {"saver": {"k": int}}) or not 0 < meta["saver"]["k"] <= 1 << 17:
             raise UserError(f"{path}: its {META} has no valid k; copy the archive again")
-        return int(found["saver"]["k"])
+        return int(meta["saver"]["k"])
 
     def files(self) -> list[Path]:
         """Return the archives, and the file of the tokens."""
@@ -159,29 +159,29 @@ class Megatron:
     def _iterations(self, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
         """Yield the iterations of a data-parallel rank, merged over its context-parallel ranks."""
         # zip would end with the shortest rank, and drop the iterations of the others in silence.
-        for parts in zip_longest(*(self._of_rank(each, rank) for each in range(self._context))):
-            found = {(part[0], len(part[1])) if part else None for part in parts}
-            if len(found) > 1:
+        for parts in zip_longest(*(self._of_rank(c, rank) for c in range(self._context))):
+            iterations = {(part[0], len(part[1])) if part else None for part in parts}
+            if len(iterations) > 1:
                 raise UserError(
                     f"{self._source}: the context ranks of data rank {rank} hold different"
                     " iterations; copy all archives of the run"
                 )
             every = list(zip(*(batches for _, batches in parts), strict=True))
-            if any(len({part.values.shape[:2] for part in each}) > 1 for each in every):
+            if any(len({part.values.shape[:2] for part in group}) > 1 for group in every):
                 raise UserError(
                     f"{self._source}, iteration {parts[0][0]}: the context ranks of data rank"
                     f" {rank} hold microbatches of different sizes; copy all archives of the run"
                 )
-            yield parts[0][0], [merge_context_ranks(list(each)) for each in every]
+            yield parts[0][0], [merge_context_ranks(list(group)) for group in every]
 
     def _of_rank(self, context: int, rank: int) -> Iterator[tuple[int, list[Microbatch]]]:
         for path in self._files:
             if _rank(path) != (context, rank):
                 continue
             for name, data in _members(path):
-                if found := PAYLOAD.fullmatch(name):
+                if match := PAYLOAD.fullmatch(name):
                     where = f"{path}, {name:.40}"
-                    if (iteration := whole_number(found[1])) is None:
+                    if (iteration := whole_number(match[1])) is None:
                         raise UserError(
                             f"{where}: expected the number of an iteration as its name; copy the"
                             " archive again"
@@ -204,9 +204,9 @@ def _archives(folder: Path) -> list[Path]:
 
 def _rank(path: Path) -> tuple[int, int]:
     """Return the context-parallel rank and the data-parallel rank that wrote an archive."""
-    found = ARCHIVE.fullmatch(path.name)
-    assert found is not None
-    return int(found[1]), int(found[2])
+    match = ARCHIVE.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2])
 
 
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -233,22 +233,22 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _microbatches(data: bytes, where: str) -> list[Microbatch]:
-    found = load_tensors(data, where)
-    lists = [found.get(field.name) for field in FIELDS]
-    counts = {len(each) if isinstance(each, list) else 0 for each in lists}
+    payload = load_tensors(data, where)
+    lists = [payload.get(field.name) for field in FIELDS]
+    counts = {len(values) if isinstance(values, list) else 0 for values in lists}
     if len(counts) > 1 or not max(counts):
         raise UserError(
             f"{where}: expected {', '.join(field.name for field in FIELDS)}, a list of tensors"
             f" [{', '.join(DIMS)}] each, all of the same length; this is not a payload of"
             " Megatron-LM"
         )
-    made = []
-    for number, tensors in enumerate(zip(*(each for each in lists if each), strict=True)):
+    microbatches = []
+    for number, tensors in enumerate(zip(*(values for values in lists if values), strict=True)):
         named = {field.name: one for field, one in zip(FIELDS, tensors, strict=True)}
         arrays = checked(FIELDS, named, f"{where}, microbatch {number}")
         ids = arrays["indices_low"] | arrays["bit_17"] << 16
-        made.append(Microbatch(arrays["values"], ids))
-    return made
+        microbatches.append(Microbatch(arrays["values"], ids))
+    return microbatches
 
 
 def merge_context_ranks(parts: list[Microbatch]) -> Microbatch:
@@ -280,28 +280,28 @@ def _tokens(options: ImportOptions) -> tuple[Path, Array]:
     try:
         # Mapped, as the tokens of a whole run need not fit into memory. Not by np.load, which
         # advises to load a text file as a pickle.
-        found = np.lib.format.open_memmap(options.tokens, mode="r")
+        ids = np.lib.format.open_memmap(options.tokens, mode="r")
     except Exception as error:  # NumPy reads the header as an expression of Python
         raise UserError(
             f"--tokens {options.tokens}: cannot be read ({first_line(error)}); check the path,"
             " and give a .npy file that numpy.save wrote"
         ) from None
-    if found.ndim != 2 or found.dtype.kind not in "iu" or not found.size:
+    if ids.ndim != 2 or ids.dtype.kind not in "iu" or not ids.size:
         raise UserError(
-            f"--tokens {options.tokens}: is {found.dtype}{list(found.shape)}, expected whole"
+            f"--tokens {options.tokens}: is {ids.dtype}{list(ids.shape)}, expected whole"
             " numbers [sequences, tokens]; save the tokens of the run with this shape"
         )
-    return options.tokens, np.asarray(found)
+    return options.tokens, np.asarray(ids)
 
 
 def _texts(ids: Array, end: int | None) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each text in a sequence; the token `end` divides texts."""
-    places = np.flatnonzero(ids == end) if end is not None else np.zeros(0, np.int64)
+    positions = np.flatnonzero(ids == end) if end is not None else np.zeros(0, np.int64)
     begin = 0
-    for place in (*places.tolist(), len(ids)):
-        if place > begin:
-            yield begin, place
-        begin = place + 1
+    for position in (*positions.tolist(), len(ids)):
+        if position > begin:
+            yield begin, position
+        begin = position + 1
 
 
 FORMAT = Format(

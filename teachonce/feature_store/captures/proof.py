@@ -68,10 +68,10 @@ class ShiftCheck:
         scores = []
         # The next token comes first: the token itself and the one after the next are compared with
         # it. The last two rows are left out, because they lack one of the three.
-        for place in (1, 0, 2):
-            tokens = ids[place : len(ids) - 2 + place]
-            inside, found = logprob_bounds(tokens, best[:-2], logprobs[:-2])
-            scores.append(np.where(inside, np.maximum(found, lowest), outside))
+        for shift in (1, 0, 2):
+            tokens = ids[shift : len(ids) - 2 + shift]
+            inside, bound = logprob_bounds(tokens, best[:-2], logprobs[:-2])
+            scores.append(np.where(inside, np.maximum(bound, lowest), outside))
         for number, score in enumerate(scores[1:]):
             # float64: the variance below is a difference of two large sums.
             better = (score - scores[0]).astype(np.float64)
@@ -84,14 +84,14 @@ class ShiftCheck:
             return
         mean, squares = (self._sums / self._count).T
         error = np.sqrt(np.maximum(squares - mean**2, 0) / self._count)
-        for better, what in zip(
+        for better, token in zip(
             (mean > NATS) & (mean > SIGMAS * error),
             ("the token itself", "the token after the next"),
             strict=True,
         ):
             if better:
                 raise UserError(
-                    f"{source}: the logits give more probability to {what} than to the next token,"
+                    f"{source}: the logits give more probability to {token} than to the next token,"
                     " so they are shifted by one position; capture again, or shift the rows. If"
                     " the rows are correct, give the checkpoint as --model: its own rows are then"
                     " compared instead"
@@ -109,13 +109,13 @@ def compare_with_model(
     """
     by = LOGITS if capture.contents.topk else STATES
     teacher = _load(model, capture.contents)
-    chosen = set(np.linspace(0, count - 1, min(count, SAMPLES)).astype(int).tolist())
-    found: list[tuple[Sample, Floats]] = []
+    numbers = set(np.linspace(0, count - 1, min(count, SAMPLES)).astype(int).tolist())
+    compared: list[tuple[Sample, Floats]] = []
     for number, sample in enumerate(capture.samples()):
         check()
-        if number in chosen:
-            found.append((sample, by.rows(sample, _ids(sample, teacher, model), teacher)))
-    every = np.concatenate([rows for _, rows in found])
+        if number in numbers:
+            compared.append((sample, by.rows(sample, _ids(sample, teacher, model), teacher)))
+    every = np.concatenate([rows for _, rows in compared])
     median = float(np.median(every))
     # `not <=` refuses NaN as well, which a model with NaN among its weights gives.
     if not median <= by.usual:
@@ -125,7 +125,7 @@ def compare_with_model(
             f" most: this is not the captured model, or {by.reason}; give the checkpoint that the"
             " engine ran, or capture again"
         )
-    for sample, rows in found:
+    for sample, rows in compared:
         if (bad := ~(rows <= max(by.outlier, TIMES * median))).any():
             raise UserError(
                 f"{sample.where}, token {bad.argmax()}: compared with {model},"
@@ -134,7 +134,7 @@ def compare_with_model(
                 " capture again"
             )
     return (
-        f"proof     {counted(len(every), 'row')} of {counted(len(found), 'text')} agree with"
+        f"proof     {counted(len(every), 'row')} of {counted(len(compared), 'text')} agree with"
         f" {model}: within {median:.2g} {by.unit} (median), {every.max():.2g} at most"
     )
 
@@ -149,7 +149,7 @@ def _load(model: str, contents: CaptureContents) -> Any:
     # On a CPU float32, against which LOGITS and STATES were measured.
     precision = resolved_precision("auto", device) if device != "cpu" else "fp32"
     try:
-        found = load_teacher(
+        teacher = load_teacher(
             resolve_teacher(model),
             head="causal" if contents.topk else "none",
             hidden=states_option(contents.hidden),
@@ -159,12 +159,12 @@ def _load(model: str, contents: CaptureContents) -> Any:
         )
     except UserError as error:
         raise UserError(f"--model: {error}") from error
-    if contents.width not in (None, found.width):
+    if contents.width not in (None, teacher.width):
         raise UserError(
-            f"--model {model}: has hidden size {found.width}, and the captured states"
+            f"--model {model}: has hidden size {teacher.width}, and the captured states"
             f" {contents.width}; give the model that was captured"
         )
-    return found
+    return teacher
 
 
 def _ids(sample: Sample, teacher: Any, model: str) -> Array:
@@ -188,12 +188,12 @@ def _of_states(sample: Sample, ids: Array, teacher: Any) -> Floats:
     """Return for each token |captured - teacher's| / |teacher's| (Euclidean lengths), of the state
     that differs most: [T]."""
     live = teacher.run(ids[None], np.ones((1, len(ids)), bool)).hidden
-    found = []
+    errors = []
     for name, states in sample.rows().hidden.items():
-        own = live[name][0].cpu().numpy()
-        size = np.maximum(np.linalg.norm(own, axis=1), 1e-9)
-        found.append(np.linalg.norm(states[: len(ids)] - own, axis=1) / size)
-    return np.max(found, axis=0)  # type: ignore[no-any-return]
+        teacher_states = live[name][0].cpu().numpy()
+        size = np.maximum(np.linalg.norm(teacher_states, axis=1), 1e-9)
+        errors.append(np.linalg.norm(states[: len(ids)] - teacher_states, axis=1) / size)
+    return np.max(errors, axis=0)  # type: ignore[no-any-return]
 
 
 def _of_logits(sample: Sample, ids: Array, teacher: Any) -> Floats:
@@ -216,8 +216,8 @@ def _of_logits(sample: Sample, ids: Array, teacher: Any) -> Floats:
         ]
     mass = np.exp(logprobs)
     error = np.abs(np.where(there, np.concatenate(live) - logprobs, 0))
-    found: Floats = (mass * error).sum(axis=1) / mass.sum(axis=1)
-    return found
+    mean_error: Floats = (mass * error).sum(axis=1) / mass.sum(axis=1)
+    return mean_error
 
 
 @dataclass(frozen=True)

@@ -85,11 +85,11 @@ class Capture(Protocol):
         file or row that cannot be read."""
 
 
-def same_length(ids: Array, rows: int, what: str, where: str) -> None:
+def same_length(ids: Array, rows: int, name: str, where: str) -> None:
     """Raise UserError unless there is one row for each token."""
     if len(ids) != rows:
         raise UserError(
-            f"{where}: {len(ids):,} token ids, and {what} of {rows:,} tokens; the file is damaged"
+            f"{where}: {len(ids):,} token ids, and {name} of {rows:,} tokens; the file is damaged"
             " or of another format"
         )
 
@@ -131,14 +131,14 @@ def best_first(
             " most: these are not log-probabilities of one token, but raw logits (capture"
             " log-probabilities) or values of another compression (check --compression)"
         )
-    if found := repeated_id(best, values):
-        raise UserError(f"{where}, token {found.row}: an id occurs twice: {DAMAGED}")
+    if repeated := repeated_id(best, values):
+        raise UserError(f"{where}, token {repeated.row}: an id occurs twice: {DAMAGED}")
     # An empty place may have any id, also one that no piece has.
     outside = ((ids < 0) | (ids >= vocabulary)) & ~np.isneginf(logprobs)
     if outside.any():
-        row, place = np.argwhere(outside)[0].tolist()
+        row, column = np.argwhere(outside)[0].tolist()
         raise UserError(
-            f"{where}, token {row}: top-k id {ids[row, place]:,} is beyond the vocabulary of"
+            f"{where}, token {row}: top-k id {ids[row, column]:,} is beyond the vocabulary of"
             f" {vocabulary:,}: {DAMAGED}"
         )
     if (missing := size - values.shape[1]) > 0:

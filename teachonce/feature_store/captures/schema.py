@@ -78,35 +78,35 @@ class Numbers:
             raise UserError(
                 f"{where}: has no {self.name} ({self.expected}); the file is of another format"
             )
-        found = value if type(value).__module__ == "numpy" else _of_tensor(value, self, where)
-        if self.batched and found.ndim == len(self.dims) + 1 and found.shape[0] == 1:
-            found = found[0]
-        if not found.size:
-            found = found.astype(kind.dtype or np.int64)  # an empty array has no reliable dtype
-        if found.ndim != len(self.dims) or found.dtype.kind not in kind.kinds:
+        array = value if type(value).__module__ == "numpy" else _of_tensor(value, self, where)
+        if self.batched and array.ndim == len(self.dims) + 1 and array.shape[0] == 1:
+            array = array[0]
+        if not array.size:
+            array = array.astype(kind.dtype or np.int64)  # an empty array has no reliable dtype
+        if array.ndim != len(self.dims) or array.dtype.kind not in kind.kinds:
             raise UserError(
-                f"{where}: {self.name} is {found.dtype}{list(found.shape)}, expected"
+                f"{where}: {self.name} is {array.dtype}{list(array.shape)}, expected"
                 f" {self.expected}; {OTHER}"
             )
-        self._check_values(found, kind, where)
+        self._check_values(array, kind, where)
         if kind.dtype is None:
-            return found
+            return array
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported below
-            made: Array = np.asarray(found, kind.dtype)
+            cast: Array = np.asarray(array, kind.dtype)
         # Only a conversion to fewer bytes can overflow.
-        if found.dtype.itemsize > made.dtype.itemsize and made.dtype.kind == "f" and made.size:
-            self._refuse(self._infinite(made), "is beyond float32", where)
+        if array.dtype.itemsize > cast.dtype.itemsize and cast.dtype.kind == "f" and cast.size:
+            self._refuse(self._infinite(cast), "is beyond float32", where)
         if self.kind == "states":
-            self._refuse(np.abs(made) > kind.most, "has a square beyond float32", where)
-        return made
+            self._refuse(np.abs(cast) > kind.most, "has a square beyond float32", where)
+        return cast
 
-    def _check_values(self, found: Array, kind: Kind, where: str) -> None:
-        if found.dtype.kind == "f":
-            self._refuse(self._infinite(found), "is NaN or infinite", where)
+    def _check_values(self, array: Array, kind: Kind, where: str) -> None:
+        if array.dtype.kind == "f":
+            self._refuse(self._infinite(array), "is NaN or infinite", where)
         if self.kind == "mask":
-            self._refuse((found != 0) & (found != 1), f"is not {kind.description}", where)
-        elif found.dtype.kind in "iu":
-            bad = (found < kind.least) | (found > kind.most)
+            self._refuse((array != 0) & (array != 1), f"is not {kind.description}", where)
+        elif array.dtype.kind in "iu":
+            bad = (array < kind.least) | (array > kind.most)
             self._refuse(bad, f"is not among {kind.description}", where)
 
     def _infinite(self, values: Array) -> Array:
@@ -114,12 +114,12 @@ class Numbers:
             return np.asarray(np.isnan(values) | np.isposinf(values))
         return ~np.isfinite(values)
 
-    def _refuse(self, bad: Array, what: str, where: str) -> None:
+    def _refuse(self, bad: Array, fault: str, where: str) -> None:
         """Raise UserError for the first number for which `bad` is true."""
         if bad.any():
             row = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
             unit = self.dims[0].removesuffix("s")
-            raise UserError(f"{where}, {unit} {row}: {self.name} {what}; {AGAIN}")
+            raise UserError(f"{where}, {unit} {row}: {self.name} {fault}; {AGAIN}")
 
 
 def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
@@ -148,22 +148,22 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
         ) from None
 
 
-def checked(fields: Iterable[Numbers], found: Mapping[str, Any], where: str) -> dict[str, Array]:
+def checked(fields: Iterable[Numbers], values: Mapping[str, Any], where: str) -> dict[str, Array]:
     """Return the arrays of a file or row by name. Optional ones may be missing.
 
     Raises UserError for numbers that do not fit the fields, and for sizes that differ.
     """
-    made, sizes = dict[str, Array](), dict[str, tuple[int, str]]()
+    arrays, sizes = dict[str, Array](), dict[str, tuple[int, str]]()
     for field in fields:
-        if field.optional and found.get(field.name) is None:
+        if field.optional and values.get(field.name) is None:
             continue
-        made[field.name] = field.array(found.get(field.name), where)
-        for dim, size in zip(field.dims, made[field.name].shape, strict=True):
-            known, name = sizes.setdefault(dim, (size, field.name))
-            if known != size:
+        arrays[field.name] = field.array(values.get(field.name), where)
+        for dim, size in zip(field.dims, arrays[field.name].shape, strict=True):
+            expected, name = sizes.setdefault(dim, (size, field.name))
+            if expected != size:
                 raise UserError(
-                    f"{where}: {name} has {known:,} {dim}, and {field.name} {size:,}; {OTHER}"
+                    f"{where}: {name} has {expected:,} {dim}, and {field.name} {size:,}; {OTHER}"
                 )
             if not size and not field.may_be_empty:
                 raise UserError(f"{where}: {field.name} holds no {dim}; remove this sample")
-    return made
+    return arrays

@@ -73,12 +73,12 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as file:
-            left = file.metadata.num_rows
+            rows = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=BATCH, columns=columns):
-                left -= batch.num_rows
+                rows -= batch.num_rows
                 yield batch
-            if left:  # pyarrow accepts row groups with fewer rows than the metadata declare
-                raise UserError(f"{path}: has {left:,} rows fewer than it declares; copy it again")
+            if rows:  # pyarrow accepts row groups with fewer rows than the metadata declare
+                raise UserError(f"{path}: has {rows:,} rows fewer than it declares; copy it again")
         return
     import pyarrow
 
@@ -95,9 +95,9 @@ def open_table(path: Path) -> Table | None:
     with several splits.
     """
     if path.is_dir() and (path / SPLITS).is_file():
-        splits = [found for found in sorted(path.iterdir()) if (found / STATE).is_file()]
+        splits = [split for split in sorted(path.iterdir()) if (split / STATE).is_file()]
         if len(splits) != 1:
-            names = " or ".join(str(found) for found in splits) or "none is complete"
+            names = " or ".join(str(split) for split in splits) or "none is complete"
             raise UserError(f"{path}: is a folder of several splits; give one of them: {names}")
         path = splits[0]
     files = regular(_files_of(path))
@@ -124,12 +124,12 @@ class TableCapture:
     """Reads a capture in one table. Raises UserError unless `path` holds a table that `fits`;
     `wanted` describes such a table in messages."""
 
-    def __init__(self, path: Path, fits: Callable[[Table], object], wanted: str) -> None:
+    def __init__(self, path: Path, fits: Callable[[Table], object], expected: str) -> None:
         table = open_table(path)
         if table is None or not fits(table):
             columns = ", ".join(table.columns) if table else "none"
             raise UserError(
-                f"{path}: no {wanted}; its columns are {columns}: check the path and --format"
+                f"{path}: no {expected}; its columns are {columns}: check the path and --format"
             )
         self._table: Table = table
         self.settings: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def _files_of(path: Path) -> list[Path]:
     if not files:
         raise UserError(f"{path / STATE}: lists no data file; copy the folder again")
     # Only the last component: a forged name must not lead out of the folder.
-    return [path / Path(each["filename"]).name for each in files]
+    return [path / Path(entry["filename"]).name for entry in files]
 
 
 def _schema(path: Path) -> Any:
@@ -201,7 +201,7 @@ def first_width(table: Table, field: Numbers) -> int:
 
 def row_arrays(fields: Sequence[Numbers], cells: Cells, where: str) -> dict[str, Array]:
     """Return the arrays of a row by name. Raises UserError as `checked` does."""
-    return checked(fields, {each.name: _stored(each, cells, where) for each in fields}, where)
+    return checked(fields, {field.name: _stored(field, cells, where) for field in fields}, where)
 
 
 def numbers(field: Numbers, cells: Cells, where: str) -> Array:
@@ -226,20 +226,20 @@ def _stored(field: Numbers, cells: Cells, where: str) -> Array:
         or rows.null_count
         or flat.null_count
     ):
-        what = "lists of numbers" if nested else "numbers"
+        kind = "lists of numbers" if nested else "numbers"
         raise UserError(
-            f"{where}: column {field.name} is not a list of {what}; the file is damaged or of"
+            f"{where}: column {field.name} is not a list of {kind}; the file is damaged or of"
             " another format"
         )
-    found = np.asarray(flat.to_numpy(zero_copy_only=False))
+    values = np.asarray(flat.to_numpy(zero_copy_only=False))
     if not nested:
-        return found
+        return values
     if len(np.unique(rows.value_lengths().to_numpy(zero_copy_only=False))) > 1:
         raise UserError(
             f"{where}: the tokens of column {field.name} have different numbers of values; remove"
             " the row"
         )
-    return found.reshape(len(rows), -1) if len(rows) else found.reshape(0, 0)
+    return values.reshape(len(rows), -1) if len(rows) else values.reshape(0, 0)
 
 
 def _numeric(kind: Any) -> bool:

@@ -34,8 +34,8 @@ class TeacherFiles:
     def width(self) -> int | None:
         """Return the hidden size, or None if unknown."""
         names = (name for name in ("hidden_size", "n_embd", "dim") if name in self.config)
-        found = self.config.get(next(names, ""))
-        return found if isinstance(found, int) and found > 0 else None
+        size = self.config.get(next(names, ""))
+        return size if isinstance(size, int) and size > 0 else None
 
     @property
     def limit(self) -> int | None:
@@ -45,8 +45,8 @@ class TeacherFiles:
     def files(self, max_length: int) -> dict[str, bytes]:
         """Return the teacher's files that a store holds: content in bytes by file name."""
         config = json.dumps(self.config, sort_keys=True).encode()
-        own = {"config.json": config} if self.config else {}
-        return {**tokenizer_files(self.tokenizer, max_length), **own}
+        config_files = {"config.json": config} if self.config else {}
+        return {**tokenizer_files(self.tokenizer, max_length), **config_files}
 
 
 def open_teacher(name: str | None) -> TeacherFiles:

@@ -38,7 +38,7 @@ def load_tensors(data: Path | bytes, where: str) -> dict[str, Any]:
         _check_archive(source, where)
         if not isinstance(data, Path):
             source.seek(0)
-        found = torch.load(source, map_location="cpu", weights_only=True)
+        tensors = torch.load(source, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except Exception as error:  # the library raises errors of any kind for a bad file
@@ -48,11 +48,11 @@ def load_tensors(data: Path | bytes, where: str) -> dict[str, Any]:
             if pickled
             else f"{where}: cannot be read as tensors ({first_line(error)}); copy it again"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(tensors, dict):
         raise UserError(
-            f"{where}: holds a {type(found).__name__}, expected a dictionary of tensors; save one"
+            f"{where}: holds a {type(tensors).__name__}, expected a dictionary of tensors; save one"
         )
-    return found
+    return tensors
 
 
 PICKLED = (
@@ -74,15 +74,15 @@ def _check_archive(source: Path | io.BytesIO, where: str) -> None:
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
         # torch.save compresses nothing; overlapping or compressed members expand beyond the file.
-        if any(each.compress_type for each in members) or sum(m.file_size for m in members) > size:
+        if any(m.compress_type for m in members) or sum(m.file_size for m in members) > size:
             raise UserError(
                 f"{where}: holds compressed members, which torch.save does not write; save the"
                 " tensors again"
             )
         # weights_only allows more than tensors: `bytearray`, for one, allocates any size.
-        pickles = [each for each in members if each.filename.endswith("/data.pkl")]
-        for each in pickles:
-            for opcode, argument, _ in pickletools.genops(archive.read(each)):
+        pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+        for member in pickles:
+            for opcode, argument, _ in pickletools.genops(archive.read(member)):
                 # STACK_GLOBAL takes its names from the stack, where they cannot be checked here.
                 # torch.save writes protocol 2, which lacks it.
                 named = opcode.name in ("GLOBAL", "INST")
@@ -93,10 +93,10 @@ def _check_archive(source: Path | io.BytesIO, where: str) -> None:
 def _is_tensor(name: str) -> bool:
     import torch
 
-    module, _, what = name.partition(" ")
+    module, _, attr = name.partition(" ")
     if module not in ("torch", "torch.storage"):
         return name in BUILDERS
-    return what.endswith("Storage") or isinstance(getattr(torch, what, None), torch.dtype)
+    return attr.endswith("Storage") or isinstance(getattr(torch, attr, None), torch.dtype)
 
 
 def load_safetensors(path: Path) -> dict[str, Any]:

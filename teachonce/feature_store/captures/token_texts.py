@@ -42,8 +42,8 @@ class Stretch:
     @property
     def ids(self) -> Array:
         """Return the token ids [T]."""
-        found: Array = self.window.ids
-        return found
+        ids: Array = self.window.ids
+        return ids
 
 
 class RoundTripTokenizer:
@@ -70,7 +70,7 @@ class RoundTripTokenizer:
 
     def texts(self, ids: Sequence[list[int]], decoder: Any) -> list[str]:
         """Decode samples to texts, without the special tokens around them."""
-        return self._decoded([self._bare(each) for each in ids], decoder)
+        return self._decoded([self._bare(row) for row in ids], decoder)
 
     def texts_before(self, ids: list[int], begins: Iterable[int]) -> Iterator[str]:
         """Yield, for each token number in `begins`, the text from the preceding number (at first 0)
@@ -89,69 +89,69 @@ class RoundTripTokenizer:
         # `decode_batch` has no argument for the decoder.
         if decoder is not None:
             self.tokenizer.decoder = decoder
-        found: list[str] = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
-        return [storable(text, Counter()) for text in found]
+        texts: list[str] = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        return [storable(text, Counter()) for text in texts]
 
     def _bare(self, ids: list[int]) -> list[int]:
         first, last = len(self.before), len(ids) - len(self.after)
-        whole = ids[:first] == self.before and ids[last:] == self.after and first <= last
-        return ids[first:last] if whole else ids
+        wrapped = ids[:first] == self.before and ids[last:] == self.after and first <= last
+        return ids[first:last] if wrapped else ids
 
     def round_trips(self, ids: Sequence[list[int]]) -> list[tuple[str, Any] | None]:
         """Return text and encoding of each sample; None for a sample whose text gives other ids."""
-        found: list[tuple[str, Any] | None] = [None] * len(ids)
+        matches: list[tuple[str, Any] | None] = [None] * len(ids)
         for decoder in self.decoders:
-            left = [place for place, each in enumerate(found) if each is None]
-            texts = self.texts([ids[place] for place in left], decoder)
+            pending = [index for index, match in enumerate(matches) if match is None]
+            texts = self.texts([ids[index] for index in pending], decoder)
             encodings = self.tokenizer.encode_batch(texts)
-            for place, text, encoding in zip(left, texts, encodings, strict=True):
+            for index, text, encoding in zip(pending, texts, encodings, strict=True):
                 # As in a dump, a text of special tokens alone makes no sequence.
-                if encoding.ids == ids[place] and not all(encoding.special_tokens_mask):
-                    found[place] = text, encoding
-        return found
+                if encoding.ids == ids[index] and not all(encoding.special_tokens_mask):
+                    matches[index] = text, encoding
+        return matches
 
     def stretches(self, ids: list[int]) -> Iterator[tuple[int, str, Any]]:
         """Yield the stretches of a sample whose own text gives their ids: begin, text, encoding."""
         begin = tried = 0
         while begin <= len(ids) - SHORTEST and tried < TRIED:
-            end, found = self._longest(ids, begin)
-            if found is None:
+            end, match = self._longest(ids, begin)
+            if match is None:
                 begin, tried = begin + 1, tried + 1
             else:
-                yield begin, *found
+                yield begin, *match
                 begin, tried = end, 0
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
         """Find the end of the longest stretch from `begin`, with its text and encoding."""
-        left, size = len(ids) - begin, COMPARED
+        rest, size = len(ids) - begin, COMPARED
         # In growing pieces: a long sample of many stretches would be tokenized whole for each.
         while True:
-            some = ids[begin : begin + size]  # not the whole rest, which may have a million tokens
-            (text,) = self.texts([some], self.decoders[-1])
-            given = self.tokenizer.encode(text).ids
-            pairs = enumerate(zip(given, some, strict=False))
-            shorter = min(len(given), len(some))
+            piece = ids[begin : begin + size]  # not the whole rest, which may have a million tokens
+            (text,) = self.texts([piece], self.decoders[-1])
+            encoded = self.tokenizer.encode(text).ids
+            pairs = enumerate(zip(encoded, piece, strict=False))
+            shorter = min(len(encoded), len(piece))
             alike = next((n for n, (one, two) in pairs if one != two), shorter)
-            if size >= left:
-                (found,) = self.round_trips([some])
-                if found is not None:
-                    return len(ids), found
+            if size >= rest:
+                (match,) = self.round_trips([piece])
+                if match is not None:
+                    return len(ids), match
                 break
             if alike < size - BACK:
                 break
             size *= 4
         # A text that ends earlier may give other last tokens, so shorter stretches are tried too.
         for size in range(alike, max(alike - BACK, SHORTEST - 1), -1):
-            (found,) = self.round_trips([some[:size]])
-            if found is not None:
-                return begin + size, found
+            (match,) = self.round_trips([piece[:size]])
+            if match is not None:
+                return begin + size, match
         return begin, None
 
 
-def _continues_word(before: str, whole: str, place: int, text: str) -> bool:
-    """Return whether a stretch with this text, at a character of the `whole` sample after the text
-    `before`, begins inside a word."""
-    joined = whole.startswith(before + text[:1], place - len(before))
+def _continues_word(before: str, sample: str, position: int, text: str) -> bool:
+    """Return whether a stretch with this text, at a `position` in the text of its sample after the
+    text `before`, begins inside a word."""
+    joined = sample.startswith(before + text[:1], position - len(before))
     return joined and before[-1:].isalnum() and text[:1].isalnum()
 
 
@@ -162,19 +162,19 @@ def _without_cleanup(tokenizer: Any) -> list[Any]:
     """
     from tokenizers import decoders
 
-    found = json.loads(tokenizer.to_str()).get("decoder") or {}
-    if found.get("type") != "WordPiece":
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    if decoder.get("type") != "WordPiece":
         return []
-    return [decoders.WordPiece(prefix=found.get("prefix", "##"), cleanup=False)]
+    return [decoders.WordPiece(prefix=decoder.get("prefix", "##"), cleanup=False)]
 
 
 def without_specials(tokenizer: Any) -> Any:
     """Return a copy of a tokenizer that puts no special tokens around a text."""
     from tokenizers import Tokenizer
 
-    found = json.loads(tokenizer.to_str())
-    found["post_processor"] = _offsets_alone(found.get("post_processor"))
-    return Tokenizer.from_str(json.dumps(found))
+    settings = json.loads(tokenizer.to_str())
+    settings["post_processor"] = _offsets_alone(settings.get("post_processor"))
+    return Tokenizer.from_str(json.dumps(settings))
 
 
 def _offsets_alone(processor: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -183,9 +183,9 @@ def _offsets_alone(processor: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     kind = processor["type"]
     if kind == "Sequence":
-        every = [_offsets_alone(each) for each in processor["processors"]]
-        found = [each for each in every if each is not None]
-        return {"type": "Sequence", "processors": found} if found else None
+        every = [_offsets_alone(step) for step in processor["processors"]]
+        steps = [step for step in every if step is not None]
+        return {"type": "Sequence", "processors": steps} if steps else None
     if kind == "RobertaProcessing":
         trims = {key: processor[key] for key in ("add_prefix_space", "trim_offsets")}
         return {"type": "ByteLevel", "use_regex": True, **trims}
@@ -199,15 +199,15 @@ def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> Ro
     the ids of the capture.
     """
     first = list(islice(samples, BATCH))
-    ids = [each.ids.tolist() for each in first if each.ids is not None]
+    ids = [sample.ids.tolist() for sample in first if sample.ids is not None]
     candidates = [RoundTripTokenizer(tokenizer)]
     if candidates[0].before or candidates[0].after:
         candidates.append(RoundTripTokenizer(without_specials(tokenizer)))
-    found = [[_fitting_tokens(each, row) for row in ids] for each in candidates]
-    fitting = [sum(count for count, _ in each) for each in found]
+    counts = [[_fitting_tokens(candidate, row) for row in ids] for candidate in candidates]
+    fitting = [sum(count for count, _ in rows) for rows in counts]
     # On a tie `index` takes the tokenizer as it is.
     best = fitting.index(max(fitting))
-    total = sum(size for _, size in found[best])
+    total = sum(size for _, size in counts[best])
     if fitting[best] < ENOUGH * total or not total:
         where = first[0].where if first else "the capture"
         raise UserError(
@@ -220,13 +220,13 @@ def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> Ro
 
 def _fitting_tokens(tokenizer: RoundTripTokenizer, ids: list[int]) -> tuple[int, int]:
     """Count the tokens of a sample that are in long stretches, and the tokens examined."""
-    (whole,) = tokenizer.round_trips([ids])
-    if whole is not None:
+    (match,) = tokenizer.round_trips([ids])
+    if match is not None:
         return len(ids), len(ids)
-    some = ids[:EXAMINED]
-    counts = [len(encoding.ids) for _, _, encoding in tokenizer.stretches(some)]
+    examined = ids[:EXAMINED]
+    counts = [len(encoding.ids) for _, _, encoding in tokenizer.stretches(examined)]
     # Short stretches fit under a wrong tokenizer as well, so they prove nothing.
-    return sum(count for count in counts if count >= min(LONG, 0.75 * len(some))), len(some)
+    return sum(count for count in counts if count >= min(LONG, 0.75 * len(examined))), len(examined)
 
 
 def stretches(
@@ -239,20 +239,20 @@ def stretches(
     """
     rest, number = iter(samples), 0
     while batch := list(islice(rest, BATCH)):
-        ids = [each.ids.tolist() if each.ids is not None else [] for each in batch]
-        for sample, row, whole in zip(batch, ids, tokenizer.round_trips(ids), strict=True):
+        ids = [sample.ids.tolist() if sample.ids is not None else [] for sample in batch]
+        for sample, row, match in zip(batch, ids, tokenizer.round_trips(ids), strict=True):
             tally["samples"] += 1
-            found = [(0, *whole)] if whole else list(tokenizer.stretches(row))
-            (every,) = tokenizer.texts([[] if whole else row], tokenizer.decoders[-1])
-            befores, place = tokenizer.texts_before(row, [begin for begin, *_ in found]), 0
-            for (begin, text, encoding), before in zip(found, befores, strict=True):
-                place += len(before)
-                inside = begin > 0 and _continues_word(before, every, place, text)
+            parts = [(0, *match)] if match else list(tokenizer.stretches(row))
+            (every,) = tokenizer.texts([[] if match else row], tokenizer.decoders[-1])
+            befores, position = tokenizer.texts_before(row, [begin for begin, *_ in parts]), 0
+            for (begin, text, encoding), before in zip(parts, befores, strict=True):
+                position += len(before)
+                inside = begin > 0 and _continues_word(before, every, position, text)
                 # What came before was not captured: a first letter may continue a word.
                 hard = inside or (not begin and sample.continues and text[:1].isalnum())
-                window = make_window(text, number, place, hard, encoding)
+                window = make_window(text, number, position, hard, encoding)
                 yield Stretch(window, sample, begin)
-            left = len(row) - sum(len(encoding.ids) for *_, encoding in found)
-            tally["tokens"] += left
-            tally["cut" if found else "lost"] += bool(left)
-            number += bool(found)
+            dropped = len(row) - sum(len(encoding.ids) for *_, encoding in parts)
+            tally["tokens"] += dropped
+            tally["cut" if parts else "lost"] += bool(dropped)
+            number += bool(parts)

@@ -62,35 +62,35 @@ def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
     # By begin, whether there is text, and end. 0 before 1: [CLS] comes before the word that begins
     # at the same character.
     inside = defaultdict[tuple[int, int, int], list[list[_Group]]](lambda: [[] for _ in sides])
-    for side, own in enumerate(groups):
-        for group in own:
+    for side, side_groups in enumerate(groups):
+        for group in side_groups:
             number = bisect_right(ends, group.begin)
             if group.begin < group.end:
                 begin, end = spans[number]
-                place = begin, 1, end
+                key = begin, 1, end
             else:
                 # A special token of one side may lie inside a word of the other, which is one
                 # cluster: it comes after the word.
                 within = number < len(spans) and spans[number][0] < group.begin
                 point = ends[number] if within else group.begin
-                place = point, 0, point
-            inside[place][side].append(group)
-    found, last = list[Cluster](), 0
-    for place in sorted({*inside, *((begin, 1, end) for begin, end in spans)}):
-        begin, of_text, end = place
+                key = point, 0, point
+            inside[key][side].append(group)
+    layout, last = list[Cluster](), 0
+    for key in sorted({*inside, *((begin, 1, end) for begin, end in spans)}):
+        begin, of_text, end = key
         before = text[last:begin]
         last = max(last, end)
         if of_text:
-            found.append(_cluster(before, (begin, end), inside[place]))
+            layout.append(_cluster(before, (begin, end), inside[key]))
         else:
-            found.append(Cluster(before, (), tuple(map(_without_text, inside[place]))))
-    return found
+            layout.append(Cluster(before, (), tuple(map(_without_text, inside[key]))))
+    return layout
 
 
 def _groups(text: str, tokens: Tokens) -> list[_Group]:
     """Group tokens that share characters. A token without text is placed at the end of its
     predecessor."""
-    found, last = list[_Group](), 0
+    groups, last = list[_Group](), 0
     rows = zip(
         np.asarray(tokens.offsets).tolist(), np.asarray(tokens.special).tolist(), strict=True
     )
@@ -98,21 +98,21 @@ def _groups(text: str, tokens: Tokens) -> list[_Group]:
         begin, end = (last, last) if special else _trimmed(text, begin, end)
         if begin == end:
             begin = end = last
-        found.append(_Group(begin, end, [number]))
+        groups.append(_Group(begin, end, [number]))
         # Offsets may step back in the text, into groups before the previous one.
-        while len(found) > 1 and _together(*found[-2:]):
-            last_group = found.pop()
-            own = found[-1]
-            own.begin, own.end = min(own.begin, last_group.begin), max(own.end, last_group.end)
-            own.tokens += last_group.tokens
-        last = found[-1].end
-    return found
+        while len(groups) > 1 and _together(*groups[-2:]):
+            popped = groups.pop()
+            group = groups[-1]
+            group.begin, group.end = min(group.begin, popped.begin), max(group.end, popped.end)
+            group.tokens += popped.tokens
+        last = groups[-1].end
+    return groups
 
 
 def _together(one: _Group, next_one: _Group) -> bool:
     """Return whether two groups share characters, or have no text at the same place."""
-    places = {one.begin, one.end, next_one.begin, next_one.end}
-    return next_one.begin < one.end or len(places) == 1
+    points = {one.begin, one.end, next_one.begin, next_one.end}
+    return next_one.begin < one.end or len(points) == 1
 
 
 def _trimmed(text: str, begin: int, end: int) -> Span:

@@ -55,21 +55,21 @@ def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
     )
     # Copied, because a batch is valid only until the next one.
     rows = [(batch.index.copy(), _vectors(batch, state)) for batch in batches]
-    places = np.concatenate([index for index, _ in rows])
-    vectors = np.concatenate([each for _, each in rows])
+    indices = np.concatenate([index for index, _ in rows])
+    vectors = np.concatenate([part for _, part in rows])
     # Read by themselves: in a large store, the given sequences may be outside the sample.
-    own = next(store.gather([list(numbers)], features=(kind,)))
-    cosines = _vectors(own, state) @ vectors.T
-    found = {
-        number: _best(places, line, number) for number, line in zip(numbers, cosines, strict=True)
+    queries = next(store.gather([list(numbers)], features=(kind,)))
+    cosines = _vectors(queries, state) @ vectors.T
+    neighbours = {
+        number: _best(indices, line, number) for number, line in zip(numbers, cosines, strict=True)
     }
-    return Nearest(f"Compared by {about}.", among, found)
+    return Nearest(f"Compared by {about}.", among, neighbours)
 
 
-def _best(places: Array, cosines: Floats, number: int) -> list[tuple[int, float]]:
+def _best(indices: Array, cosines: Floats, number: int) -> list[tuple[int, float]]:
     order = np.argsort(-cosines, kind="stable")
-    order = order[places[order] != number][:COUNT]
-    return [(int(places[each]), float(cosines[each])) for each in order]
+    order = order[indices[order] != number][:COUNT]
+    return [(int(indices[position]), float(cosines[position])) for position in order]
 
 
 def _vectors(batch: Batch, state: str) -> Floats:

@@ -39,7 +39,7 @@ def write_store_page(
     Raises UserError as `teachonce.support.pages.check_page` does.
     """
     pieces, size = ReadablePieces(store), attention_entries(store, numbers)
-    found = [
+    sections = [
         sequence_section(store, number, student, pieces, size <= MOST_ENTRIES) for number in numbers
     ]
     near, fit = nearest(store, numbers), coverage(student) if student else None
@@ -51,12 +51,12 @@ def write_store_page(
         WHAT,
         title=_title(store, numbers),
         lead=list(_lead(store, fit, size > MOST_ENTRIES)),
-        sequences=found,
+        sequences=sections,
         alignments=ALIGNMENTS if student else {},
         views=store.features.views,
         maps=store.features.attention if size <= MOST_ENTRIES else (),
         token_headings=_headings(store, student),
-        token_rows=lambda each: _teacher_rows(store, student, each),
+        token_rows=lambda section: _teacher_rows(store, student, section),
         student_rows=_student_rows,
         plain=str,
         nearest=near,
@@ -64,7 +64,7 @@ def write_store_page(
         fit=fit and fit["coverage"],
         fit_summary=fit and _fit_summary(fit),
         sizes=common_sizes(fit["coverage"]["alignments"]) if fit else [],
-        page=_data(store, found, student, pieces),
+        page=_data(store, sections, student, pieces),
     )
 
 
@@ -84,42 +84,42 @@ def _lead(store: FeatureStore, fit: dict[str, Any] | None, without_maps: bool) -
     if fit is None:
         yield f"{line} Give --vocab to see a student's tokens as well."
     else:
-        own = fit["vocabulary"]
-        word = publishable(own["word"])  # a page is sent to others, who must not see local paths
+        vocab = fit["vocabulary"]
+        word = publishable(vocab["word"])  # a page is sent to others, who must not see local paths
         yield (
-            f"{line} The student's vocabulary (--vocab {word}) has {own['pieces']:,} pieces and"
-            f" shares {own['shared']:,} of them with the teacher."
+            f"{line} The student's vocabulary (--vocab {word}) has {vocab['pieces']:,} pieces and"
+            f" shares {vocab['shared']:,} of them with the teacher."
         )
-        if own["note"]:
-            yield f"{own['note'][0].upper()}{own['note'][1:]}."
+        if vocab["note"]:
+            yield f"{vocab['note'][0].upper()}{vocab['note'][1:]}."
     if without_maps:
         yield "Attention maps are left out, because they are too large: choose fewer sequences."
 
 
 def _headings(store: FeatureStore, student: StudentVocabulary | None) -> list[str]:
     views = range(store.features.views)
-    found = ["token", "piece", "characters", "text"]
-    found += [f"{name}: student's pieces" for name in ALIGNMENTS] if student else []
-    found += ["masked in views"] if len(views) > 1 else []
+    headings = ["token", "piece", "characters", "text"]
+    headings += [f"{name}: student's pieces" for name in ALIGNMENTS] if student else []
+    headings += ["masked in views"] if len(views) > 1 else []
     if logits := store.features.logits:
         predicted = "next token" if logits.next_token else "most likely"
-        found += [f"{predicted}, view {view}" for view in views]
-    return found + (
+        headings += [f"{predicted}, view {view}" for view in views]
+    return headings + (
         ["tag"] if store.features.task and store.features.task.kind == "tagging" else []
     )
 
 
 def _teacher_rows(
-    store: FeatureStore, student: StudentVocabulary | None, each: SequenceSection
+    store: FeatureStore, student: StudentVocabulary | None, section: SequenceSection
 ) -> Iterator[list[str]]:
     """Yield a row of the table for each token of the teacher, with the columns of `_headings`."""
     views = range(store.features.views)
-    for number, (piece, begin, end, special, _, text) in enumerate(each.teacher):
+    for number, (piece, begin, end, special, _, text) in enumerate(section.teacher):
         row = [str(number), piece, "" if special else f"{begin}:{end}", text]
-        row += [each.pieces_of(name, number) for name in ALIGNMENTS] if student else []
-        row += [each.masked(number)] if len(views) > 1 else []
-        row += [each.most_likely(view, number) for view in views] if store.features.logits else []
-        facts = each.views[0]["tokens"][number]
+        row += [section.pieces_of(name, number) for name in ALIGNMENTS] if student else []
+        row += [section.masked(number)] if len(views) > 1 else []
+        row += [section.most_likely(v, number) for v in views] if store.features.logits else []
+        facts = section.views[0]["tokens"][number]
         yield row + ([facts["tag"] or ""] if "tag" in facts else [])
 
 
@@ -137,18 +137,18 @@ def _neighbours(
 
 
 def _fit_summary(fit: dict[str, Any]) -> str:
-    own, found = fit["vocabulary"], fit["coverage"]
-    among = f"{found['sequences']:,} of {counted(found['of'], 'sequence')}"
+    vocab, measured = fit["vocabulary"], fit["coverage"]
+    among = f"{measured['sequences']:,} of {counted(measured['of'], 'sequence')}"
     return (
-        f"Counted in {among} with {found['teacher_tokens']:,} ordinary tokens of the teacher."
-        f" {own['teacher_pieces_unknown']:,} of the teacher's {own['teacher_pieces']:,} pieces"
+        f"Counted in {among} with {measured['teacher_tokens']:,} ordinary tokens of the teacher."
+        f" {vocab['teacher_pieces_unknown']:,} of the teacher's {vocab['teacher_pieces']:,} pieces"
         " cannot be spelled with the student's pieces."
     )
 
 
 def _data(
     store: FeatureStore,
-    found: Sequence[SequenceSection],
+    sections: Sequence[SequenceSection],
     student: StudentVocabulary | None,
     pieces: ReadablePieces,
 ) -> dict[str, Any]:
@@ -157,18 +157,18 @@ def _data(
     `pieces` holds, for each of the most likely pieces, its name, the student's identical piece, and
     the first piece into which the student splits it.
     """
-    ids = {id for each in found for view in each.data["best"] for token in view for id, _ in token}
+    ids = {id for s in sections for view in s.data["best"] for token in view for id, _ in token}
     logits = store.features.logits
     strategies = ALIGNMENTS if student else {}
     return {
-        "alignments": {name: {"predicted": each.predicted} for name, each in strategies.items()},
+        "alignments": {name: {"predicted": s.predicted} for name, s in strategies.items()},
         "views": store.features.views,
         "maps": list(store.features.attention),
         "hasLogits": logits is not None,
         "draws": logits.size if logits and logits.tier == "sample" else None,
         "nextToken": bool(logits and logits.next_token),
         "pieces": {id: (pieces.name(id), *_student_pieces(student, id)) for id in sorted(ids)},
-        "sequences": [each.data for each in found],
+        "sequences": [section.data for section in sections],
     }
 
 

@@ -63,10 +63,10 @@ class SequenceSection:
         side = self.students.get(name, self.students.get(OWN))
         assert side is not None
         runs = self.runs[name]  # in order, and disjoint
-        place = bisect_right(runs, token, key=itemgetter(0)) - 1
-        if place < 0 or token >= runs[place][1]:
+        index = bisect_right(runs, token, key=itemgetter(0)) - 1
+        if index < 0 or token >= runs[index][1]:
             return ""
-        _, _, begin, end = runs[place]
+        _, _, begin, end = runs[index]
         return " ".join(row[0] for row in side[begin:end])
 
     def most_likely(self, view: int, token: int) -> str:
@@ -90,9 +90,9 @@ def sequence_section(
     """Collect the section of a sequence. With `maps` it includes stored attention maps."""
     record = store[number]
     views = [sequence_facts(store, number, v, SHOWN, pieces) for v in range(store.features.views)]
-    whole = [0, len(record.token_ids)]
-    teacher = Tokens(record.token_ids, record.offsets, record.special, np.array(whole))
-    names = [pieces.name(int(each)) for each in record.token_ids]
+    start = [0, len(record.token_ids)]
+    teacher = Tokens(record.token_ids, record.offsets, record.special, np.array(start))
+    names = [pieces.name(int(token)) for token in record.token_ids]
     unknown = pieces.names.readable(pieces.names.unknown or "")
     drawn = _token_rows(record.text, teacher, names, np.array([n == unknown for n in names]))
     students, lattices, runs = dict[str, list[TokenRow]](), dict[str, list[Cluster]](), {}
@@ -104,8 +104,8 @@ def sequence_section(
             key = OWN if tokens is sides.student else name
             runs[name] = _flat(pairs)
             if key not in students:
-                own = [student.name(int(each)) for each in tokens.ids]
-                students[key] = _token_rows(record.text, tokens, own, student.unknown(tokens))
+                labels = [student.name(int(token)) for token in tokens.ids]
+                students[key] = _token_rows(record.text, tokens, labels, student.unknown(tokens))
                 lattices[key] = clusters(record.text, [teacher, tokens])
     masks = _masks(record)
     data = {
@@ -140,7 +140,7 @@ def _flat(pairs: Alignment) -> list[tuple[int, int, int, int]]:
 def _best(facts: Mapping[str, Any]) -> list[list[tuple[int, float]]]:
     return [
         # Rounded, because a page has every probability as text.
-        [(each["id"], float(f"{each['probability']:.4g}")) for each in token.get("best", ())]
+        [(piece["id"], float(f"{piece['probability']:.4g}")) for piece in token.get("best", ())]
         for token in facts["tokens"]
     ]
 
