@@ -40,13 +40,13 @@ def row(output: Any) -> dict[str, list[Any]]:
 
 def capture(engine: Any, tokenizer: Any, lines: Iterable[str], out: str) -> None:
     """Run the engine over all lines and write a row for each window."""
-    asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": K}
+    options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": K}
     once = {"max_new_tokens": 1, "temperature": 0}
-    left = windows(tokenizer, lines)
+    remaining = windows(tokenizer, lines)
     with parquet.ParquetWriter(out, SCHEMA) as file:
-        while batch := list(islice(left, WINDOWS)):
-            outputs = engine.generate(input_ids=batch, sampling_params=once, **asked)
-            file.write_table(pa.Table.from_pylist([row(each) for each in outputs], SCHEMA))
+        while batch := list(islice(remaining, WINDOWS)):
+            outputs = engine.generate(input_ids=batch, sampling_params=once, **options)
+            file.write_table(pa.Table.from_pylist([row(output) for output in outputs], SCHEMA))
 
 
 if __name__ == "__main__":

@@ -29,23 +29,23 @@ def windows(tokenizer: Any, lines: Iterable[str]) -> Iterator[list[int]]:
 def row(output: Any) -> dict[str, list[Any]]:
     """Return the columns of a window. Entry i of vLLM is of token i, and 0 is empty."""
     ids, flat = list(output.prompt_token_ids), output.prompt_logprobs
-    made: dict[str, list[Any]] = {name: [] for name in SCHEMA.names} | {"input_ids": ids}
-    for place in range(1, len(ids)):
-        span = slice(flat.start_indices[place], flat.end_indices[place])
-        found = dict(zip(flat.token_ids[span], flat.logprobs[span], strict=True))
-        made["token_ids"].append(best := sorted(found, key=lambda each: -found[each])[:K])
-        made["logprobs"].append([found[each] for each in best])
-        made["observed"].append(found[ids[place]])
-    return made
+    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names} | {"input_ids": ids}
+    for index in range(1, len(ids)):
+        span = slice(flat.start_indices[index], flat.end_indices[index])
+        logprobs = dict(zip(flat.token_ids[span], flat.logprobs[span], strict=True))
+        columns["token_ids"].append(best := sorted(logprobs, key=lambda t: -logprobs[t])[:K])
+        columns["logprobs"].append([logprobs[token] for token in best])
+        columns["observed"].append(logprobs[ids[index]])
+    return columns
 
 
 def capture(llm: Any, settings: Any, lines: Iterable[str], out: str) -> None:
     """Run the engine over all lines and write a row for each window."""
-    left = windows(llm.get_tokenizer(), lines)
+    remaining = windows(llm.get_tokenizer(), lines)
     with parquet.ParquetWriter(out, SCHEMA) as file:
-        while batch := list(islice(left, WINDOWS)):
+        while batch := list(islice(remaining, WINDOWS)):
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in batch], settings)
-            file.write_table(pa.Table.from_pylist([row(each) for each in outputs], SCHEMA))
+            file.write_table(pa.Table.from_pylist([row(output) for output in outputs], SCHEMA))
 
 
 if __name__ == "__main__":

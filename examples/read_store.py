@@ -25,18 +25,18 @@ def read_array(folder: Path) -> NDArray[Any]:
     size = np.array(inner["chunk_shape"])
     grid, used = -(-np.array(outer["chunk_shape"]) // size), -(-np.array(shape) // size)
     shard = folder.joinpath("c", *"0" * len(shape)).read_bytes()
-    places = np.frombuffer(shard[-16 * grid.prod() - 4 : -4], "<u8").reshape(*grid, 2)
-    found = np.empty(used * size, dtype)
+    index = np.frombuffer(shard[-16 * grid.prod() - 4 : -4], "<u8").reshape(*grid, 2)
+    array = np.empty(used * size, dtype)
     for number in np.ndindex(*used):
-        begin, length = places[number].tolist()
+        begin, length = index[number].tolist()
         chunk = shard[begin : begin + length - 4]  # the last 4 bytes are a CRC
         if any(codec["name"] == "blosc" for codec in inner["codecs"]):
             from numcodecs.blosc import Blosc
 
             chunk = Blosc().decode(chunk)
         corner = number * size
-        found[tuple(map(slice, corner, corner + size))] = np.frombuffer(chunk, dtype).reshape(size)
-    return found[tuple(map(slice, shape))]
+        array[tuple(map(slice, corner, corner + size))] = np.frombuffer(chunk, dtype).reshape(size)
+    return array[tuple(map(slice, shape))]
 
 
 def decode(path: Path, encoding: str) -> NDArray[Any]:
@@ -77,7 +77,7 @@ def read_store(path: Path) -> Iterator[dict[str, Any]]:
         counts = [read_array(path / f"index/{page}/counts") for page in pages]
         parts = [{"part": number} for number in np.concatenate(counts)[:, 0]]
     how = {key: about["encoding"] for key, about in features["encodings"].items()}
-    for part in (path / f"parts/{each['part']}" for each in parts):  # section 6
+    for part in (path / f"parts/{entry['part']}" for entry in parts):  # section 6
         tokens = read_array(part / "sequence/token_start")
         pairs = np.append(0, np.cumsum(np.diff(tokens) ** 2))
         arrays = {"text/utf8": ("", read_array(part / "sequence/text_start"))}
@@ -97,9 +97,9 @@ def read_store(path: Path) -> Iterator[dict[str, Any]]:
             for kind, start in (("hidden", tokens), ("attention", pairs)):
                 for name in features[kind]:
                     arrays[f"{view}/{kind}/{name}/values"] = how[kind], start
-        found = [(key, decode(part / key, code), start) for key, (code, start) in arrays.items()]
+        decoded = [(key, decode(part / key, code), start) for key, (code, start) in arrays.items()]
         for s in range(len(tokens) - 1):
-            sequence = {key: values[start[s] : start[s + 1]] for key, values, start in found}
+            sequence = {key: values[start[s] : start[s + 1]] for key, values, start in decoded}
             yield sequence | {"text/utf8": sequence["text/utf8"].tobytes().decode()}
 
 

@@ -78,7 +78,7 @@ class Exported:
         return self.file.partition("/")[0]
 
 
-def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> str:
+def export_card(card: str, student: LoadedStudent, exports: Sequence[Exported]) -> str:
     """Return the card of an export, made from its student's card, with how its files are run."""
     front = FRONT.match(card)
     head, body = (front.group(0), card[front.end() :]) if front else ("", card)
@@ -87,21 +87,21 @@ def export_card(card: str, student: LoadedStudent, made: Sequence[Exported]) -> 
     body = RECORD.sub("", LOADING.sub("", body))
     body = SECTION.sub(lambda section: ROW.sub("", section[0]), body)
     # Before the first section; without one find() returns -1, and -1 + 1 is falsy.
-    place = body.find("\n## ") + 1 or len(body)
-    sections = [_how_to_run(student, each) for each in made]
-    if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in made):
-        sections.append(_with_sentence_transformers(made))
+    position = body.find("\n## ") + 1 or len(body)
+    sections = [_how_to_run(student, exported) for exported in exports]
+    if isinstance(student.network, VectorNetwork) and any(e.format == "onnx" for e in exports):
+        sections.append(_with_sentence_transformers(exports))
     if student.kind != DECODER:
-        sections.append(_long_texts(student, made))
+        sections.append(_long_texts(student, exports))
     middle = "\n\n".join(["## Run it", *sections])
-    return f"{head}{body[:place].rstrip()}\n\n{middle}\n\n{body[place:]}"
+    return f"{head}{body[:position].rstrip()}\n\n{middle}\n\n{body[position:]}"
 
 
-def _long_texts(student: LoadedStudent, made: Sequence[Exported]) -> str:
+def _long_texts(student: LoadedStudent, exports: Sequence[Exported]) -> str:
     """Return a paragraph on texts that are too long, and on `student-predict`."""
     limit = f"Texts of more than {student.max_length} tokens are truncated."
     # model2vec's config.json then has no limit.
-    if any(each.format == "model2vec" for each in made) and student.max_length == LONGEST:
+    if any(e.format == "model2vec" for e in exports) and student.max_length == LONGEST:
         limit = (
             f"model2vec reads all of a text, the other programs its first {student.max_length}"
             " tokens."
@@ -112,12 +112,12 @@ def _long_texts(student: LoadedStudent, made: Sequence[Exported]) -> str:
     )
 
 
-def _how_to_run(student: LoadedStudent, made: Exported) -> str:
-    usage = FORMATS[made.format].usage
-    program = program_of(student, made)
+def _how_to_run(student: LoadedStudent, exported: Exported) -> str:
+    usage = FORMATS[exported.format].usage
+    program = program_of(student, exported)
     if usage is not None and not program:
-        return usage(made.file, bool(student.chat_template))
-    _, package = FORMATS[made.format].runner
+        return usage(exported.file, bool(student.chat_template))
+    _, package = FORMATS[exported.format].runner
     line = "line, two texts with a TAB between them" if student.pairs else "line of a file"
     return f"""```sh
 pip install {package} tokenizers numpy
@@ -128,22 +128,22 @@ prints a JSON line for each {line}; without a file it reads stdin. The function 
 [{program}]({program}) is for programs of your own."""
 
 
-def program_of(student: LoadedStudent, made: Exported) -> str:
+def program_of(student: LoadedStudent, exported: Exported) -> str:
     """Return the name of the Python program that runs an exported file; "" for a format that other
     programs run."""
-    both = DECODER in KINDS[made.format] and student.kind != DECODER
-    return f"answer_{made.format}.py" if both or FORMATS[made.format].usage is None else ""
+    both = DECODER in KINDS[exported.format] and student.kind != DECODER
+    return f"answer_{exported.format}.py" if both or FORMATS[exported.format].usage is None else ""
 
 
-def write_programs(student: LoadedStudent, made: Sequence[Exported], folder: Path) -> None:
+def write_programs(student: LoadedStudent, exports: Sequence[Exported], folder: Path) -> None:
     """Write the programs that run the exported files."""
-    for each in made:
-        if name := program_of(student, each):
-            (folder / name).write_text(run_code(student, each.format, each.file), "utf-8")
+    for exported in exports:
+        if name := program_of(student, exported):
+            (folder / name).write_text(run_code(student, exported.format, exported.file), "utf-8")
 
 
-def _with_sentence_transformers(made: Sequence[Exported]) -> str:
-    (file, *_) = (each.file for each in made if each.format == "onnx")
+def _with_sentence_transformers(exports: Sequence[Exported]) -> str:
+    (file, *_) = (exported.file for exported in exports if exported.format == "onnx")
     return f"""Optimum needs transformers 4. With
 `pip install 'sentence-transformers[onnx]<6' 'transformers<5' 'datasets<5'`:
 
@@ -155,35 +155,35 @@ print(model.encode(["A text.", "Another text."]))
 ```"""
 
 
-def write_card(card: str, own: Exported, made: Sequence[Exported], path: Path) -> None:
+def write_card(card: str, student_row: Exported, exports: Sequence[Exported], path: Path) -> None:
     """Write a model card with a table that compares the exports with the student in float32.
 
-    own: the student itself, as the row STUDENT.
+    student_row: the student itself, as the row STUDENT.
 
     If `card` already has such a table, its rows for other files remain, and the student's score if
-    `own` has none.
+    `student_row` has none.
     """
     before, _, rest = card.partition(BEGIN)
     old, _, after = rest.partition(END)
     rows = _table_rows(old)
-    scored = rows.get(STUDENT, [""])[:2] if own.score is None else [""]
-    rows[STUDENT] = _cells(own)
+    scored = rows.get(STUDENT, [""])[:2] if student_row.score is None else [""]
+    rows[STUDENT] = _cells(student_row)
     if scored[0]:
         rows[STUDENT][:2] = scored
-    for each in made:
-        left = f", but for {', '.join(each.kept_float)}" if each.kept_float else ""
-        rows[f"`{each.file}`{left}"] = _cells(each)
+    for exported in exports:
+        suffix = f", but for {', '.join(exported.kept_float)}" if exported.kept_float else ""
+        rows[f"`{exported.file}`{suffix}"] = _cells(exported)
     table = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
-    for name, (score, agreement, size, *others) in rows.items():
-        table.append(f"| {' | '.join([name, size, agreement, score, *others])} |")
+    for name, (score, agreement, size, *costs) in rows.items():
+        table.append(f"| {' | '.join([name, size, agreement, score, *costs])} |")
     note = "Measured on one thread of a CPU, each in a process of its own."
     section = "\n".join([BEGIN, "## Exports", "", *table, "", note, END])
     files.write(path, f"{before.rstrip()}\n\n{section}\n{after.lstrip()}".encode())
 
 
-def _cells(made: Exported) -> list[str]:
+def _cells(exported: Exported) -> list[str]:
     """Return the cells of a row as `_table_rows` does: score, agreement, size and costs."""
-    costs = made.figures
+    costs = exported.figures
     figures = (
         (costs.sentence_ms, lambda ms: f"{ms:.2f} ms"),
         (costs.per_second, lambda rate: f"{rate:,.0f} texts/s"),
@@ -191,16 +191,16 @@ def _cells(made: Exported) -> list[str]:
         (costs.memory, readable),
     )
     shown = ["not known" if value is None else text(value) for value, text in figures]
-    return [made.shown_score(), made.shown_agreement(), readable(costs.bytes), *shown]
+    return [exported.shown_score(), exported.shown_agreement(), readable(costs.bytes), *shown]
 
 
 def _table_rows(section: str) -> dict[str, list[str]]:
     """Parse the table of exports in a section that `write_card` wrote; return its rows."""
-    found = {}
+    rows = {}
     _, _, below = section.partition("\n|---")  # the headings' line
     for line in below.splitlines()[1:]:
         cells = [cell.strip() for cell in line.strip("| ").split("|")] if line[:1] == "|" else []
         if len(cells) == len(HEADINGS):
-            name, size, agreement, score, *others = cells
-            found[name] = [score, agreement, size, *others]
-    return found
+            name, size, agreement, score, *costs = cells
+            rows[name] = [score, agreement, size, *costs]
+    return rows

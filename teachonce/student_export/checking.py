@@ -127,31 +127,31 @@ def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -
         )
 
     def share(run: Runner) -> float:
-        found = [run(batch) for batch in batches]
+        outputs = [run(batch) for batch in batches]
         # argmax of NaN is a valid index, so that a broken export could seem to agree
-        if not all(np.isfinite(each).all() for each in found):
+        if not all(np.isfinite(output).all() for output in outputs):
             return 0.0
         if kind == "score":
-            both = (np.concatenate(expected).T, np.concatenate(found).T)
+            both = (np.concatenate(expected).T, np.concatenate(outputs).T)
             # The worst output counts: a mean over several would hide one that is wrong.
-            return min(_correlation(*outputs) for outputs in zip(*both, strict=True))
-        each = [
-            _agreements(kind, mine, its, batch["attention_mask"].astype(bool))
-            for mine, its, batch in zip(expected, found, batches, strict=True)
+            return min(_correlation(*pair) for pair in zip(*both, strict=True))
+        agreements = [
+            _agreements(kind, target, output, batch["attention_mask"].astype(bool))
+            for target, output, batch in zip(expected, outputs, batches, strict=True)
         ]
-        return float(np.concatenate(each).mean())
+        return float(np.concatenate(agreements).mean())
 
     return ExportCheck(f"{AGREEMENT[kind]}, {where}", share)
 
 
-def _agreements(kind: str, expected: Array, found: Array, present: Array) -> Floats:
+def _agreements(kind: str, expected: Array, outputs: Array, present: Array) -> Floats:
     """Compute the agreement for each text, or for each token that is `present`: float64 [N]."""
     if kind == "embedding":
-        return _cosines(expected, found)
+        return _cosines(expected, outputs)
     if kind == "several labels":
         # A logit above 0 is a share above one half.
-        return np.asarray(((expected > 0) == (found > 0)).mean(axis=-1), np.float64)
-    same = expected.argmax(-1) == found.argmax(-1)
+        return np.asarray(((expected > 0) == (outputs > 0)).mean(axis=-1), np.float64)
+    same = expected.argmax(-1) == outputs.argmax(-1)
     return np.asarray(same if same.ndim == 1 else same[present], np.float64)
 
 
@@ -161,10 +161,10 @@ def _cosines(first: Array, second: Array) -> Floats:
     return np.asarray((first * second).sum(1) / np.maximum(lengths, 1e-12), np.float64)
 
 
-def _correlation(expected: Array, found: Array) -> float:
-    if np.ptp(expected) == 0 or np.ptp(found) == 0:  # a constant has no correlation
-        return float(np.allclose(expected, found))
-    return float(np.corrcoef(expected.reshape(-1), found.reshape(-1))[0, 1])
+def _correlation(expected: Array, outputs: Array) -> float:
+    if np.ptp(expected) == 0 or np.ptp(outputs) == 0:  # a constant has no correlation
+        return float(np.allclose(expected, outputs))
+    return float(np.corrcoef(expected.reshape(-1), outputs.reshape(-1))[0, 1])
 
 
 def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) -> ExportCheck:
@@ -190,8 +190,8 @@ def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) 
 
         def score(run: Runner) -> float:
             sides = ([getattr(e, name) for e in examples] for name in ("text_a", "text_b"))
-            found = [np.concatenate([*map(run, _batches(student, texts))]) for texts in sides]
-            return float(task.score(examples, (), _cosines(*found))[task.primary])
+            vectors = [np.concatenate([*map(run, _batches(student, texts))]) for texts in sides]
+            return float(task.score(examples, (), _cosines(*vectors))[task.primary])
 
     else:
         rows = task.encode(student.tokenizer, examples, min(task.max_length, student.max_length))
@@ -200,16 +200,16 @@ def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) 
             predicted = _concatenated([run(batch) for batch in student.batches(rows)])
             return float(task.score(examples, rows, predicted)[task.primary])
 
-    own = score(student.run)
+    target = score(student.run)
     # The agreement is a score divided by this one.
-    if own <= 0:
+    if target <= 0:
         raise UserError(
-            f"--check {path}: the student itself scores {own:.2f} on it; give examples of the task"
-            " that it was trained for, or a .txt of lines"
+            f"--check {path}: the student itself scores {target:.2f} on it; give examples of the"
+            " task that it was trained for, or a .txt of lines"
         )
     heading = next(name for name, key in task.measures.items() if key == task.primary)
     return ExportCheck(
-        f"{heading} of {task.name} on {path.name}", lambda run: score(run) / own, score, own
+        f"{heading} of {task.name} on {path.name}", lambda run: score(run) / target, score, target
     )
 
 
@@ -227,8 +227,8 @@ def _task_of(student: LoadedStudent) -> type[Any]:
 
 
 def _batches(student: LoadedStudent, texts: Sequence[str]) -> list[dict[str, Array]]:
-    found = student.tokenized(texts)
-    rows = [{name: found[name][n] for name in student.inputs} for n in range(len(texts))]
+    encoded = student.tokenized(texts)
+    rows = [{name: encoded[name][n] for name in student.inputs} for n in range(len(texts))]
     return list(student.batches(rows))
 
 
@@ -236,9 +236,9 @@ def _concatenated(outputs: Sequence[Array]) -> Array:
     """Concatenate outputs [B,C], or [B,S,L] padded to the largest S."""
     if outputs[0].ndim == 2:
         return np.concatenate(outputs)
-    width = max(each.shape[1] for each in outputs)
+    width = max(output.shape[1] for output in outputs)
     return np.concatenate(
-        [np.pad(each, ((0, 0), (0, width - each.shape[1]), (0, 0))) for each in outputs]
+        [np.pad(output, ((0, 0), (0, width - output.shape[1]), (0, 0))) for output in outputs]
     )
 
 
@@ -271,8 +271,8 @@ def _decoder_check(student: LoadedStudent, path: Path | None) -> ExportCheck:
             return torch.from_numpy(run(batch))
 
         pieces = student.config.vocab_size
-        found = text_figures(predict, documents, size, size // 2, pieces, str(path))
-        return found["bits_per_byte"]
+        figures = text_figures(predict, documents, size, size // 2, pieces, str(path))
+        return figures["bits_per_byte"]
 
     first = _first_tokens(student, lines)
     measure = f"{DECODER_MEASURE}, {len(first):,} lines of {path.name}"
@@ -292,7 +292,7 @@ def _own_texts(student: LoadedStudent) -> list[str]:
     # `generate` draws from torch's global generator, whose state is restored here.
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         torch.manual_seed(0)
-        found = network.network.generate(
+        ids = network.network.generate(
             first,
             attention_mask=torch.ones_like(first),
             do_sample=True,
@@ -303,7 +303,7 @@ def _own_texts(student: LoadedStudent) -> list[str]:
             min_length=length,
             pad_token_id=student.tokenizer.pad_token_id,
         )
-    texts = student.tokenizer.batch_decode(found, skip_special_tokens=True)
+    texts = student.tokenizer.batch_decode(ids, skip_special_tokens=True)
     return [text or "a" for text in texts]
 
 
@@ -317,22 +317,22 @@ def _first_tokens(student: LoadedStudent, lines: Sequence[str]) -> list[str]:
     return list(lines)
 
 
-def _cross_entropy(own: Tensor, found: Tensor) -> float:
+def _cross_entropy(target: Tensor, output: Tensor) -> float:
     """Sum over tokens [N,V] of log-probabilities; pieces of probability 0 add nothing."""
-    share = own.exp()
-    return -float(torch.where(share > 0, share * found, 0.0).sum())
+    share = target.exp()
+    return -float(torch.where(share > 0, share * output, 0.0).sum())
 
 
 def _decoder_share(student: LoadedStudent, texts: Sequence[str]) -> Any:
     batches = _batches(student, texts)
     expected = [_log_probabilities(student.run(batch), batch) for batch in batches]
-    entropy = sum(_cross_entropy(each, each) for each in expected)
+    entropy = sum(_cross_entropy(logprobs, logprobs) for logprobs in expected)
 
     def share(run: Runner) -> float:
         crossed = 0.0
-        for batch, own in zip(batches, expected, strict=True):
-            found = _log_probabilities(run(batch), batch)
-            crossed += _cross_entropy(own, found)
+        for batch, target in zip(batches, expected, strict=True):
+            output = _log_probabilities(run(batch), batch)
+            crossed += _cross_entropy(target, output)
         # NaN counts as no agreement. Only rounding makes a cross-entropy less than the entropy.
         return min(1.0, entropy / crossed) if np.isfinite(crossed) and crossed > 0 else 0.0
 

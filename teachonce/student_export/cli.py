@@ -86,9 +86,9 @@ def _refuse_early(options: ExportOptions) -> None:
 )
 @version_option
 @command_errors
-def main(**words: Any) -> None:
+def main(**values: Any) -> None:
     """Read the options, check them and export."""
-    given = {name: value for name, value in words.items() if value not in (None, ())}
+    given = {name: value for name, value in values.items() if value not in (None, ())}
     options = ExportOptions(**read_words(ExportOptions, given))
     files.check_utf8(options.out)
     _refuse_early(options)

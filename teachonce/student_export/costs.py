@@ -57,14 +57,14 @@ def costs_of(
     # spawned, so that what this process has loaded is neither shared nor counted
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    given = (format, path, output, list(singles), batch)
-    process = context.Process(target=_send_measured, args=(sender, *given))
+    arguments = (format, path, output, list(singles), batch)
+    process = context.Process(target=_send_measured, args=(sender, *arguments))
     with receiver, stoppable() as stop:
         try:
             with sender, stop.deferred():  # else a stop could leave a process that is not known yet
                 process.start()
             stop.check()
-            found = receiver.recv()
+            result = receiver.recv()
         except EOFError:
             process.join()
             raise UserError(f"{path}: {_ended(process.exitcode or 0)}") from None
@@ -72,26 +72,26 @@ def costs_of(
             if process.pid is not None:
                 process.kill()  # after a stop it may have seconds of work left
                 process.join()
-    if isinstance(found, Exception):
-        raise found
-    return Costs(size_of(path), *found)
+    if isinstance(result, Exception):
+        raise result
+    return Costs(size_of(path), *result)
 
 
 def _ended(code: int) -> str:
     """Return how the process that measures ended without figures, and what to do next."""
-    what = "the process that measures its time and memory"
+    name = "the process that measures its time and memory"
     if code == -signal.SIGKILL:
         return (
-            f"{what} was killed, perhaps because memory ran out; free some memory, and run the same"
+            f"{name} was killed, perhaps because memory ran out; free some memory, and run the same"
             " command again"
         )
     if code < 0:
         return (
-            f"{what} crashed ({signal.strsignal(-code)}); update the library that runs the format,"
+            f"{name} crashed ({signal.strsignal(-code)}); update the library that runs the format,"
             " or export to another format"
         )
     return (
-        f"{what} ended with exit code {code}, and its error is above; a script that calls `export`"
+        f"{name} ended with exit code {code}, and its error is above; a script that calls `export`"
         " must be a file, and call it under `if __name__ == '__main__':`, because the process"
         " imports the script"
     )
@@ -102,18 +102,18 @@ def size_of(path: Path) -> int:
     or of the weights in a folder."""
     if path.is_dir():
         # Not both: a folder may have the same weights in two formats.
-        found = [*path.rglob("*.safetensors")] or [*path.rglob("pytorch_model*.bin")]
+        paths = [*path.rglob("*.safetensors")] or [*path.rglob("pytorch_model*.bin")]
     else:
-        found = [*path.parent.glob(f"{path.stem}.*")]
-    return sum(each.stat().st_size for each in found)
+        paths = [*path.parent.glob(f"{path.stem}.*")]
+    return sum(file.stat().st_size for file in paths)
 
 
-def _send_measured(sender: Connection, *given: Any) -> None:
+def _send_measured(sender: Connection, *arguments: Any) -> None:
     """Run as the main function of the process that measures."""
     # Ctrl-C reaches the parent as well, which then kills this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        sender.send(_measured(*given))
+        sender.send(_measured(*arguments))
     except Exception as error:
         if not isinstance(error, UserError) and not out_of_memory(error):
             raise  # multiprocessing prints the traceback
@@ -162,8 +162,8 @@ def _loader(format: str | None, path: Path, output: str) -> Callable[[], Runner]
 
 def _timed(run: Runner, inputs: Sequence[Inputs]) -> float:
     begin = time.perf_counter()
-    for each in inputs:
-        run(each)
+    for batch in inputs:
+        run(batch)
     return time.perf_counter() - begin
 
 

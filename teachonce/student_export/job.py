@@ -79,7 +79,7 @@ def write_tokenizer(student: LoadedStudent, folder: Path) -> None:
     files.write(path, (json.dumps(settings, ensure_ascii=False) + "\n").encode())
 
 
-def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -> None:
+def write_metadata(student: LoadedStudent, exports: list[Exported], folder: Path) -> None:
     """Write config.json, and export.json with inputs, output, labels, prompts and costs."""
     if student.kind == DECODER:
         network: Any = student.network
@@ -97,7 +97,7 @@ def write_metadata(student: LoadedStudent, made: list[Exported], folder: Path) -
         "prompt": student.prompt,
         **({} if student.pairs is None else {"pairs": student.pairs}),
         **student.about,
-        "files": [_about_file(each) for each in made],
+        "files": [_about_file(exported) for exported in exports],
     }
     if student.task is not None:
         about["labels"] = list(student.task.labels)
@@ -131,9 +131,9 @@ def write_modules(student: LoadedStudent, folder: Path) -> None:
         )
 
 
-def _about_file(made: Exported) -> dict[str, Any]:
-    found = asdict(made)
-    return found if made.unit else {key: value for key, value in found.items() if key != "unit"}
+def _about_file(exported: Exported) -> dict[str, Any]:
+    facts = asdict(exported)
+    return facts if exported.unit else {key: value for key, value in facts.items() if key != "unit"}
 
 
 def _json_bytes(content: dict[str, Any]) -> bytes:
@@ -167,32 +167,32 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         # A folder in it, which has the mode of the umask: the temporary one is its owner's alone.
         folder = Path(scratch) / options.out.name
         folder.mkdir()
-        made = [_exported(student, check, name, options, folder, say) for name in options.to]
+        exports = [_exported(student, check, name, options, folder, say) for name in options.to]
         say("the student is timed")
         costs = _costs(student, None, options.folder)
-        own = Exported(STUDENT, check.measure, 1.0, check.own, costs, unit=check.unit)
+        student_row = Exported(STUDENT, check.measure, 1.0, check.own, costs, unit=check.unit)
         write_tokenizer(student, folder)
-        write_metadata(student, made, folder)
+        write_metadata(student, exports, folder)
         write_modules(student, folder)
-        write_programs(student, made, folder)
+        write_programs(student, exports, folder)
         text = _student_card(options.folder)
-        write_card(export_card(text, student, made), own, made, folder / CARD)
+        write_card(export_card(text, student, exports), student_row, exports, folder / CARD)
         files.apply_umask(folder)
         files.rename(folder, options.out)
     # Last, so that the student's card lists no export that was not published.
-    write_card(text, own, made, options.folder / CARD)
+    write_card(text, student_row, exports, options.folder / CARD)
     say(f"export in {options.out}; its {CARD} shows how to run it")
-    return made
+    return exports
 
 
 def _student_card(folder: Path) -> str:
     """Return the student's model card without credentials. Raises UserError if it is not UTF-8."""
     card = folder / CARD
     try:
-        before = card.read_text("utf-8") if card.is_file() else f"# {folder.name}\n"
+        text = card.read_text("utf-8") if card.is_file() else f"# {folder.name}\n"
     except UnicodeDecodeError:
         raise UserError(f"{card}: is not UTF-8; convert it with iconv, or remove it") from None
-    return without_credentials(before)
+    return without_credentials(text)
 
 
 def _costs(student: LoadedStudent, format_name: str | None, path: Path) -> Costs:
@@ -238,10 +238,10 @@ def _exported(
     run = format.open_repeatable
     score = check.score(run(path, student.output, 1)) if check.score else None
     costs = _costs(student, name, path)
-    made = Exported(file, check.measure, share, score, costs, in_float, check.unit)
-    scored = f", {made.shown_score()}" if check.unit else ""
+    exported = Exported(file, check.measure, share, score, costs, in_float, check.unit)
+    scored = f", {exported.shown_score()}" if check.unit else ""
     say(f"{file}: {check.describe(share)}{scored}")
-    return made
+    return exported
 
 
 def _share(
@@ -255,12 +255,12 @@ def _share(
     if not format.runs():
         return None
     if format.tokens is not None:
-        own = student.tokenizer(list(check.texts))["input_ids"]
-        found = format.tokens(path, check.texts)
-        wrong = [n for n, each in enumerate(own) if list(each) != list(found[n])]
+        expected = student.tokenizer(list(check.texts))["input_ids"]
+        export_ids = format.tokens(path, check.texts)
+        wrong = [n for n, ids in enumerate(expected) if list(ids) != list(export_ids[n])]
         if wrong:
             raise UserError(
-                f"{path.name}: tokenizes {len(wrong)} of {len(own)} texts differently from the"
+                f"{path.name}: tokenizes {len(wrong)} of {len(expected)} texts differently from the"
                 f" student's tokenizer, the first is {check.texts[wrong[0]][:40]!r}; train a"
                 " student with --vocab 8k, or export to another format"
             )
@@ -290,22 +290,22 @@ def _quantise(
     assert kind and format.layers and format.quantise  # as it has names of quantised files
     layers = format.layers(source)
     _check_layer_names(layers, options.keep_float)
-    chosen = {n: parts for n, parts in layers.items() if not _is_within(n, options.keep_float)}
-    every = [part for parts in chosen.values() for part in parts]
-    left = set(format.quantise(source, path, kind, every) if every else ())
-    chosen = {name: parts for name, parts in chosen.items() if left.isdisjoint(parts)}
-    if not chosen:
+    quantised = {n: parts for n, parts in layers.items() if not _is_within(n, options.keep_float)}
+    every = [part for parts in quantised.values() for part in parts]
+    remaining = set(format.quantise(source, path, kind, every) if every else ())
+    quantised = {name: parts for name, parts in quantised.items() if remaining.isdisjoint(parts)}
+    if not quantised:
         raise UserError(
             f"--quantize {kind}: no layer is left to quantise; leave a --keep-float out, or give"
             " another --quantize"
         )
-    in_float = tuple(name for name in layers if name not in chosen)
+    in_float = tuple(name for name in layers if name not in quantised)
     share = _share(student, check, format, path)
     if share is None or share >= options.least:
         return in_float, share
     # One layer may be to blame: in int8 one of `modernbert:tiny` loses 3.65 %, the next 0.12 %
     # (benchmarks/RESULTS.md).
-    losses = _layer_losses(student, format, source, chosen, kind)
+    losses = _layer_losses(student, format, source, quantised, kind)
     worst = sorted(losses, key=lambda name: -losses[name])[:WORST]
     listed = ", ".join(f"{name} {100 * losses[name]:.2f} %" for name in worst)
     flags = " ".join(f"--keep-float {name}" for name in worst)
@@ -356,7 +356,7 @@ def _check_layer_names(layers: Collection[str], names: Sequence[str]) -> None:
             )
 
 
-def _too_low(what: str, share: float, check: ExportCheck, least: float, remedy: str) -> UserError:
+def _too_low(flag: str, share: float, check: ExportCheck, least: float, remedy: str) -> UserError:
     return UserError(
-        f"{what}: {check.describe(share)}, less than --least {least:g}; {remedy}, or lower --least"
+        f"{flag}: {check.describe(share)}, less than --least {least:g}; {remedy}, or lower --least"
     )

@@ -61,8 +61,8 @@ class LoadedStudent(StudentInputs):
     def run(self, inputs: dict[str, Array]) -> Array:
         """Compute the output of the network itself."""
         with torch.inference_mode():
-            found = self.network(*(torch.as_tensor(inputs[n]) for n in self.inputs))
-        answer: Array = (found[0] if isinstance(found, tuple) else found).numpy()
+            output = self.network(*(torch.as_tensor(inputs[n]) for n in self.inputs))
+        answer: Array = (output[0] if isinstance(output, tuple) else output).numpy()
         return answer
 
 
@@ -78,8 +78,8 @@ class LogitsNetwork(nn.Module):
         self.network = network
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
-        more = {} if types is None else {"token_type_ids": types}
-        logits: Tensor = self.network(input_ids=ids, attention_mask=mask, **more).logits
+        extra = {} if types is None else {"token_type_ids": types}
+        logits: Tensor = self.network(input_ids=ids, attention_mask=mask, **extra).logits
         return logits
 
 
@@ -93,8 +93,8 @@ class VectorNetwork(nn.Module):
         head.pooling._exclude_prompt_from_mask = lambda mask, n: mask * (mask.cumsum(dim=1) > n)
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Both:
-        more = {} if types is None else {"token_type_ids": types}
-        states: Tensor = self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+        extra = {} if types is None else {"token_type_ids": types}
+        states: Tensor = self.encoder(input_ids=ids, attention_mask=mask, **extra).last_hidden_state
         vectors: Tensor = self.head(states, mask.bool(), self.prompt)
         return vectors, states
 
@@ -114,10 +114,10 @@ class StaticVectorNetwork(nn.Module):
         present, states = mask.unsqueeze(-1).float(), self.embedding(ids)
         total = (states * present).sum(1)
         # At least 1: a text without pieces has the vector 0 and not NaN.
-        found: dict[str, Tensor] = {"sentence_embedding": total / present.sum(1).clamp(min=1)}
+        features: dict[str, Tensor] = {"sentence_embedding": total / present.sum(1).clamp(min=1)}
         for step in self.steps:
-            found = step(found)
-        return found["sentence_embedding"][:, : self.truncate_dim], states
+            features = step(features)
+        return features["sentence_embedding"][:, : self.truncate_dim], states
 
 
 def load_student(folder: Path) -> LoadedStudent:
@@ -195,16 +195,16 @@ def _inputs(tokenizer: Any) -> tuple[str, ...]:
 
 def _embedding(model: ResolvedModel, folder: Path) -> LoadedStudent:
     tokenizer, encoder = load_with_tokenizer(model)
-    found = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
+    vectors = text_vectors(model, tokenizer, encoder.config.hidden_size, None, None)
     longest = input_limit(encoder.config, tokenizer)
     return LoadedStudent(
         folder=folder,
         kind="embedding",
-        network=VectorNetwork(encoder.eval(), found.head, found.prompt_tokens).eval(),
+        network=VectorNetwork(encoder.eval(), vectors.head, vectors.prompt_tokens).eval(),
         tokenizer=tokenizer,
         inputs=_inputs(tokenizer),
-        max_length=min(longest, found.max_length or longest, LONGEST),
-        prompt=found.prompt,
+        max_length=min(longest, vectors.max_length or longest, LONGEST),
+        prompt=vectors.prompt,
         config=encoder.config,
         about=_prompts(folder),
     )

@@ -57,17 +57,17 @@ def check_kind(names: tuple[str, ...], kind: str) -> None:
     able = [name for name, kinds in KINDS.items() if kind in kinds]
     for name in names:
         if name not in able:
-            what = "decoders" if kind == DECODER else "students other than decoders"
+            models = "decoders" if kind == DECODER else "students other than decoders"
             if name == "model2vec":
-                what = "models other than static students"
-            raise UserError(f"--to {name}: does not export {what}; give --to {' or '.join(able)}")
+                models = "models other than static students"
+            raise UserError(f"--to {name}: does not export {models}; give --to {' or '.join(able)}")
 
 
 def _column(role: str) -> str | None:
     """Return a field with the name of the column of --check that holds `role`."""
     help = f"Read this column of --check instead of {role}."
-    found: str | None = same_option(DownstreamOptions, f"{role}{COLUMN}", None, help=help)
-    return found
+    column: str | None = same_option(DownstreamOptions, f"{role}{COLUMN}", None, help=help)
+    return column
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ExportOptions:
             raise UserError(f"--to is missing: give one of {', '.join(FORMATS)}")
         for name in self.to:
             if self.quantize and self.quantize not in QUANTISED[name]:
-                able = [each for each, kinds in QUANTISED.items() if self.quantize in kinds]
+                able = [other for other, kinds in QUANTISED.items() if self.quantize in kinds]
                 raise UserError(
                     f"--quantize {self.quantize}: {name} does not support it; give --to"
                     f" {' or '.join(able)}, or leave --quantize out"

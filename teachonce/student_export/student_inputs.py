@@ -92,9 +92,9 @@ class StudentInputs:
         )
 
     def tokenized(
-        self, texts: Sequence[str], second: Sequence[str] | None = None, **more: Any
+        self, texts: Sequence[str], second: Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Tokenize texts or pairs, truncated to `max_length`; `more` are further arguments of the
+        """Tokenize texts or pairs, truncated to `max_length`; `options` are passed to the
         tokenizer."""
         return self.tokenizer(
             [self.prompt + text for text in texts],
@@ -102,13 +102,13 @@ class StudentInputs:
             truncation=True,
             max_length=self.max_length,
             add_special_tokens=self.special,
-            **more,
+            **options,
         )
 
     def encode(self, texts: Sequence[str]) -> dict[str, Array]:
         """Tokenize texts, truncated to `max_length` tokens, into one batch of int64 [B,S] each."""
-        found = self.tokenized(texts, padding=True, return_tensors="np")
-        return {name: np.asarray(found[name], np.int64) for name in self.inputs}
+        encoded = self.tokenized(texts, padding=True, return_tensors="np")
+        return {name: np.asarray(encoded[name], np.int64) for name in self.inputs}
 
     def batches(
         self, rows: Sequence[Mapping[str, Any]], most: int = BATCH
@@ -129,11 +129,11 @@ class StudentInputs:
     def batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
         """Make a batch of tokenized inputs, padded on the right to the longest of them."""
         width = max(len(row["input_ids"]) for row in rows)
-        found = {name: np.zeros((len(rows), width), np.int64) for name in self.inputs}
-        found["input_ids"] += self.tokenizer.pad_token_id
+        arrays = {name: np.zeros((len(rows), width), np.int64) for name in self.inputs}
+        arrays["input_ids"] += self.tokenizer.pad_token_id
         for number, row in enumerate(rows):
             for name in self.inputs:
                 # Rows of windows have no types of tokens: a single text has type 0 throughout.
                 values = row.get(name, [0] * len(row["input_ids"]))
-                found[name][number, : len(values)] = values
-        return found
+                arrays[name][number, : len(values)] = values
+        return arrays

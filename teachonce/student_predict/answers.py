@@ -92,12 +92,12 @@ class Predictor:
         }[self.student.kind]
         # In blocks, so that the first answers are printed before all texts are run.
         for begin in range(0, len(self.given), BATCH):
-            some = self.given[begin : begin + BATCH]
-            found = iter(answer([each for each in some if not each.blank]))
-            for each in some:
-                self.blank += each.blank
-                more = {"empty": True} if each.blank else next(found)
-                yield {**dict(zip(self.names, each.texts, strict=True)), **more}
+            block = self.given[begin : begin + BATCH]
+            answered = iter(answer([item for item in block if not item.blank]))
+            for item in block:
+                self.blank += item.blank
+                fields = {"empty": True} if item.blank else next(answered)
+                yield {**dict(zip(self.names, item.texts, strict=True)), **fields}
 
     def notes(self) -> Iterator[str]:
         """Yield a line each on blank texts, long texts, and texts with a long word."""
@@ -120,10 +120,10 @@ class Predictor:
 
     def _check_masks(self) -> None:
         mask = self.student.mask_token()
-        for each in self.given:
-            if not each.blank and mask not in each.texts[0]:
+        for item in self.given:
+            if not item.blank and mask not in item.texts[0]:
                 raise UserError(
-                    f"{each.where}: has no {mask}; write {mask} where the masked LM is to fill in a"
+                    f"{item.where}: has no {mask}; write {mask} where the masked LM is to fill in a"
                     " piece"
                 )
 
@@ -142,40 +142,40 @@ class Predictor:
     def _truncated(self, texts: Sequence[Sequence[str]]) -> tuple[list[Array], list[Answer]]:
         """Return the outputs of texts, or of pairs (a list for each side), and for each answer
         `cut` if its text was truncated."""
-        found = self.student.tokenized(*texts)
-        cut = [bool(each.overflowing) for each in found.encodings]
+        encoded = self.student.tokenized(*texts)
+        cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
         self.long += sum(cut)
-        rows = [{name: found[name][n] for name in self.student.inputs} for n in range(len(cut))]
-        return list(self._outputs(rows)), [{"cut": True} if each else {} for each in cut]
+        rows = [{name: encoded[name][n] for name in self.student.inputs} for n in range(len(cut))]
+        return list(self._outputs(rows)), [{"cut": True} if flag else {} for flag in cut]
 
     def _windows(
         self, given: Sequence[InputText], first: str = ""
     ) -> Iterator[tuple[str, Spans, list[tuple[WordWindow, Array]], Answer]]:
         """Yield for each text: the text, its spans of words, its windows with outputs, and the keys
         `windows` and `cut` of its answer."""
-        texts = [each.texts[0] for each in given]
-        spans: list[Spans] = [each.words or word_spans(each.texts[0], first) for each in given]
+        texts = [item.texts[0] for item in given]
+        spans: list[Spans] = [item.words or word_spans(item.texts[0], first) for item in given]
         length, tokenizer = self.student.max_length, self.student.tokenizer
         windows = [
             list(word_windows(tokenizer, text, words, length))
             for text, words in zip(texts, spans, strict=True)
         ]
         rows = [
-            {"input_ids": each.ids, "attention_mask": [1] * len(each.ids)}
-            for some in windows
-            for each in some
+            {"input_ids": window.ids, "attention_mask": [1] * len(window.ids)}
+            for group in windows
+            for window in group
         ]
         outputs = self._outputs(rows)
-        for text, words, some in zip(texts, spans, windows, strict=True):
-            self.long += len(some) > 1
-            more: Answer = {"windows": len(some)} if len(some) > 1 else {}
-            if any(each.cut for each in some):
+        for text, words, group in zip(texts, spans, windows, strict=True):
+            self.long += len(group) > 1
+            fields: Answer = {"windows": len(group)} if len(group) > 1 else {}
+            if any(window.cut for window in group):
                 self.cut += 1
-                more["cut"] = True
-            yield text, words, [(each, next(outputs)) for each in some], more
+                fields["cut"] = True
+            yield text, words, [(window, next(outputs)) for window in group], fields
 
     def _embedded(self, given: Sequence[InputText]) -> Iterator[Answer]:
-        sides = list(zip(*(each.texts for each in given), strict=True))
+        sides = list(zip(*(item.texts for item in given), strict=True))
         if not self.pairs:
             vectors, cuts = self._truncated(sides)
             for vector, cut in zip(vectors, cuts, strict=True):
@@ -190,12 +190,12 @@ class Predictor:
 
     def _classified(self, given: Sequence[InputText]) -> Iterator[Answer]:
         if self.pairs:
-            outputs, cuts = self._truncated(list(zip(*(each.texts for each in given), strict=True)))
+            outputs, cuts = self._truncated(list(zip(*(item.texts for item in given), strict=True)))
             for logits, cut in zip(outputs, cuts, strict=True):
                 yield {**self._label(logits[None]), **cut}
             return
-        for _, _, windows, more in self._windows(given):
-            yield {**self._label(np.stack([output for _, output in windows])), **more}
+        for _, _, windows, fields in self._windows(given):
+            yield {**self._label(np.stack([output for _, output in windows])), **fields}
 
     def _label(self, logits: Array) -> Answer:
         """Return the answer of a classifier for the logits [W,C] of a text's windows."""
@@ -213,19 +213,19 @@ class Predictor:
         order = np.argsort(-shares, kind="stable")[: self.top]
         shown = {task.labels[n]: _rounded(shares[n]) for n in order}
         if several:
-            chosen = [label for n, label in enumerate(task.labels) if shares[n] >= 0.5]
-            return {"labels": chosen, "probabilities": shown}
+            labels = [label for n, label in enumerate(task.labels) if shares[n] >= 0.5]
+            return {"labels": labels, "probabilities": shown}
         return {"label": task.labels[order[0]], "probabilities": shown}
 
     def _tagged(self, given: Sequence[InputText]) -> Iterator[Answer]:
         task = self.student.task
         assert task is not None  # a tagger has labels
-        for each, (text, spans, windows, more) in zip(given, self._windows(given), strict=True):
+        for item, (text, spans, windows, fields) in zip(given, self._windows(given), strict=True):
             words = list[Answer]()
             for window, logits in windows:
                 shares = _softmax(logits)
                 for number, run in window.own_pieces():
-                    if not run and not each.words:
+                    if not run and not item.words:
                         continue
                     span = _span(text, *spans[number])
                     # A given word without a token; `Tagging.tags_of_words` scores it likewise.
@@ -246,12 +246,12 @@ class Predictor:
             yield {
                 "words": words,
                 **(_entities(text, words) if self.student.joins_entities else {}),
-                **more,
+                **fields,
             }
 
     def _filled(self, given: Sequence[InputText]) -> Iterator[Answer]:
         tokenizer, mask = self.student.tokenizer, self.student.mask_token()
-        for text, spans, windows, more in self._windows(given, mask):
+        for text, spans, windows, fields in self._windows(given, mask):
             masks, filled, end = list[Answer](), "", 0
             for window, logits in windows:
                 for number, run in window.own_pieces():
@@ -269,7 +269,7 @@ class Predictor:
                     before = text[end : span["begin"]]
                     filled += _with_piece(before, self.student.vocabulary, shown, int(order[0]))
                     end = span["end"]
-            yield {"filled": filled + text[end:], "masks": masks, **more}
+            yield {"filled": filled + text[end:], "masks": masks, **fields}
 
 
 def _with_piece(before: str, vocabulary: Vocabulary | None, shown: str, number: int) -> str:
@@ -289,13 +289,13 @@ def _with_piece(before: str, vocabulary: Vocabulary | None, shown: str, number: 
 
 def _entities(text: str, words: Sequence[Answer]) -> Answer:
     """Return the entities of tagged words, with the mean probability of their words."""
-    found = []
+    records = []
     for first, last, kind in entities([word["tag"] for word in words]):
-        some = words[first:last]
-        span = _span(text, some[0]["begin"], some[-1]["end"])
-        share = _rounded(np.mean([word["probability"] for word in some]))
-        found.append({"text": span.pop("word"), "label": kind, **span, "probability": share})
-    return {"entities": found}
+        members = words[first:last]
+        span = _span(text, members[0]["begin"], members[-1]["end"])
+        share = _rounded(np.mean([word["probability"] for word in members]))
+        records.append({"text": span.pop("word"), "label": kind, **span, "probability": share})
+    return {"entities": records}
 
 
 def _span(text: str, begin: int, end: int) -> Answer:
@@ -307,8 +307,8 @@ def _rounded(value: Any) -> float:
 
 
 def _softmax(logits: Array) -> Floats:
-    found = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-    return np.asarray(found / found.sum(-1, keepdims=True))
+    exp = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return np.asarray(exp / exp.sum(-1, keepdims=True))
 
 
 def tsv_lines(predictor: Predictor) -> Iterator[str]:

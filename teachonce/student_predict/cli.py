@@ -52,9 +52,9 @@ def _parameters() -> list[click.Parameter]:
 )
 @version_option
 @command_errors
-def main(**words: Any) -> None:
+def main(**values: Any) -> None:
     """Read the options and the texts, and print an answer to each."""
-    options = PredictOptions(**words)
+    options = PredictOptions(**values)
     from teachonce.student_predict.texts import input_texts
 
     # Before torch loads, which takes seconds, and before lines of stdin are awaited.

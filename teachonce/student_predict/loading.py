@@ -66,15 +66,15 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
         raise UserError(
             f"{folder / EXPORTED}: kind is {kind!r:.40}, expected {', '.join(ENCODERS)}"
         )
-    names = [each["file"] for each in about["files"]]
-    chosen = file or (names[0] if names else "")
+    names = [entry["file"] for entry in about["files"]]
+    name = file or (names[0] if names else "")
     # By the names that the formats write: no path of export.json leads out of the folder.
-    format = next((f for f in FORMATS.values() if chosen in f.names.values()), None)
-    if chosen not in names or format is None:
+    format = next((f for f in FORMATS.values() if name in f.names.values()), None)
+    if name not in names or format is None:
         listed = ", ".join(names)[:200] or "no file"
-        raise UserError(f"--file {chosen}: {folder / EXPORTED} lists {listed}; give a file of it")
-    if not (folder / chosen).is_file():
-        raise UserError(f"{folder / chosen}: is missing; copy the whole folder")
+        raise UserError(f"--file {name}: {folder / EXPORTED} lists {listed}; give a file of it")
+    if not (folder / name).is_file():
+        raise UserError(f"{folder / name}: is missing; copy the whole folder")
     student = StudentInputs(
         kind=kind,
         tokenizer=load_tokenizer(ResolvedModel(str(folder), str(folder))),
@@ -86,7 +86,7 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
         activation=about.get("activation", ""),
     )
     _check(student, about["output"], folder / EXPORTED)
-    path = folder / chosen
+    path = folder / name
     with _library_errors(f"{path}: cannot be loaded"):
         run = format.open_repeatable(path, student.output, os.cpu_count() or 1)
     return student, _checked(run, student, path)
@@ -106,9 +106,9 @@ def _task(folder: Path, kind: str, about: dict[str, Any]) -> TaskSpec | None:
 def _check(student: StudentInputs, output: str, path: Path) -> None:
     """Raise UserError for inputs, an output or a length that no export of the student has."""
     special = student.tokenizer.num_special_tokens_to_add(pair=False)
-    given, least = ", ".join(student.inputs), special + 1
+    inputs, least = ", ".join(student.inputs), special + 1
     if student.inputs not in (INPUTS[:2], INPUTS):
-        raise UserError(f"{path}: inputs are {given or 'none'}, expected {SOME_INPUTS}; {AGAIN}")
+        raise UserError(f"{path}: inputs are {inputs or 'none'}, expected {SOME_INPUTS}; {AGAIN}")
     if missing := {*student.inputs} - {*student.tokenizer.model_input_names}:
         raise UserError(
             f"{path}: inputs have {missing.pop()}, which its tokenizer does not return; {AGAIN}"
@@ -148,12 +148,12 @@ def _checked(run: Runner, student: StudentInputs, path: Path) -> Runner:
 
     def checked(inputs: dict[str, Array]) -> Array:
         with _library_errors(f"{path}: cannot be run with the inputs of {EXPORTED}"):
-            found = run(inputs)
-        if found.ndim != axes or labels not in (None, found.shape[-1]):
+            outputs = run(inputs)
+        if outputs.ndim != axes or labels not in (None, outputs.shape[-1]):
             raise UserError(
-                f"{path}: has outputs of shape {[*found.shape]}, not those of kind"
+                f"{path}: has outputs of shape {[*outputs.shape]}, not those of kind"
                 f" {student.kind}{named} in {EXPORTED}; {AGAIN}"
             )
-        return found
+        return outputs
 
     return checked

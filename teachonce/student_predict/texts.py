@@ -50,23 +50,23 @@ def input_texts(options: PredictOptions) -> list[InputText]:
     for a file that cannot be read.
     """
     try:
-        found = list(_given(options))
+        items = list(_given(options))
     except OSError as error:
         where = f"--input {options.input}" if options.input else "stdin"
         raise UserError(f"{where}: cannot be read: {error.strerror}; check the path") from None
-    if all(each.blank for each in found):
+    if all(item.blank for item in items):
         source = str(options.input or ("the texts" if options.texts else "stdin"))
         raise UserError(f"{source}: has no text; give TEXT, --input FILE or lines on stdin")
-    for each in found:
-        for text in each.texts:
-            check_unicode(text, each.where)
-    sizes = {len(each.texts): each.where for each in found}
+    for item in items:
+        for text in item.texts:
+            check_unicode(text, item.where)
+    sizes = {len(item.texts): item.where for item in items}
     if len(sizes) > 1:
         raise UserError(
             f"{sizes[1]} is a single text and {sizes[2]} a pair; give only single texts or only"
             " pairs"
         )
-    return found
+    return items
 
 
 def _given(options: PredictOptions) -> Iterator[InputText]:

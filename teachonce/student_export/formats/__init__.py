@@ -64,14 +64,14 @@ def _one_by_one(run: Runner) -> Runner:
     """Return a `Runner` that runs each text of a batch alone, without its padding."""
 
     def alone(inputs: dict[str, Array]) -> Array:
-        found, present = list[Array](), inputs["attention_mask"].astype(bool)
+        outputs, present = list[Array](), inputs["attention_mask"].astype(bool)
         present[~present.any(1), :1] = True  # a graph may not run without a token
-        for n, places in enumerate(present):
-            found.append(run({name: each[n : n + 1, places] for name, each in inputs.items()})[0])
-        if found[0].ndim == 1:
-            return np.stack(found)
-        whole = np.zeros((*present.shape, found[0].shape[-1]), found[0].dtype)
-        whole[present] = np.concatenate(found)
-        return whole
+        for n, mask in enumerate(present):
+            outputs.append(run({name: array[n : n + 1, mask] for name, array in inputs.items()})[0])
+        if outputs[0].ndim == 1:
+            return np.stack(outputs)
+        padded = np.zeros((*present.shape, outputs[0].shape[-1]), outputs[0].dtype)
+        padded[present] = np.concatenate(outputs)
+        return padded
 
     return alone

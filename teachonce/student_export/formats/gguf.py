@@ -88,13 +88,13 @@ def layers(path: Path) -> dict[str, list[str]]:
     """Return the names of the weights that can be quantised, by their name in every block: all
     matrices, except the table of positions."""
     gguf = library("gguf", EXTRA, "--quantize")
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for tensor in gguf.GGUFReader(path).tensors:
         # llama-quantize leaves the table of positions in float, too.
         if len(tensor.shape) == 2 and not tensor.name.startswith("position"):
             name = re.sub(r"^blk\.\d+\.|\.weight$", "", tensor.name)
-            found.setdefault(name, []).append(tensor.name)
-    return found
+            names.setdefault(name, []).append(tensor.name)
+    return names
 
 
 def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> Sequence[str]:
@@ -132,34 +132,34 @@ def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
         return
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0]
     # GGUF lists the innermost dimension first: shape[0] is the length of a row.
-    lengths = sorted({int(each.shape[0]) for each in read.tensors if each.name in nodes})
+    lengths = sorted({int(tensor.shape[0]) for tensor in read.tensors if tensor.name in nodes})
     if all(length % block for length in lengths):
-        found = ", ".join(map(str, lengths))
+        listed = ", ".join(map(str, lengths))
         raise UserError(
             f"--quantize {kind}: needs rows with a multiple of {block} numbers, but this student's"
-            f" rows have {found}; give --quantize {K_QUANT_FALLBACKS[kind]}, which llama.cpp also"
+            f" rows have {listed}; give --quantize {K_QUANT_FALLBACKS[kind]}, which llama.cpp also"
             " falls back to"
         )
 
 
 def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) -> None:
-    wanted = gguf.GGMLQuantizationType[kind.upper()]
-    block, size = gguf.GGML_QUANT_SIZES[wanted]
+    dtype = gguf.GGMLQuantizationType[kind.upper()]
+    block, size = gguf.GGML_QUANT_SIZES[dtype]
     if kind in K_QUANT_FALLBACKS and values.shape[-1] % block:
         _add_quantised(gguf, writer, name, values, K_QUANT_FALLBACKS[kind])
     elif kind in K_QUANT_FALLBACKS:
         blocks = np.empty((len(values), values.shape[-1] // block * size), np.uint8)
-        _quantise_by_llama_cpp(np.ascontiguousarray(values, np.float32), wanted, blocks)
-        writer.add_tensor(name, blocks, raw_dtype=wanted)
+        _quantise_by_llama_cpp(np.ascontiguousarray(values, np.float32), dtype, blocks)
+        writer.add_tensor(name, blocks, raw_dtype=dtype)
     elif kind == "f16" or values.shape[-1] % block:
         writer.add_tensor(name, values.astype(np.float16))
     else:
-        writer.add_tensor(name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
+        writer.add_tensor(name, gguf.quants.quantize(values, dtype), raw_dtype=dtype)
 
 
-def _quantise_by_llama_cpp(values: Array, wanted: Any, blocks: Array) -> None:
+def _quantise_by_llama_cpp(values: Array, dtype: Any, blocks: Array) -> None:
     """Fill `blocks`, uint8 [rows, bytes], with the rows of `values`, float32 [rows, columns]."""
-    check_llama_cpp(wanted.name.lower())
+    check_llama_cpp(dtype.name.lower())
     from llama_cpp import llama_cpp
 
     quantise = llama_cpp._lib.ggml_quantize_chunk
@@ -168,7 +168,7 @@ def _quantise_by_llama_cpp(values: Array, wanted: Any, blocks: Array) -> None:
     # Without these types ctypes would pass each number as a C int of 32 bits.
     quantise.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
     quantise.restype = ctypes.c_size_t
-    written = quantise(int(wanted), values.ctypes.data, blocks.ctypes.data, 0, *values.shape, None)
+    written = quantise(int(dtype), values.ctypes.data, blocks.ctypes.data, 0, *values.shape, None)
     assert written == blocks.nbytes, (written, blocks.nbytes)
 
 
@@ -183,14 +183,14 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
     def run(inputs: dict[str, Array]) -> Array:
         rows = []
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
-            own = ids[mask.astype(bool)].tolist()
+            tokens = ids[mask.astype(bool)].tolist()
             # Without a reset, llama.cpp reads a text as the continuation of the previous one.
             model.reset()
-            model.eval(own)
+            model.eval(tokens)
             # Padding has rows of 0, which no check reads.
-            found = np.zeros((len(ids), model.n_vocab()), np.float32)
-            found[: len(own)] = model.scores[: len(own)]
-            rows.append(found)
+            logits = np.zeros((len(ids), model.n_vocab()), np.float32)
+            logits[: len(tokens)] = model.scores[: len(tokens)]
+            rows.append(logits)
         return np.stack(rows)
 
     return run

@@ -43,10 +43,10 @@ def _paired(name: str, values: Array, config: Any) -> Array:
 
     transformers rotates rows i and i + half of a head.
     """
-    found = re.search(r"\.([qk])_proj\.", name)
-    if not found:
+    match = re.search(r"\.([qk])_proj\.", name)
+    if not match:
         return values
-    heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+    heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
     halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)
 
@@ -75,13 +75,13 @@ def architecture_of(config: Any, where: str) -> Architecture:
             f"{where}: is a {kind}, and --to gguf writes {', '.join(ARCHITECTURES)}; use"
             f" convert_hf_to_gguf.py of llama.cpp{_or_onnx(config)}"
         )
-    found = ARCHITECTURES[kind]
+    architecture = ARCHITECTURES[kind]
     scaled = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     activation = config.activation_function if kind == "gpt2" else config.hidden_act
     sliding = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    for what, value, wrong in (
+    for field, value, wrong in (
         ("rope_type", scaled, scaled != "default"),
-        ("activation function", activation, activation not in found.activations),
+        ("activation function", activation, activation not in architecture.activations),
         ("attention", ", ".join(sorted(sliding)), bool(sliding)),
         ("scale_attn_weights", False, not getattr(config, "scale_attn_weights", True)),
         (
@@ -92,10 +92,10 @@ def architecture_of(config: Any, where: str) -> Architecture:
     ):
         if wrong:
             raise UserError(
-                f"{where}: {what} {value} of its config.json is not written by --to gguf; use"
+                f"{where}: {field} {value} of its config.json is not written by --to gguf; use"
                 f" convert_hf_to_gguf.py of llama.cpp{_or_onnx(config)}"
             )
-    return found
+    return architecture
 
 
 def _or_onnx(config: Any) -> str:
@@ -105,7 +105,7 @@ def _or_onnx(config: Any) -> str:
 def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:
     """Return the sizes of a decoder by their GGUF keys, without the prefix of the architecture."""
     of = Sizes.of_loaded(config)
-    found: dict[str, int | float] = {
+    metadata: dict[str, int | float] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": of.width,
         "block_count": config.num_hidden_layers,
@@ -113,8 +113,8 @@ def sizes(config: Any, architecture: Architecture) -> dict[str, int | float]:
         "attention.head_count": of.heads,
     }
     if not architecture.rotary:
-        return found | {"attention.layer_norm_epsilon": float(config.layer_norm_epsilon)}
-    return found | {
+        return metadata | {"attention.layer_norm_epsilon": float(config.layer_norm_epsilon)}
+    return metadata | {
         "attention.head_count_kv": of.groups,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "attention.key_length": of.head_size,
@@ -132,7 +132,7 @@ def weights(network: Any, architecture: Architecture, where: str) -> Iterator[tu
     """
     import gguf
 
-    (arch,) = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+    (arch,) = (key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(arch, network.config.num_hidden_layers)
     tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
     for name, values in network.state_dict().items():
@@ -162,12 +162,12 @@ def vocabulary(tokenizer: Any, rows: int, where: str) -> dict[str, Any]:
     # Rows without a piece are named as convert_hf_to_gguf.py of llama.cpp names them.
     pieces = [named.get(number, f"[PAD{number}]") for number in range(rows)]
     kinds = [NORMAL if number in named else UNUSED for number in range(rows)]
-    for each in settings["added_tokens"]:
-        kinds[each["id"]] = CONTROL if each["special"] else USER_DEFINED
+    for token in settings["added_tokens"]:
+        kinds[token["id"]] = CONTROL if token["special"] else USER_DEFINED
     # Older releases of tokenizers write a merge as one text, newer ones as a pair.
     merges = (m if isinstance(m, str) else " ".join(m) for m in settings["model"]["merges"])
     first = tokenizer.backend_tokenizer.encode("a")
-    found = {
+    metadata = {
         "model": "gpt2",  # byte-level BPE
         "pre": pre,
         "tokens": pieces,
@@ -183,8 +183,8 @@ def vocabulary(tokenizer: Any, rows: int, where: str) -> dict[str, Any]:
         )
     for role in ("bos", "eos", "pad"):
         number = getattr(tokenizer, f"{role}_token_id")
-        found |= {} if number is None else {f"{role}_token_id": number}
-    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+        metadata |= {} if number is None else {f"{role}_token_id": number}
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
 
 
 def pattern_of(settings: Mapping[str, Any], where: str) -> str:
@@ -200,10 +200,10 @@ def pattern_of(settings: Mapping[str, Any], where: str) -> str:
         if not before and regex:
             return "gpt-2"
         if len(before) == 1 and not regex and before[0]["type"] == "Split":
-            given = before[0]
-            as_usual = given["behavior"] == "Isolated" and not given["invert"]
+            split = before[0]
+            as_usual = split["behavior"] == "Isolated" and not split["invert"]
             for name, pattern in PATTERNS.items():
-                if as_usual and given["pattern"] == {"Regex": pattern}:
+                if as_usual and split["pattern"] == {"Regex": pattern}:
                     return name
         if before == [DIGITS] and regex:
             return "smollm"
@@ -217,5 +217,5 @@ def _parts(pre_tokenizer: Any) -> list[dict[str, Any]]:
     if pre_tokenizer is None:
         return []
     if pre_tokenizer["type"] == "Sequence":
-        return [dict(each) for each in pre_tokenizer["pretokenizers"]]
+        return [dict(part) for part in pre_tokenizer["pretokenizers"]]
     return [dict(pre_tokenizer)]

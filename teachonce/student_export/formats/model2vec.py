@@ -96,8 +96,8 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
     normalised = json.loads((path.parent / CONFIG).read_text("utf-8"))["normalize"]
 
     def run(inputs: dict[str, Array]) -> Array:
-        known = inputs["attention_mask"] * (inputs["input_ids"] != unknown)
-        present = known[..., None].astype(np.float32)
+        mask = inputs["attention_mask"] * (inputs["input_ids"] != unknown)
+        present = mask[..., None].astype(np.float32)
         total = (table[inputs["input_ids"]] * present).sum(1)
         vectors = total / np.maximum(present.sum(1), 1)
         if normalised:
@@ -114,10 +114,10 @@ def _unknown_piece(path: Path) -> int:
 
     tokenizer = Tokenizer.from_file(str(path))
     if name := getattr(tokenizer.model, "unk_token", None):
-        found = tokenizer.token_to_id(name)
+        number = tokenizer.token_to_id(name)
     else:  # a Unigram vocabulary has only a number, in its JSON alone
-        found = json.loads(path.read_text("utf-8"))["model"].get("unk_id")
-    return -1 if found is None else int(found)
+        number = json.loads(path.read_text("utf-8"))["model"].get("unk_id")
+    return -1 if number is None else int(number)
 
 
 def usage(file: str, chats: bool) -> str:

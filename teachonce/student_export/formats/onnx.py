@@ -43,7 +43,7 @@ def write_float(student: LoadedStudent, path: Path) -> None:
     # Two texts of two lengths: torch.export takes a size of 1 for a constant, and one is padded.
     example = student.encode(["the old lamp of the tower", "light"])
     inputs = tuple(torch.as_tensor(example[name]) for name in student.inputs)
-    recurrent = any(isinstance(each, torch.nn.LSTM) for each in student.network.modules())
+    recurrent = any(isinstance(module, torch.nn.LSTM) for module in student.network.modules())
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
     names = {
         "input_names": list(student.inputs),
@@ -86,7 +86,7 @@ def _save_without_traces(model: Any, path: Path) -> None:
     """Save a model with only the module scope in the exporter's metadata of each node."""
     # Stack traces name paths of this machine, and are larger than the weights of a small student.
     for node in model.graph.node:
-        scopes = [each.value for each in node.metadata_props if each.key == SCOPES]
+        scopes = [prop.value for prop in node.metadata_props if prop.key == SCOPES]
         del node.metadata_props[:]
         if scopes:
             node.metadata_props.add(key=SCOPES, value=scopes[0])
@@ -123,14 +123,14 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
             " export the student again"
         ) from error
 
-    past = {each.name: each.shape for each in session.get_inputs() if PAST in each.name}
+    past = {node.name: node.shape for node in session.get_inputs() if PAST in node.name}
 
     def run(inputs: dict[str, Array]) -> Array:
         texts = len(inputs["input_ids"])
         # A decoder's export takes its cache as inputs, which has no token before the first call.
         empty = {name: np.zeros((texts, s[1], 0, s[3]), np.float32) for name, s in past.items()}
-        found: Array = session.run([output], inputs | empty)[0]
-        return found
+        result: Array = session.run([output], inputs | empty)[0]
+        return result
 
     return run
 
@@ -139,22 +139,22 @@ def layers(path: Path) -> dict[str, list[str]]:
     """Return the names of the nodes with weights in float32, by layer of the student."""
     onnx = library("onnx", "export", "--quantize")
     graph = onnx.load(str(path)).graph
-    constant = {each.name for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT}
-    dims = {each.name: len(each.dims) for each in graph.initializer}
-    found: dict[str, list[str]] = {}
+    constant = {init.name for init in graph.initializer if init.data_type == onnx.TensorProto.FLOAT}
+    dims = {init.name: len(init.dims) for init in graph.initializer}
+    names: dict[str, list[str]] = {}
     for node in graph.node:
         weighted = node.op_type in ("MatMul", "Gemm", "Gather", "LSTM")
         # Constants of one dimension, such as biases, are not quantised.
         large = weighted and max(dims.get(name, 0) for name in node.input) >= 2
         if large and constant & set(node.input[:3]):
-            found.setdefault(_layer(node), []).append(node.name)
-    return found
+            names.setdefault(_layer(node), []).append(node.name)
+    return names
 
 
 def _layer(node: Any) -> str:
     """Return the name of the student's layer that a node was exported from."""
     name = str(node.name)
-    scopes = "".join(str(each.value) for each in node.metadata_props if each.key == SCOPES)
+    scopes = "".join(str(prop.value) for prop in node.metadata_props if prop.key == SCOPES)
     if scopes:
         parts = [part.strip(" '\"") for part in scopes.strip("[]").split(",")]
         # Scopes lead from the network to the node itself, which is the last of them.
@@ -185,17 +185,17 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> list[
         else:
             _in_four_bits(source, path, nodes)
     # By the file itself: which operators a library quantises depends on its release.
-    left = {name for names in layers(path).values() for name in names}
-    return [name for name in nodes if name in left]
+    remaining = {name for names in layers(path).values() for name in names}
+    return [name for name in nodes if name in remaining]
 
 
 def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
     onnx = library("onnx", "export", "--quantize")
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    model, chosen = onnx.load(str(source)), set(nodes)
-    excluded = [node.name for node in model.graph.node if node.name not in chosen]
-    found = MatMulNBitsQuantizer(
+    model, quantised = onnx.load(str(source)), set(nodes)
+    excluded = [node.name for node in model.graph.node if node.name not in quantised]
+    quantizer = MatMulNBitsQuantizer(
         model,
         bits=4,
         block_size=BLOCK,
@@ -203,9 +203,9 @@ def _in_four_bits(source: Path, path: Path, nodes: Iterable[str]) -> None:
         nodes_to_exclude=excluded,
         op_types_to_quantize=("MatMul", "Gather"),
     )
-    found.process()
+    quantizer.process()
     # False: without external data, so that the export is one file.
-    found.model.save_model_to_file(str(path), False)
+    quantizer.model.save_model_to_file(str(path), False)
 
 
 @contextmanager

@@ -46,24 +46,24 @@ class CachedNetwork(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
         from transformers import DynamicCache
 
-        before = past[0].shape[2]
+        past_length = past[0].shape[2]
         cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
         every = torch.arange(mask.shape[1], device=mask.device)
-        seen = every <= every[before:, None]
+        seen = every <= every[past_length:, None]
         allowed = seen[None, None] & mask.bool()[:, None, None]
-        found = self.network(
+        output = self.network(
             input_ids=ids,
             # A mask of four dimensions is taken as it is; of two, each family makes its own.
             # Not -inf: padding on the left attends to nothing, and its softmax would be NaN.
             attention_mask=torch.where(allowed, 0.0, torch.finfo(torch.float32).min),
             # Clamped for padding on the left, which would have position -1.
-            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, before:],
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, past_length:],
             past_key_values=cache,
             use_cache=True,
         )
         layers: list[Any] = cache.layers
-        tensors = [each for layer in layers for each in (layer.keys, layer.values)]
-        return (found.logits, *tensors)
+        tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+        return (output.logits, *tensors)
 
 
 def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -90,7 +90,7 @@ def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 def cache_names(config: Any, of: str) -> list[str]:
     """Return the names of keys and values, layer by layer; `of` is PAST or `present`."""
     layers = range(config.num_hidden_layers)
-    return [f"{of}.{n}.{what}" for n in layers for what in ("key", "value")]
+    return [f"{of}.{n}.{kind}" for n in layers for kind in ("key", "value")]
 
 
 def _example(network: Any) -> tuple[Tensor, Tensor, list[Tensor]]:

@@ -39,8 +39,8 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
     def run(inputs: dict[str, Array]) -> Array:
         # The outputs of a call are memory that the next call overwrites.
-        found: Array = model(inputs)[output].copy()
-        return found
+        result: Array = model(inputs)[output].copy()
+        return result
 
     return run
 

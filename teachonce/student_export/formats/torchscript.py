@@ -34,8 +34,8 @@ def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
 
     def run(inputs: dict[str, Array]) -> Array:
         with torch.inference_mode():
-            found = network(*map(torch.as_tensor, inputs.values()))
-        answer: Array = (found[0] if isinstance(found, tuple) else found).numpy()
+            result = network(*map(torch.as_tensor, inputs.values()))
+        answer: Array = (result[0] if isinstance(result, tuple) else result).numpy()
         return answer
 
     return run
