@@ -57,5 +57,5 @@ if __name__ == "__main__":
     off = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
     llm = LLM(model, max_logprobs=K, max_model_len=TOKENS + 2, **off)
     with open(texts, encoding="utf-8") as lines:
-        asked = SamplingParams(max_tokens=1, prompt_logprobs=K, flat_logprobs=True)
-        capture(llm, asked, lines, out)
+        settings = SamplingParams(max_tokens=1, prompt_logprobs=K, flat_logprobs=True)
+        capture(llm, settings, lines, out)

@@ -45,4 +45,4 @@ const tasks = {
   tagging: () => answer("token-classification", { ignore_labels: [] }),
   mlm: () => answer("fill-mask"),
 };
-for (const found of await tasks[about.kind]()) console.log(JSON.stringify(found));
+for (const row of await tasks[about.kind]()) console.log(JSON.stringify(row));

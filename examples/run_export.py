@@ -19,9 +19,9 @@ about = json.loads((folder / "export.json").read_text("utf-8"))
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 encodings = tokenizer.encode_batch([about["prompt"] + text for text in texts])
 arrays = {
-    "input_ids": [each.ids for each in encodings],
-    "attention_mask": [each.attention_mask for each in encodings],
-    "token_type_ids": [each.type_ids for each in encodings],
+    "input_ids": [encoding.ids for encoding in encodings],
+    "attention_mask": [encoding.attention_mask for encoding in encodings],
+    "token_type_ids": [encoding.type_ids for encoding in encodings],
 }
 # Some students have no token_type_ids; export.json lists the inputs of the graph.
 inputs = {name: np.array(arrays[name], np.int64) for name in about["inputs"]}

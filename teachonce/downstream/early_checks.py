@@ -145,13 +145,13 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
                     " load_dataset(NAME, split=SPLIT).save_to_disk(FOLDER), and give the folder"
                 )
             raise UserError(f"{path}: no such file or folder; {suggest_path(path)}check the path")
-    others = filter(None, (options.teacher, options.documents_by, options.candidates_by))
+    other_models = filter(None, (options.teacher, options.documents_by, options.candidates_by))
     names = options.model if models is None else models
     if options.vocab and not any(name.startswith(SCRATCH) for name in names):
         raise UserError(
             "--vocab needs --model scratch:HxLxA: a checkpoint has a vocabulary already"
         )
-    for name in (*names, *others):
+    for name in (*names, *other_models):
         if options.task == "mlm" and name.startswith(SCRATCH):
             shape = parse_student(name.removeprefix(SCRATCH), OPTION)
             if shape.causal or shape.kind == "static":
@@ -236,11 +236,11 @@ def _check_task(name: str, table: Any) -> DownstreamOptions:
         raise UserError(f'{where}: expected task = "classify", or another of {", ".join(TASKS)}')
     for key, value in table.items():
         _check_key(where, key, value)
-    words = [*words_of(table), "--model", STUDENT, "--out", "scores"]
+    arguments = [*words_of(table), "--model", STUDENT, "--out", "scores"]
     try:
         # Parsed by click as the command line is, so that ranges and choices are checked, too.
         command = click.Command("downstream", params=parameters())
-        options = read_options(command.make_context("downstream", words).params)
+        options = read_options(command.make_context("downstream", arguments).params)
         check_task(options, ())
     except click.BadParameter as error:
         key = error.param.name if error.param else ""
@@ -284,9 +284,9 @@ def _as_keys(problem: str, table: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Read {"tasks": ..., "models": ...} from stdin; print the error as a JSON string, or ""."""
-    given, problem = json.load(sys.stdin), ""
+    request, problem = json.load(sys.stdin), ""
     try:
-        check_tables(given["tasks"], given["models"])
+        check_tables(request["tasks"], request["models"])
     except UserError as error:
         problem = str(error)
     print(json.dumps(problem))

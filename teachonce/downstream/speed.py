@@ -71,11 +71,11 @@ class MeasuredModel:
     def prepare(self, settings: SpeedSettings, length: int) -> None:
         """Make `batch`, [B, S] random tokens, and `sentences`, each [1, n]."""
         special = set(self.tokenizer.all_special_ids)
-        words = torch.tensor([i for i in range(len(self.tokenizer)) if i not in special])
+        token_ids = torch.tensor([i for i in range(len(self.tokenizer)) if i not in special])
         draws = torch.Generator().manual_seed(settings.seed)
 
         def random_tokens(rows: int, columns: int) -> torch.Tensor:
-            return words[torch.randint(len(words), (rows, columns), generator=draws)]
+            return token_ids[torch.randint(len(token_ids), (rows, columns), generator=draws)]
 
         self.batch = random_tokens(settings.batch_size, length)
         if settings.texts:

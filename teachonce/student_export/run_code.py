@@ -70,16 +70,16 @@ if __name__ == "__main__":
 ARRAYS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 TEXTS = """    for line in fileinput.input(encoding="utf-8-sig"):
         text = line.rstrip("\\r\\n")
-        found = answer(text) if text.strip() else {"empty": True}
-        print(json.dumps({"text": text, **found}, ensure_ascii=False))
+        fields = answer(text) if text.strip() else {"empty": True}
+        print(json.dumps({"text": text, **fields}, ensure_ascii=False))
 """
 PAIRS = """    for line in fileinput.input(encoding="utf-8-sig"):
         if line.strip() and line.count("\\t") != 1:
             where = f"{fileinput.filename()}, line {fileinput.filelineno()}"
             raise SystemExit(f"{where}: expected two texts with a TAB between them")
         text_a, _, text_b = line.rstrip("\\r\\n").partition("\\t")
-        found = answer(text_a, text_b) if text_a.strip() and text_b.strip() else {"empty": True}
-        print(json.dumps({"text_a": text_a, "text_b": text_b, **found}, ensure_ascii=False))
+        fields = answer(text_a, text_b) if text_a.strip() and text_b.strip() else {"empty": True}
+        print(json.dumps({"text_a": text_a, "text_b": text_b, **fields}, ensure_ascii=False))
 """
 LABELS = """labels = json.loads((folder / "export.json").read_text("utf-8"))["labels"]
 """
@@ -95,13 +95,13 @@ VECTORS = """def answer(text):
 ONE_LABEL = """def answer($texts):
     shares = softmax(run(tokenizer.encode($texts)))
     order = np.argsort(-shares)
-    found = {labels[n]: round(float(shares[n]), 6) for n in order}
-    return {"label": labels[order[0]], "probabilities": found}
+    scores = {labels[n]: round(float(shares[n]), 6) for n in order}
+    return {"label": labels[order[0]], "probabilities": scores}
 """
 SEVERAL_LABELS = """def answer($texts):
     shares = 1 / (1 + np.exp(-run(tokenizer.encode($texts))))
-    found = {labels[n]: round(float(shares[n]), 6) for n in np.argsort(-shares)}
-    return {"labels": [each for each in labels if found[each] >= 0.5], "probabilities": found}
+    scores = {labels[n]: round(float(shares[n]), 6) for n in np.argsort(-shares)}
+    return {"labels": [label for label in labels if scores[label] >= 0.5], "probabilities": scores}
 """
 NUMBERS = """def answer($texts):
     values = run(tokenizer.encode($texts)).tolist()
@@ -139,8 +139,8 @@ TAGS = """def answer(text="", words=None):
             continue  # without a token, or behind the last one of a long text
         else:
             tag, share = "O", 0.0
-${later}        found = {"tag": tag, "probability": share}
-        tagged.append({"word": word, "begin": begin, "end": end, **found})
+${later}        fields = {"tag": tag, "probability": share}
+        tagged.append({"word": word, "begin": begin, "end": end, **fields})
     return {"words": tagged$entities}
 """
 LATER = """        if tag == $label:  # continues the entity of the word before
@@ -157,21 +157,21 @@ def entities(text, words):
         if kind:
             runs[-1].append(word)
         before = "" if mark in "ELSU" else kind
-    for some in runs:
-        begin, end = some[0]["begin"], some[-1]["end"]
-        share = round(float(np.mean([word["probability"] for word in some])), 6)
-        found = {"text": text[begin:end], "label": some[0]["tag"][2:], "begin": begin, "end": end}
-        yield {**found, "probability": share}
+    for group in runs:
+        begin, end = group[0]["begin"], group[-1]["end"]
+        share = round(float(np.mean([word["probability"] for word in group])), 6)
+        span = {"text": text[begin:end], "label": group[0]["tag"][2:], "begin": begin, "end": end}
+        yield {**span, "probability": share}
 
 """
 MASKS = """def answer(text):
     encoding = tokenizer.encode(text)
     shares, masks, filled, done = softmax(run(encoding)), [], "", 0
-    places = (n for n, piece in enumerate(encoding.tokens) if piece == mask)
-    for place, found in zip(places, re.finditer(re.escape(mask), text)):
-        begin, end = found.span()
-        order = np.argsort(-shares[place])[:5].tolist()
-        best = ((n, round(float(shares[place, n]), 6)) for n in order)
+    positions = (n for n, piece in enumerate(encoding.tokens) if piece == mask)
+    for position, match in zip(positions, re.finditer(re.escape(mask), text)):
+        begin, end = match.span()
+        order = np.argsort(-shares[position])[:5].tolist()
+        best = ((n, round(float(shares[position, n]), 6)) for n in order)
         # False: a special piece is printed, too
         pieces = [{"piece": tokenizer.decode([n], False), "probability": p} for n, p in best]
         masks.append({"begin": begin, "end": end, "pieces": pieces})
@@ -190,7 +190,7 @@ INNER = {
             before = before.rstrip(" ")
 """,
 }
-SPECIAL = """special = {each.content for each in tokenizer.get_added_tokens_decoder().values()}
+SPECIAL = """special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
 """
 
 

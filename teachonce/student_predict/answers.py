@@ -51,21 +51,21 @@ class Predictor:
         self,
         student: StudentInputs,
         run: Runner,
-        given: Sequence[InputText],
+        inputs: Sequence[InputText],
         top: int | None = None,
     ) -> None:
-        self.student, self.run, self.given, self.top = student, run, given, top
+        self.student, self.run, self.inputs, self.top = student, run, inputs, top
         self.blank = self.long = self.cut = 0
-        self.pairs = len(given[0].texts) == 2
+        self.pairs = len(inputs[0].texts) == 2
         self.names = ("text_a", "text_b") if self.pairs else ("text",)
         if self.pairs and (student.kind in ("mlm", "tagging") or student.pairs is False):
             raise UserError(
-                f"{given[0].where}: is a pair, and the student reads single texts ({student.kind});"
-                " give one text per line (column text)"
+                f"{inputs[0].where}: is a pair, and the student reads single texts"
+                f" ({student.kind}); give one text per line (column text)"
             )
-        if given[0].words and student.kind != "tagging":
+        if inputs[0].words and student.kind != "tagging":
             raise UserError(
-                f"{given[0].where}: has words with tags, and the student reads texts"
+                f"{inputs[0].where}: has words with tags, and the student reads texts"
                 f" ({student.kind}); give one text per line (.txt), or a table with column text"
             )
         numbers = student.task is not None and student.task.output_kind == "numbers"
@@ -91,8 +91,8 @@ class Predictor:
             "embedding": self._embedded,
         }[self.student.kind]
         # In blocks, so that the first answers are printed before all texts are run.
-        for begin in range(0, len(self.given), BATCH):
-            block = self.given[begin : begin + BATCH]
+        for begin in range(0, len(self.inputs), BATCH):
+            block = self.inputs[begin : begin + BATCH]
             answered = iter(answer([item for item in block if not item.blank]))
             for item in block:
                 self.blank += item.blank
@@ -101,7 +101,7 @@ class Predictor:
 
     def notes(self) -> Iterator[str]:
         """Yield a line each on blank texts, long texts, and texts with a long word."""
-        total, limit = len(self.given), self.student.max_length
+        total, limit = len(self.inputs), self.student.max_length
         if self.student.pairs and not self.pairs:
             yield (
                 "single texts, and the student scores pairs: give two texts with a TAB between them"
@@ -120,7 +120,7 @@ class Predictor:
 
     def _check_masks(self) -> None:
         mask = self.student.mask_token()
-        for item in self.given:
+        for item in self.inputs:
             if not item.blank and mask not in item.texts[0]:
                 raise UserError(
                     f"{item.where}: has no {mask}; write {mask} where the masked LM is to fill in a"
@@ -149,12 +149,12 @@ class Predictor:
         return list(self._outputs(rows)), [{"cut": True} if flag else {} for flag in cut]
 
     def _windows(
-        self, given: Sequence[InputText], first: str = ""
+        self, inputs: Sequence[InputText], first: str = ""
     ) -> Iterator[tuple[str, Spans, list[tuple[WordWindow, Array]], Answer]]:
         """Yield for each text: the text, its spans of words, its windows with outputs, and the keys
         `windows` and `cut` of its answer."""
-        texts = [item.texts[0] for item in given]
-        spans: list[Spans] = [item.words or word_spans(item.texts[0], first) for item in given]
+        texts = [item.texts[0] for item in inputs]
+        spans: list[Spans] = [item.words or word_spans(item.texts[0], first) for item in inputs]
         length, tokenizer = self.student.max_length, self.student.tokenizer
         windows = [
             list(word_windows(tokenizer, text, words, length))
@@ -174,8 +174,8 @@ class Predictor:
                 fields["cut"] = True
             yield text, words, [(window, next(outputs)) for window in group], fields
 
-    def _embedded(self, given: Sequence[InputText]) -> Iterator[Answer]:
-        sides = list(zip(*(item.texts for item in given), strict=True))
+    def _embedded(self, inputs: Sequence[InputText]) -> Iterator[Answer]:
+        sides = list(zip(*(item.texts for item in inputs), strict=True))
         if not self.pairs:
             vectors, cuts = self._truncated(sides)
             for vector, cut in zip(vectors, cuts, strict=True):
@@ -188,13 +188,13 @@ class Predictor:
             lengths = np.linalg.norm(a) * np.linalg.norm(b)
             yield {"score": _rounded(a @ b / max(lengths, 1e-12)), **cuts[0], **cuts[1]}
 
-    def _classified(self, given: Sequence[InputText]) -> Iterator[Answer]:
+    def _classified(self, inputs: Sequence[InputText]) -> Iterator[Answer]:
         if self.pairs:
-            outputs, cuts = self._truncated(list(zip(*(item.texts for item in given), strict=True)))
+            outputs, cuts = self._truncated([*zip(*(item.texts for item in inputs), strict=True)])
             for logits, cut in zip(outputs, cuts, strict=True):
                 yield {**self._label(logits[None]), **cut}
             return
-        for _, _, windows, fields in self._windows(given):
+        for _, _, windows, fields in self._windows(inputs):
             yield {**self._label(np.stack([output for _, output in windows])), **fields}
 
     def _label(self, logits: Array) -> Answer:
@@ -217,10 +217,10 @@ class Predictor:
             return {"labels": labels, "probabilities": shown}
         return {"label": task.labels[order[0]], "probabilities": shown}
 
-    def _tagged(self, given: Sequence[InputText]) -> Iterator[Answer]:
+    def _tagged(self, inputs: Sequence[InputText]) -> Iterator[Answer]:
         task = self.student.task
         assert task is not None  # a tagger has labels
-        for item, (text, spans, windows, fields) in zip(given, self._windows(given), strict=True):
+        for item, (text, spans, windows, fields) in zip(inputs, self._windows(inputs), strict=True):
             words = list[Answer]()
             for window, logits in windows:
                 shares = _softmax(logits)
@@ -249,9 +249,9 @@ class Predictor:
                 **fields,
             }
 
-    def _filled(self, given: Sequence[InputText]) -> Iterator[Answer]:
+    def _filled(self, inputs: Sequence[InputText]) -> Iterator[Answer]:
         tokenizer, mask = self.student.tokenizer, self.student.mask_token()
-        for text, spans, windows, fields in self._windows(given, mask):
+        for text, spans, windows, fields in self._windows(inputs, mask):
             masks, filled, end = list[Answer](), "", 0
             for window, logits in windows:
                 for number, run in window.own_pieces():

@@ -60,7 +60,7 @@ def main(**values: Any) -> None:
     # Before torch loads, which takes seconds, and before lines of stdin are awaited.
     if not (options.folder / EXPORTED).is_file():
         check_folder(options.folder)
-    given = input_texts(options)
+    inputs = input_texts(options)
     from transformers.utils import logging
 
     from teachonce.student_predict.answers import Predictor, tsv_lines
@@ -68,7 +68,7 @@ def main(**values: Any) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    predictor = Predictor(*load(options.folder, options.file), given, options.top)
+    predictor = Predictor(*load(options.folder, options.file), inputs, options.top)
     objects = (json.dumps(answer, ensure_ascii=False) for answer in predictor.answers())
     for line in tsv_lines(predictor) if options.format == "tsv" else objects:
         click.echo(line)

@@ -2,7 +2,7 @@
 const state = { alignment: Object.keys(page.alignments)[0] ?? null, view: 0, map: page.maps[0] ?? null };
 const sections = [...document.querySelectorAll("section.sequence")].map((element, number) => new SequenceSection(element, page.sequences[number]));
 
-function made(name, text, attributes = {}) {
+function create(name, text, attributes = {}) {
   const element = document.createElement(name);
   if (text !== undefined) element.textContent = text;
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -19,30 +19,30 @@ function quoted(text) {
 }
 
 function table(headings, rows) {
-  const found = made("table"), head = made("tr"), body = made("tbody");
-  for (const heading of headings) head.append(made("th", heading, { scope: "col" }));
+  const result = create("table"), head = create("tr"), body = create("tbody");
+  for (const heading of headings) head.append(create("th", heading, { scope: "col" }));
   for (const [share, label, ...cells] of rows) {
-    const row = made("tr");
+    const row = create("tr");
     for (const cell of cells) {
-      const code = made("td");
-      code.append(made("code", cell));
+      const code = create("td");
+      code.append(create("code", cell));
       row.append(code);
     }
-    const bar = made("td", label, { class: "number bar" });
+    const bar = create("td", label, { class: "number bar" });
     bar.style.setProperty("--share", share);
     row.append(bar);
     body.append(row);
   }
-  const top = made("thead");
+  const top = create("thead");
   top.append(head);
-  found.append(top, body);
-  return found;
+  result.append(top, body);
+  return result;
 }
 
 function SequenceSection(element, data) {
   const panel = element.querySelector(".panel"), canvas = element.querySelector("canvas");
   const maps = {}; // decoded, by name and view
-  let chosen = null; // side and number of the selected token, which the panel shows again when the pointer leaves
+  let selected = null; // side and number of the selected token, which the panel shows again when the pointer leaves
 
   const lattice = () => element.querySelector(".lattice:not([hidden])");
   const key = () => (state.alignment && state.alignment in data.students ? state.alignment : "own");
@@ -51,44 +51,44 @@ function SequenceSection(element, data) {
   const find = (side, number) => lattice().querySelector(`[data-side=${side}][data-token="${number}"]`);
   const of = (button) => ({ side: button.dataset.side, number: Number(button.dataset.token) });
 
-  function run(side, number) {
+  function runIndex(side, number) {
     const at = side === "teacher" ? 0 : 2;
-    return runs().findIndex((each) => each[at] <= number && number < each[at + 1]);
+    return runs().findIndex((run) => run[at] <= number && number < run[at + 1]);
   }
 
   this.update = function () {
-    for (const each of element.querySelectorAll(".lattice")) each.hidden = each.dataset.tokens !== key();
+    for (const layout of element.querySelectorAll(".lattice")) layout.hidden = layout.dataset.tokens !== key();
     for (const button of lattice().querySelectorAll(".token")) {
-      const { side, number } = of(button), found = run(side, number);
-      button.classList.toggle("in", found >= 0);
-      button.classList.toggle("odd", found % 2 === 1);
-      button.classList.toggle("out", found < 0 && state.alignment !== null && !button.classList.contains("special"));
+      const { side, number } = of(button), index = runIndex(side, number);
+      button.classList.toggle("in", index >= 0);
+      button.classList.toggle("odd", index % 2 === 1);
+      button.classList.toggle("out", index < 0 && state.alignment !== null && !button.classList.contains("special"));
     }
     for (const atom of lattice().querySelectorAll(".atom")) {
       const begin = Number(atom.dataset.begin), end = Number(atom.dataset.end);
-      const span = data.masks[state.view].find((each) => each[0] < end && begin < each[1]);
+      const span = data.masks[state.view].find((mask) => mask[0] < end && begin < mask[1]);
       atom.classList.toggle("masked", span !== undefined);
       if (span) atom.dataset.action = span[2];
     }
-    if (chosen && !find(chosen.side, chosen.number)) chosen = null;
-    choose(chosen ?? interesting());
-    decode().then(() => { draw(); describe(chosen); });
+    if (selected && !find(selected.side, selected.number)) selected = null;
+    choose(selected ?? interesting());
+    decode().then(() => { draw(); describe(selected); });
   };
 
   // The token selected at first: one with several student tokens shows best what a run is.
   function interesting() {
-    const several = runs().find((each) => each[1] - each[0] === 1 && each[3] - each[2] > 1) ?? runs()[0];
+    const several = runs().find((run) => run[1] - run[0] === 1 && run[3] - run[2] > 1) ?? runs()[0];
     return { side: "teacher", number: several ? several[0] : data.teacher.findIndex((row) => !row[3]) };
   }
 
   function light(token) {
     for (const lit of element.querySelectorAll(".lit")) lit.classList.remove("lit");
-    const found = run(token.side, token.number), each = runs()[found];
+    const run = runs()[runIndex(token.side, token.number)];
     const numbers = { teacher: [], student: [] };
     numbers[token.side].push(token.number);
-    if (each) {
-      for (let t = each[0]; t < each[1]; t++) numbers.teacher.push(t);
-      for (let s = each[2]; s < each[3]; s++) numbers.student.push(s);
+    if (run) {
+      for (let t = run[0]; t < run[1]; t++) numbers.teacher.push(t);
+      for (let s = run[2]; s < run[3]; s++) numbers.student.push(s);
     }
     const spans = [];
     for (const side of Object.keys(numbers)) {
@@ -102,7 +102,7 @@ function SequenceSection(element, data) {
       const begin = Number(atom.dataset.begin), end = Number(atom.dataset.end);
       if (spans.some((span) => span[0] < end && begin < span[1])) atom.classList.add("lit");
     }
-    return each;
+    return run;
   }
 
   function piecesOf(side, from, to) {
@@ -110,22 +110,22 @@ function SequenceSection(element, data) {
   }
 
   function describe(token) {
-    const each = light(token), more = panel.querySelector(".more");
+    const run = light(token), details = panel.querySelector(".more");
     const [piece, begin, end, special, , text] = rows(token.side)[token.number];
     const spelled = piece.endsWith(text.trim()) ? "" : `, which is ${quoted(text)} in the text`;
     const where = special ? "has no text" : `characters ${begin} to ${end}${spelled}`;
     let description = `The ${token.side}’s token ${token.number}, ${quoted(piece)}: ${where}. `;
-    if (each) {
-      description += `${state.alignment} pairs the teacher’s ${piecesOf("teacher", each[0], each[1])} with the student’s ${piecesOf("student", each[2], each[3])} (${each[1] - each[0]} : ${each[3] - each[2]}).`;
+    if (run) {
+      description += `${state.alignment} pairs the teacher’s ${piecesOf("teacher", run[0], run[1])} with the student’s ${piecesOf("student", run[2], run[3])} (${run[1] - run[0]} : ${run[3] - run[2]}).`;
     } else if (state.alignment && !special) {
       description += `It is in no run of ${state.alignment}.`;
     }
     panel.querySelector(".description").textContent = description;
-    more.replaceChildren();
-    const teacher = token.side === "teacher" ? token.number : each && each[1] - each[0] === 1 ? each[0] : null;
-    if (teacher !== null) logits(teacher, more);
-    else if (page.hasLogits) more.append(made("p", each ? "The run has several tokens of the teacher, so it has no single distribution." : "", { class: "quiet" }));
-    if (token.side === "teacher") attention(token.number, more);
+    details.replaceChildren();
+    const teacher = token.side === "teacher" ? token.number : run && run[1] - run[0] === 1 ? run[0] : null;
+    if (teacher !== null) logits(teacher, details);
+    else if (page.hasLogits) details.append(create("p", run ? "The run has several tokens of the teacher, so it has no single distribution." : "", { class: "quiet" }));
+    if (token.side === "teacher") attention(token.number, details);
     for (const button of lattice().querySelectorAll(".token")) button.style.removeProperty("--look");
     const map = current();
     if (map && token.side === "teacher") {
@@ -133,7 +133,7 @@ function SequenceSection(element, data) {
     }
   }
 
-  function logits(teacher, more) {
+  function logits(teacher, details) {
     const best = data.best[state.view][teacher];
     if (!best?.length) return;
     const way = state.alignment && page.alignments[state.alignment].predicted;
@@ -141,21 +141,21 @@ function SequenceSection(element, data) {
     const lines = best.map(([id, share]) => [share, page.draws ? `${Math.round(share * page.draws)} of ${page.draws}` : percent(share), page.pieces[id][0], ...(way ? [studentPiece(id)] : [])]);
     const rest = Math.max(0, 1 - best.reduce((sum, [, share]) => sum + share, 0));
     lines.push([rest, percent(rest), "others", ...(way ? [""] : [])]);
-    more.append(made("h4", `Most likely pieces ${page.nextToken ? "for the next token" : "here"}${page.views > 1 ? `, view ${state.view}` : ""}`));
-    more.append(table(["piece", ...(way ? [way === "same" ? "the student’s identical piece" : "the student’s first piece"] : []), page.draws ? "draws" : "probability"], lines));
+    details.append(create("h4", `Most likely pieces ${page.nextToken ? "for the next token" : "here"}${page.views > 1 ? `, view ${state.view}` : ""}`));
+    details.append(table(["piece", ...(way ? [way === "same" ? "the student’s identical piece" : "the student’s first piece"] : []), page.draws ? "draws" : "probability"], lines));
   }
 
-  function attention(number, more) {
+  function attention(number, details) {
     const map = current();
     if (!map) return;
     const lines = map.most(number, 5).map(([other, share]) => [share, percent(share), data.teacher[other][0]]);
-    more.append(made("h4", "Attention of this token"), table(["token", "attention"], lines));
+    details.append(create("h4", "Attention of this token"), table(["token", "attention"], lines));
   }
 
   function choose(token) {
-    if (chosen) find(chosen.side, chosen.number)?.setAttribute("aria-pressed", "false");
+    if (selected) find(selected.side, selected.number)?.setAttribute("aria-pressed", "false");
     for (const button of lattice().querySelectorAll("[tabindex='0']")) button.tabIndex = -1;
-    chosen = token;
+    selected = token;
     const button = find(token.side, token.number);
     button.setAttribute("aria-pressed", "true");
     button.tabIndex = 0;
@@ -165,9 +165,9 @@ function SequenceSection(element, data) {
 
   // The arrow keys up and down change sides: to the first token of the same run, else to the token at the same characters.
   function across(token) {
-    const other = token.side === "teacher" ? "student" : "teacher", each = runs()[run(token.side, token.number)];
+    const other = token.side === "teacher" ? "student" : "teacher", run = runs()[runIndex(token.side, token.number)];
     if (!data.students[key()]) return token;
-    if (each) return { side: other, number: each[other === "teacher" ? 0 : 2] };
+    if (run) return { side: other, number: run[other === "teacher" ? 0 : 2] };
     const begin = rows(token.side)[token.number][1];
     const near = rows(other).findIndex((row) => row[1] >= begin && !row[3]);
     return { side: other, number: Math.max(0, near) };
@@ -191,9 +191,9 @@ function SequenceSection(element, data) {
     target.focus();
   });
   element.addEventListener("focusin", (event) => { const button = event.target.closest?.(".lattice .token"); if (button) describe(of(button)); });
-  element.addEventListener("focusout", (event) => { if (event.target.closest?.(".lattice") && !lattice().contains(event.relatedTarget)) describe(chosen); });
+  element.addEventListener("focusout", (event) => { if (event.target.closest?.(".lattice") && !lattice().contains(event.relatedTarget)) describe(selected); });
   element.addEventListener("pointerover", (event) => { const button = event.target.closest?.(".lattice .token"); if (button && event.pointerType === "mouse") describe(of(button)); });
-  element.querySelectorAll(".lattice").forEach((each) => each.addEventListener("pointerleave", () => describe(chosen)));
+  element.querySelectorAll(".lattice").forEach((layout) => layout.addEventListener("pointerleave", () => describe(selected)));
   element.addEventListener("click", (event) => {
     const button = event.target.closest?.(".lattice .token");
     if (button) { choose(of(button)); document.body.classList.add("used"); } // on a phone the panel then stays visible (look.css)
@@ -219,31 +219,31 @@ function SequenceSection(element, data) {
     canvas.width = canvas.height = map.size;
     const context = canvas.getContext("2d"), image = context.createImageData(map.size, map.size);
     const heat = dark.matches ? [245, 169, 127] : [179, 71, 0];
-    map.values.forEach((value, place) => image.data.set([...heat, value], 4 * place));
+    map.values.forEach((value, index) => image.data.set([...heat, value], 4 * index));
     context.putImageData(image, 0, 0);
-    if (chosen?.side === "teacher") {
+    if (selected?.side === "teacher") {
       context.fillStyle = dark.matches ? "rgb(124 184 255 / .35)" : "rgb(11 92 173 / .22)";
-      context.fillRect(0, chosen.number, map.size, 1);
+      context.fillRect(0, selected.number, map.size, 1);
     }
     const body = element.querySelector(".shares tbody");
     body.replaceChildren(...data.teacher.map((row, number) => {
-      const line = made("tr");
+      const line = create("tr");
       const most = map.most(number, 5).map(([other, share]) => `${data.teacher[other][0]} ${percent(share)}`);
-      line.append(made("td", number, { class: "number" }), made("td", row[0]), made("td", most.join("  ")));
+      line.append(create("td", number, { class: "number" }), create("td", row[0]), create("td", most.join("  ")));
       return line;
     }));
   }
 
-  function place(event) {
+  function cellAt(event) {
     const box = canvas.getBoundingClientRect(), size = data.teacher.length;
     const at = (value, from, length) => Math.min(size - 1, Math.max(0, Math.floor(((value - from) / length) * size)));
     return [at(event.clientY, box.top, box.height), at(event.clientX, box.left, box.width)];
   }
   canvas?.addEventListener("pointermove", (event) => {
-    const [row, column] = place(event), map = current();
+    const [row, column] = cellAt(event), map = current();
     if (map) element.querySelector(".reading").textContent = `${data.teacher[row][0]} (${row}) attends to ${data.teacher[column][0]} (${column}): ${percent(map.at(row, column))}`;
   });
-  canvas?.addEventListener("click", (event) => choose({ side: "teacher", number: place(event)[0] }));
+  canvas?.addEventListener("click", (event) => choose({ side: "teacher", number: cellAt(event)[0] }));
   this.draw = draw;
 }
 
