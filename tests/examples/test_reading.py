@@ -40,7 +40,7 @@ def test_it_needs_nothing_of_ours(tmp_path: Path) -> None:
     code = (
         f"import runpy, sys; sys.argv = ['x', {str(tmp_path / 'a.zarr')!r}]\n"
         f"runpy.run_path({str(EXAMPLES / 'open_elsewhere.py')!r}, run_name='__main__')\n"
-        "assert not {'store', 'support', 'torch'} & {name.split('.')[0] for name in sys.modules}"
+        "assert not {'teachonce', 'torch'} & {name.split('.')[0] for name in sys.modules}"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert [line.split()[0] for line in run.stdout.splitlines()] == ["with_zarr", "with_xarray"]
