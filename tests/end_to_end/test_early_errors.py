@@ -20,7 +20,8 @@ import importlib, json, sys
 import click
 for module, words in json.loads(sys.argv[1]):
     try: importlib.import_module(module).main(words, standalone_mode=False)
-    except click.ClickException as error: print(" ".join(error.message.split()))
+    except click.UsageError as error: print(" ".join(error.message.split()))
+    except click.ClickException as error: print(error.message)
     else: print("not refused")
 print({"torch", "transformers"} & set(sys.modules))
 """
@@ -106,7 +107,6 @@ TRAIN = """
 --vocab 99999999999999999999 | expected a size
 --vocab ./corpus.txt | is a file; expected a size
 --student huge | --student huge | HxLxA
-
 --student teacher:9 | --student teacher:9 | has 4 layers | teacher:4
 --student scratch:64x2x2 | give 64x2x2
 --lr 1e-3,1e-2 | to compare several: student-sweep --lr 1e-3 --lr 1e-2
