@@ -32,6 +32,7 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 
 NEXT, BOTH = "next=1", "next=0.5,kl-next=0.5"
+WITHOUT_INSIDE = "next=0.34,kl-next=0.33,alm=0.33"
 STARTS = {"auto": "cut", "teacher": "cut", "vocab": "vocab", "random": "random"}
 ARMS = {
     "random, next": {"init": "random", "loss": NEXT},
@@ -50,6 +51,7 @@ ARMS = {
     "cut, next + alm": {"init": "teacher", "loss": "next=0.5,alm=0.5"},
     "cut, next + hidden": {"init": "teacher", "loss": f"{NEXT},hidden=0.3"},
     "cut, next + cosine": {"init": "teacher", "loss": f"{NEXT},cosine=0.3"},
+    "cut, default without next-inside": {"init": "teacher", "loss": WITHOUT_INSIDE},
     "cut, default": {"init": "teacher"},
     "teacher's vocabulary, next": {"init": "teacher", "vocab": "teacher", "loss": NEXT},
     "teacher's vocabulary, default": {"init": "teacher", "vocab": "teacher"},

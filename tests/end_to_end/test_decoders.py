@@ -90,7 +90,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     out = tmp_path / "student"
     words = ("--store", store, "--student", student, "--vocab", "400", "--out", out, *SHORT)
     said = ok(student_train, *words)
-    assert "0.34 next + 0.33 kl-next + 0.33 alm" in said
+    assert "0.34 next + 0.33 next-inside + 0.33 kl-next + 0.33 alm" in said
     report = report_of(out)
     assert 3 < report["result"]["valid_bits_per_byte"] < 9
     assert start in " ".join(report["start"]), report["start"]
@@ -177,7 +177,7 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
         spec = replace(old.features.logits, observed=False)
         old.features = replace(old.features, logits=spec)
         states.features = replace(states.features, logits=None)
-        every = {"next": 0.34, "kl-next": 0.33, "alm": 0.33}
+        every = {"next": 0.34, "next-inside": 0.33, "kl-next": 0.33, "alm": 0.33}
         assert default_losses(given, [whole, whole]) == every
         both = {"next": 0.5, "kl-next": 0.5}
         assert default_losses(given, [whole, old]) == both
