@@ -1,4 +1,4 @@
-"""Train students from a store: its batches in their tokens, alignment, losses, the loop.
+"""Train students from a store: batches in the student's tokens, alignment, losses, the loop.
 
 A name is imported when it is first used; `__init__.pyi` lists the names. The loop alone is
 `teachonce.student_train.train.train`, or `train` of `teachonce`.

@@ -63,9 +63,12 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
 
 
 def _object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
-    """Check a JSON object that has all fields of `spec` without a default, and no key that is not a
-    field. A key is absent if its value is the default; if the default is false, it is true or
-    absent."""
+    """Check a JSON object against the dataclass `spec`, whose fields are the keys; return the
+    object.
+
+    Keys without a default are required. A key is omitted if its value is the default, so a flag
+    with default false is true or omitted. Raises StoreError, also for an unknown key.
+    """
     defaults = {field.name: field.default for field in fields(spec)}
     keys = [name for name, default in defaults.items() if default is MISSING]
     # An unknown key may change the meaning of the others (FORMAT.md, section 6).

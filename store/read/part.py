@@ -118,7 +118,9 @@ class PartReader:
         return self._open[name]
 
     def _ranked(self, group: str) -> RankedIds:
-        """Open the ids of ranked logits, by their group in the part."""
+        """Open the ids of ranked logits (FORMAT.md, section 6). group: their path in the part.
+        Raises StoreError if the list of distinct ids repeats one, or has one outside the
+        vocabulary."""
         distinct, most = self.all(f"{group}/distinct"), self.features.vocabulary
         ordered = np.sort(distinct)
         if (ordered >= most).any() or (ordered[1:] == ordered[:-1]).any():
@@ -199,7 +201,8 @@ class PartReader:
 
     @cached_property
     def token_start(self) -> Array:
-        """Return int64 [n + 1], where the tokens of each sequence begin."""
+        """Return int64 [n + 1], where the tokens of each sequence begin. Raises StoreError if the
+        array is damaged."""
         counts = self.part.counts
         start = self._start("sequence/token_start", counts.tokens, self.features.max_length)
         if np.diff(start).min() < 1:

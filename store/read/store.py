@@ -431,7 +431,8 @@ class FeatureStore(Sequence[Record]):
         return self.teacher_files()[name]
 
     def tokenizer(self) -> Tokenizer:
-        """Load the teacher's tokenizer from the store, without padding and truncation."""
+        """Load the teacher's tokenizer from the store, without padding and truncation. Raises
+        StoreError if it is missing or cannot be read."""
         data, written_with = self.teacher_file("tokenizer.json"), self.meta["software"]
         where = f"{self.path}: tokenizer.json in it"
         return load_tokenizer(data, where, written_with.get("tokenizers"))

@@ -36,7 +36,8 @@ def write_parquet(
 ) -> list[Path]:
     """Write a table to a file, or to files of about `file_bytes` each in a new folder.
 
-    Returns their paths. See `FeatureStore.to_parquet`, which has called `check_free`.
+    Returns their paths. See `FeatureStore.to_parquet`, which has called `check_free`. Raises
+    StoreError if a file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ def dataset_of(
 ) -> datasets.Dataset:
     """Open a table as a dataset in `folder`, by default in the cache of `datasets`.
 
-    See `rows_in` and `FeatureStore.to_datasets`.
+    See `rows_in` and `FeatureStore.to_datasets`. Raises StoreError if the folder cannot be written.
     """
     import datasets
 

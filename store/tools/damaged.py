@@ -130,9 +130,10 @@ class Report:
 class DamagedStore:
     """Reads a store that may be damaged. Its calibration is not read.
 
-    attributes: of the root, derived from the rest of the store if they were lost. found: the
-        problems that a normal reader would raise. manifest, checksum: of the sealed store, if
-        known; a derived manifest that matches one of them equals the lost one.
+    attributes: the root attributes, derived from the rest of the store if they were lost.
+    found: the problems that a normal reader would raise.
+    manifest, checksum: those of the sealed store, if known; a derived manifest that matches one of
+        them equals the lost one.
     """
 
     store: FeatureStore

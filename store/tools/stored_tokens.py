@@ -102,7 +102,7 @@ def check_tokens(store: FeatureStore) -> None:
     )
     if difference:
         written, installed = store.meta["software"].get("tokenizers"), version("tokenizers")
-        remedy = f"written with tokenizers {written}, read with {installed}: install that version"
+        remedy = f"written with tokenizers {written}, read with {installed}: install {written}"
         # Versions that are equal, or unknown, do not explain the difference.
         if written in (None, installed):
             remedy = VERIFY

@@ -163,7 +163,7 @@ class Collator:
         return shared and self.distributions.head is not None
 
     def features(self) -> list[str]:
-        """List the feature groups that must be streamed."""
+        """List the feature groups to stream: all except those that `source` already holds."""
         return [name for name in self.feature_groups if name not in self.source.resident]
 
     def __call__(self, batch: Batch, view: int, key: tuple[int, ...]) -> StudentBatch:

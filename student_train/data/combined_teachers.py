@@ -123,7 +123,8 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
 
 
 def _share(targets: LogitTargets, pieces: int) -> Tensor:
-    """Return the log [G] of an even share of a teacher's remaining probability."""
+    """Return the log-probability [G] of each piece that a teacher did not store: its remaining
+    probability, divided evenly among them. pieces: the size of the vocabulary."""
     # At least 1: if all pieces are stored, the log of 0 would make the share infinite.
     unstored = (pieces - targets.valid.sum(dim=1)).clamp(min=1)
     return targets.rest.clamp(min=LEAST) - unstored.log()

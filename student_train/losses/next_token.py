@@ -148,7 +148,8 @@ class Predictions:
 
 
 def next_logprobs(logits: Tensor, following: Tensor) -> Tensor:
-    """Compute the log-probabilities [M] of the pieces int64 [M] from logits [M,V]."""
+    """Compute the log-probabilities [M] of the next pieces `following`, int64 [M], from logits
+    [M,V]."""
     return -functional.cross_entropy(logits.float(), following, reduction="none")
 
 

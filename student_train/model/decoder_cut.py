@@ -160,8 +160,8 @@ def cut_decoder(
 
 
 def spread_layers(count: int, layers: int) -> list[int]:
-    """Choose `layers` of the teacher's layers 1..`count`, evenly spaced: the first and the last are
-    among them."""
+    """Choose `layers` of the teacher's layers 1..`count`, evenly spaced, among them the first and
+    the last. Raises UserError if `layers` is larger than `count`."""
     # The first and the last layer change a decoder's states most (Minitron, figure 4).
     if layers > count:
         raise UserError(

@@ -38,8 +38,8 @@ LONGEST = 1000  # characters of a cell: the names of a corpus of many files woul
 
 
 def environment(device: str, processes: int = 1) -> dict[str, Any]:
-    """Return versions, device, threads and number of processes. Together with the settings they
-    determine the last bits of a student."""
+    """Return the versions, device, threads and number of processes, which together with the
+    settings determine a student to its last bit."""
     names = ("teachonce", "torch", "transformers", "tokenizers", "numpy")
     versions = {"python": platform.python_version(), **{name: version(name) for name in names}}
     threads = torch.get_num_threads()

@@ -195,18 +195,19 @@ class OptionFields:
     # cut out of its teacher has 2.255 bits per byte, from word embeddings alone 2.372.
     init: str = option(
         DefaultText("auto"),
-        "Start from these weights. vocab: each piece has the mean of the teacher's embeddings of"
-        " the tokens that the teacher splits it into; for decoders. svd: the teacher's word"
-        " embeddings, reduced by SVD; svd:STORE: from another store's teacher. teacher: the"
-        " teacher's embeddings and layers, averaged in consecutive groups and cut to the student's"
-        " size. layers:I,J,...[@DIR]: single layers (from 1) instead of averages, of the model in"
-        " DIR if given. For decoders, teacher takes evenly spaced layers, and teacher and layers"
-        " copy the channels, heads and units that contribute most. folder:DIR: all weights of a"
-        " decoder in DIR, which is the default of --student DIR. mixed-vocab: the embeddings of"
-        " mixed-vocab training in the store. random. auto: teacher for a decoder of the teacher's"
-        " kind and size of heads, if the teacher's layers have at most half a billion weights,"
-        " else vocab; for others layers, evenly spaced (teacher for a task or text vectors) if the"
-        " shapes fit, else svd.",
+        "Start from these weights. layers:I,J,...: the teacher's embeddings and these layers of it"
+        " (from 1), one for each student layer, cut to the student's hidden size."
+        " layers:I,J,...@DIR: those of the model in DIR. teacher: the same with averages of"
+        " consecutive teacher layers. svd: the teacher's word embeddings only, reduced by SVD;"
+        " svd:STORE: those of another store's teacher. mixed-vocab: the embeddings that"
+        " teacher-dump mixed-vocab stored. random: random weights. auto: layers, evenly spaced"
+        " (teacher for a task or text vectors), if the shapes fit, else svd; random if the store"
+        " has no embeddings. For decoders: layers and teacher (evenly spaced layers) copy the"
+        " channels, heads and units that contribute most. vocab: word embeddings only, each the"
+        " mean of the teacher's embeddings of the tokens that the teacher splits the piece into."
+        " folder:DIR: all weights of the decoder in DIR, the default of --student DIR. auto:"
+        " teacher if its architecture and head size are the student's and its layers have at most"
+        " half a billion weights, else vocab.",
         scope={START},
         words=values.STARTS,
         check=values.check_start,

@@ -114,16 +114,17 @@ class Sweep:
         """Return the search, or the list of the planned students. Raises UserError as `Trials` and
         `Runs.check_retained` do."""
         if self.trials:
-            make, seed = partial(self._run_of, runs), planned[0][1].seed
+            make, seed = partial(self._add_run, runs), planned[0][1].seed
             return Trials(self.space, self.trials, seed, runs, make, self.prune or "median")
         for point, options in planned:
-            self._run_of(runs, point, options)
+            self._add_run(runs, point, options)
         runs.check_retained()
         halves = self.prune == "asha"
         return ListedRuns(runs, Study("asha", runs.varied, "--prune asha") if halves else None)
 
-    def _run_of(self, runs: Runs, point: Point, options: TrainOptions | None = None) -> Run:
-        """Add the run of a point to the sweep."""
+    def _add_run(self, runs: Runs, point: Point, options: TrainOptions | None = None) -> Run:
+        """Add the run of a point to the sweep, and return it. options: those of the point, if
+        known."""
         options = options or self._options(point)
         arguments = {"loss": loss_words(options.loss), **arguments_of(point)}
         settings = {name: str(arguments[name]) for name in runs.varied}

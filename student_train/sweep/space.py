@@ -55,7 +55,7 @@ def read_space(path: Path, options: Sequence[str]) -> Space:
         else:
             space[name] = _dimension(name, value, str(path))
     if not space:
-        raise UserError(f"{path}: no settings there; give lists, such as lr = [0.001, 0.003]")
+        raise UserError(f"{path}: has no settings; give lists, such as lr = [0.001, 0.003]")
     return space
 
 

@@ -218,10 +218,13 @@ class Distiller(nn.Module):
         return outputs
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
-        """Return the student's counterpart of the teacher feature `name`.
+        """Return what the student compares with the teacher feature `name`, in the shape of
+        `values`.
 
-        values: tensors by layer, from layer 1. Returns the mean of all layers, the mean of group i
-        of N, or the last layer. Raises UserError if N does not divide the number of layers.
+        values: the states [N,Ds] or attention maps [B,S,S] of the student's layers, for `mean0`
+        those of the embeddings, too. Returns their mean over all layers, or over group i of N
+        (`groupsN.i`), else the last layer. Raises UserError if N does not divide the number of
+        layers.
         """
         if name in MEANS:
             return torch.stack(values).mean(dim=0)

@@ -71,7 +71,8 @@ def has_columns(path: Path, columns: Columns) -> bool:
 
 
 def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledText]:
-    """Read the texts of a table, called `name` in errors; a blank row is an empty text."""
+    """Read the texts of a table, called `name` in errors; a blank row is an empty text. Raises
+    CorpusError for a table without rows, and for a column that is missing or has no text."""
     if not table.columns:
         raise CorpusError(f"{name}: has no rows; give a table with a text in each row")
     label = columns.label

@@ -73,7 +73,7 @@ PACKED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a file is read through a decoder."""
+    """Return whether a file is compressed, by its suffix."""
     return path.suffix.lower() in PACKED
 
 
@@ -83,7 +83,7 @@ def suffix_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """Return the name without the suffixes of format and packing: `a` for `a.csv.gz`."""
+    """Return the name without the suffixes of format and compression: `a` for `a.csv.gz`."""
     return Path(path.stem).stem if is_packed(path) else path.stem
 
 

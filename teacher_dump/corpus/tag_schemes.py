@@ -75,8 +75,10 @@ def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> list[str]:
-    """Return the tags of a sentence of `length` words with the entities `found`, in IOB2 or in a
-    scheme of LAST_AND_SINGLE."""
+    """Return the tags of a sentence of `length` words, in IOB2 or in a scheme of LAST_AND_SINGLE.
+
+    found: its entities, as `entities` returns them.
+    """
     last, single = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
     tags = [OUTSIDE] * length
     for begin, end, kind in found:

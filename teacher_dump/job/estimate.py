@@ -288,7 +288,8 @@ def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
 
 
 def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float:
-    """Dump the sample, and return the seconds that its part took."""
+    """Dump the sample as one part; return the seconds for it, without those for making the
+    store."""
     from teachonce.teacher_dump.job.part_writing import calibration, write_part
 
     words, teacher = word_counts(sampled), sampled.teacher

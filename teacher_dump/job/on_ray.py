@@ -120,7 +120,8 @@ class _Driver:
         self._reported, self._line = -math.inf, ""
 
     def run(self) -> ProcessSummary:
-        """Return the report of the worker that sealed the store."""
+        """Run workers until one has sealed the store; return its report. Raises UserError if the
+        cluster no longer responds."""
         done: list[ProcessSummary] = []
         try:
             while not done:

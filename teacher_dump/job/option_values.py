@@ -69,7 +69,10 @@ def place_of(word: str) -> Path | str:
     return word if "://" in word else Path(word)  # Path("s3://a") would be "s3:/a"
 
 
-def listed(words: tuple[str, ...] | str) -> tuple[str, ...]:
-    """Split the values of a repeated option at their commas."""
+def read_sources(words: tuple[str, ...] | str) -> tuple[str, ...]:
+    """Split the values of `--corpus` at their commas. Raises UserError if all are empty."""
     values = (words,) if isinstance(words, str) else words
-    return tuple(part for value in values for part in value.split(",") if part)
+    found = tuple(part for value in values for part in value.split(",") if part)
+    if values and not found:  # else the default corpus would be read
+        raise UserError("--corpus: is empty; give a source, or leave it out")
+    return found

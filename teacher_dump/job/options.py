@@ -37,8 +37,8 @@ from teachonce.teacher_dump.job.option_values import (
     DEFAULT_MAX_LENGTH,
     PART_TOKENS,
     TEXT_HEADS,
-    listed,
     place_of,
+    read_sources,
     shard_of,
     tier_and_size,
 )
@@ -76,7 +76,7 @@ class DumpOptions:
         words=("hf:", "python-docs"),
         paths=True,
         repeated=True,
-        read=listed,
+        read=read_sources,
         default_text="the corpus of the alias, else python-docs",
     )
     text_column: MaybeCommaList = option(

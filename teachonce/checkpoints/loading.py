@@ -46,6 +46,7 @@ from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.checkpoints.unreadable import damaged_file
 from teachonce.checkpoints.weights import check_all_read, check_no_whole_numbers
 from teachonce.store import TaskSpec
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
 EMBEDDING = "embedding"  # a value of `--head`; no head of transformers, so not in FACTORIES
@@ -200,7 +201,7 @@ def load_network(
     if encoder:
         subject = name if flag else f"model {name}: the checkpoint"
         raise UserError(
-            f"{subject} lacks weights of its encoder: {len(encoder)}, the first is {encoder[0]};"
+            f"{subject} lacks {counted(len(encoder), 'weight')} of its encoder, such as {encoder[0]};"
             " copy the whole checkpoint"
         )
     # transformers ignores weights that the network lacks, and `load` switches its warning off.

@@ -354,7 +354,8 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
     except GatedRepoError:
         # Handled first, because it is a subclass of RepositoryNotFoundError.
         raise UserError(
-            f"model {name}: access on the hub is restricted; accept its terms and log in"
+            f"model {name}: access on the hub is restricted; accept its terms on its page there,"
+            " and log in with `hf auth login`"
         ) from None
     except (RepositoryNotFoundError, HFValidationError):
         raise UserError(
@@ -365,7 +366,8 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
         unreachable = True
     except EntryNotFoundError:
         raise UserError(
-            f"model {name}: has no config.json on the hub; it is not a transformers model"
+            f"model {name}: has no config.json on the hub, so it is not a transformers model; give"
+            " another model"
         ) from None
     except UserError:
         raise
@@ -380,7 +382,8 @@ def _fetched(name: str, weights: tuple[str, ...]) -> str:
             f" {', '.join(ALIASES)}"
         )
     raise UserError(
-        f"model {name}: has no weights on the hub, expected one of {', '.join(weights)}"
+        f"model {name}: has no weights on the hub, expected one of {', '.join(weights)}; give"
+        " another model"
     )
 
 

@@ -91,7 +91,7 @@ def _option(
     several: Iterable[str] = (),
     **about: Any,
 ) -> Any:
-    """Return a field of `DownstreamOptions`; `about` has the other fields of `Option`."""
+    """Declare a field of `DownstreamOptions`; `about` holds the other fields of `TaskOption`."""
     option = TaskOption(
         help,
         scope=frozenset(tasks),
@@ -104,12 +104,12 @@ def _option(
 
 
 def _flag(help: str, tasks: Iterable[str], flag: str) -> Any:
-    """Return a field of `DownstreamOptions` that is a flag."""
+    """Declare a field of `DownstreamOptions` that is a flag."""
     return _option(help, tasks, default=False, flag=flag)
 
 
 def _column(role: str, *tasks: str) -> Any:
-    """Return a field of `DownstreamOptions` with the name of the column that holds `role`."""
+    """Declare a field of `DownstreamOptions`: the name of the column that holds `role`."""
     return _option(f"Read this column instead of {role}.", (*tasks, AS_IS))
 
 

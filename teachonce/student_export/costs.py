@@ -52,7 +52,8 @@ def costs_of(
 ) -> Costs:
     """Measure an exported file, or the student in the folder `path` if `format` is None.
 
-    singles: inputs of one text each; batch: inputs of several texts.
+    singles: inputs of one text each; batch: inputs of several texts. Raises UserError if the
+    measuring process is killed, and any error that it raises.
     """
     # spawned, so that what this process has loaded is neither shared nor counted
     context = get_context("spawn")

@@ -44,9 +44,10 @@ AGAIN = "export the student again"
 
 
 def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
-    """Load a student, or the `file` of an export; None for its first file.
+    """Load the folder of a student, or `file` of an export (None: the first that export.json
+    lists).
 
-    Raises UserError if the folder is neither, or cannot be loaded.
+    Raises UserError if the folder is neither or cannot be loaded, and for a `file` of a student.
     """
     if (folder / EXPORTED).is_file():
         return _export(folder, file)
@@ -64,15 +65,17 @@ def _export(folder: Path, file: str | None) -> tuple[StudentInputs, Runner]:
         raise decoder_refused(folder)
     if kind not in ENCODERS:
         raise UserError(
-            f"{folder / EXPORTED}: kind is {kind!r:.40}, expected {', '.join(ENCODERS)}"
+            f"{folder / EXPORTED}: kind is {kind!r:.40}, expected {', '.join(ENCODERS)}; {AGAIN}"
         )
     names = [entry["file"] for entry in about["files"]]
     name = file or (names[0] if names else "")
     # By the names that the formats write: no path of export.json leads out of the folder.
     format = next((f for f in FORMATS.values() if name in f.names.values()), None)
     if name not in names or format is None:
-        listed = ", ".join(names)[:200] or "no file"
-        raise UserError(f"--file {name}: {folder / EXPORTED} lists {listed}; give a file of it")
+        listed = f"{folder / EXPORTED} lists {', '.join(names)[:200] or 'no file'}"
+        if file is None:
+            raise UserError(f"{listed}, expected names that student-export writes; {AGAIN}")
+        raise UserError(f"--file {file}: {listed}; give one of its files, or leave --file out")
     if not (folder / name).is_file():
         raise UserError(f"{folder / name}: is missing; copy the whole folder")
     student = StudentInputs(

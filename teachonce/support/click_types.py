@@ -16,6 +16,8 @@ from teachonce.support.plugins import added_object
 from teachonce.support.redaction import redacted
 from teachonce.support.whole_numbers import DIGITS
 
+EMPTY = "is empty, perhaps by an unset variable of the shell; give a value, or leave it out"
+
 
 class Text(click.types.StringParamType):
     """Reads text, as a click type. A shell completes it to paths, to `words`, or to both.
@@ -28,6 +30,12 @@ class Text(click.types.StringParamType):
         self, words: Iterable[str] | Callable[[], Iterable[str]] = (), paths: bool = False
     ) -> None:
         self._words, self._paths = words, paths or words == ()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        # Many options would take an empty word for one that is not given.
+        if value == "":
+            self.fail(EMPTY, param, ctx)
+        return super().convert(value, param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -54,6 +62,8 @@ class LocalPath(click.Path):
         super().__init__(path_type=Path, **checks)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":  # `Path("")` would be the current folder
+            self.fail(EMPTY, param, ctx)
         if "://" in str(value):
             self.fail(
                 f"{redacted(str(value))}: is a URL, expected a path on this machine; give one, and"

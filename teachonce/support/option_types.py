@@ -46,19 +46,19 @@ class NotGiven:
 
 
 class DefaultText(str, NotGiven):
-    """Holds such a default, a text."""
+    """Holds a default text that other options or stores may replace."""
 
 
 class DefaultNumber(float, NotGiven):
-    """Holds such a default, a number."""
+    """Holds a default number that other options or stores may replace."""
 
 
 class DefaultCount(int, NotGiven):
-    """Holds such a default, a whole number."""
+    """Holds a default whole number that other options or stores may replace."""
 
 
 class DefaultWeights(dict[str, float], NotGiven):
-    """Holds such a default, weights by name."""
+    """Holds default weights by name that other options or stores may replace."""
 
 
 def plain(value: Any) -> Any:

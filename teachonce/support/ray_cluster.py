@@ -89,7 +89,7 @@ def remote_worker(ray: Any, work: Callable[..., Any], gpus: float) -> Any:
 @contextmanager
 def cluster(ray: Any, address: str, stop: Stop) -> Iterator[None]:
     """Connect to a cluster as its driver until the end of the `with` block. `stop` continues to
-    handle signals."""
+    handle signals. Raises UserError if the cluster does not answer or cannot be started."""
     if ":" in address:
         _check_answers(address)
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})

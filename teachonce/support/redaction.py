@@ -55,12 +55,13 @@ def without_credentials(text: str) -> str:
 
 
 def publishable(value: Any) -> Any:
-    """Redact as `redacted` does, and cut paths of this machine to their last name."""
+    """Redact as `redacted` does, and shorten paths of this machine to the name of the file."""
     return _each_text(value, lambda text: without_paths(_redacted(text)))
 
 
 def without_paths(text: str) -> str:
-    """Cut absolute paths, and paths that start with `~`, `.` or `..`, to their last name."""
+    """Shorten absolute paths, and paths that start with `~`, `.` or `..`, to the name of the file
+    or folder."""
     if "/" not in text:
         return text
     if text.startswith(("/", "~", "./", "../")) and "\n" not in text:

@@ -66,7 +66,8 @@ class Stop:
             raise self.raised
 
     def dropped(self, unraisable: Any) -> None:
-        """Send a signal again if Python dropped its Stopped. Serves as `sys.unraisablehook`."""
+        """Send a signal again if Python discarded the Stopped that it raised. Used as
+        `sys.unraisablehook`."""
         # Python drops every exception in a destructor or in the callback of a weak reference.
         if not isinstance(unraisable.exc_value, Stopped):
             self.unraisable(unraisable)

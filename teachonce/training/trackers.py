@@ -108,7 +108,7 @@ class Trackers:
         for name in names:
             try:
                 with redirect_stdout(sys.stderr):  # with --json, stdout has only JSON
-                    self._open[name], runs[name] = _started(name, facts, runs.get(name))
+                    self._open[name], runs[name] = _start(name, facts, runs.get(name))
             except Exception as error:  # each tracker raises its own
                 self.close(False)
                 raise UserError(
@@ -144,7 +144,7 @@ LOGGED = {"mlflow": {"synchronous": False}}
 """Arguments of `log`: by itself MLflow waits for the server's answer at every step."""
 
 
-def _started(name: str, facts: RunDescription, id: str | None) -> tuple[Any, str]:
+def _start(name: str, facts: RunDescription, id: str | None) -> tuple[Any, str]:
     """Start a run, or resume run `id`; return accelerate's tracker and the run's id.
 
     The environment variables WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, TRACKIO_PROJECT,

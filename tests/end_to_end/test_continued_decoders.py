@@ -194,7 +194,7 @@ def test_low_rank_changes_are_trained_alone_and_added(
         ({"num_key_value_heads": 3}, (), ("4 heads are not a multiple of 3 key-value heads",)),
         ({"num_hidden_layers": 0}, (), ("has llama:32x0x4x48x2: ", "and all at least 1")),
         ({"attention_bias": True}, (), ("attention_bias in", "llama:256x4x4 --init vocab")),
-        ({"num_hidden_layers": 3}, (), ("lacks weights", "layers.2.")),
+        ({"num_hidden_layers": 3}, (), ("lacks 9 weights", "layers.2.")),
         ({"mlp_bias": True}, (), ("mlp_bias in the config.json", "is True", "--init vocab")),
     ],
 )

@@ -49,7 +49,7 @@ DUMP = """
 --hidden groups:0 | groups:0 | groups:N
 --hidden groups:² | groups:² | groups:N
 --hidden none,mean | none,mean | none cannot be combined with others
---hidden= | unknown feature '' | mean
+--hidden= | --hidden: is empty | give a value, or leave it out
 --hidden mean:1 | unknown feature 'mean:1' | mean:0 | groups:N
 --attention layer:99 | --attention layer:99: the teacher has layers 0 (embeddings) to 4
 --attention groups:0 | unknown feature

@@ -660,6 +660,11 @@ def test_an_export_that_was_changed_is_one_line(
     changed(tmp_path, "export.json", files=[file])
     assert "onnx/model.onnx: is missing; copy the whole folder" in refused(tmp_path, "a")
     assert "export.json lists onnx/model.onnx" in refused(tmp_path, "a", "--file", "../x.onnx")
+    changed(tmp_path, "export.json", files=[])
+    line = refused(tmp_path, "a")
+    assert "lists no file" in line and line.endswith("export the student again")
+    assert "--file" not in line
+    changed(tmp_path, "export.json", files=[file])
     (tmp_path / "onnx/model.onnx").write_bytes(b"junk")
     line = refused(tmp_path, "a")
     assert f"{tmp_path}/onnx/model.onnx: onnxruntime cannot load it (" in line

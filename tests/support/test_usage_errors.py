@@ -12,6 +12,7 @@ from teachonce.student_export.cli import main as student_export
 from teachonce.student_predict.cli import main as student_predict
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.sweep.cli import main as student_sweep
+from teachonce.support.click_types import LocalPath, Text
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.docs.pages import COMMANDS, every
 
@@ -69,3 +70,12 @@ def test_every_path_on_this_machine_refuses_a_url(top: str) -> None:
                 each.type.convert("s3://me:secret@bucket/a", each, None)
             expected = "s3://bucket/a: is a URL, expected a path on this machine"
             assert expected in refused.value.message, (name, each.name)
+
+
+@pytest.mark.parametrize("top", COMMANDS)
+def test_an_empty_word_is_not_taken_for_a_missing_option(top: str) -> None:
+    for name, command in every(top, COMMANDS[top]):
+        for each in (p for p in command.params if isinstance(p.type, Text | LocalPath)):
+            with pytest.raises(click.BadParameter) as refused:
+                each.type.convert("", each, None)
+            assert refused.value.message.startswith("is empty"), (name, each.name)

@@ -105,7 +105,7 @@ def shard_layout(node: dict[str, Any]) -> ShardLayout | None:
 
 
 def write_shard(path: Path, spec: ArraySpec, rows: int, values: Array, threads: Executor) -> None:
-    """Write an array as one shard with chunks of `rows` rows. The last chunk is filled up with
+    """Write an array as one shard with chunks of `rows` rows. The last chunk is padded with
     zeros."""
     values = np.ascontiguousarray(values, spec.dtype.newbyteorder("<"))
 

@@ -181,7 +181,8 @@ class ZarrSource:
             self.ranges.forget(f"{name}/zarr.json", *shards)
 
     def bytes(self, name: str) -> bytes | None:
-        """Read a whole small file; None if there is none."""
+        """Read a whole small file; None if there is none. Raises StoreError if it cannot be read or
+        has more than MAX_JSON bytes."""
         try:
             # The root is never cached: its checksum is the cache's key, and sealing changes it.
             if self.ranges is None or "/" not in name:

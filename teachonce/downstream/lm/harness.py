@@ -29,8 +29,8 @@ def score_harness_task(
     """Score a decoder by the measures that a task of lm-evaluation-harness defines.
 
     task: `lm-eval:NAME`, a task or a group of tasks.
-    folders: where to look for definitions of tasks (YAML) besides the harness's own. The harness
-        fetches the data of a task from the hub, unless its definition names local files.
+    folders: where to look for definitions of tasks (YAML), in addition to the harness's own. The
+        harness fetches the data of a task from the hub, unless its definition names local files.
 
     Returns the same dictionary as `fine_tune.score_as_is`; its examples are documents. Figures are
     as the harness gives them: accuracies are shares.

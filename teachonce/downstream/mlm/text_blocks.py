@@ -98,7 +98,8 @@ def _characters(text: str) -> int:
 
 
 def cut(tokenizer: Any, flat: Array, length: int, name: str) -> Array:
-    """Cut the token ids of `tokens_of` into blocks, as `blocks` does."""
+    """Cut the token ids of `tokens_of` into blocks, int32 [n, length]. Raises UserError if there
+    are too few for one block; `name` names the text in it."""
     body = length - 2
     count = len(flat) // body
     if count == 0:

@@ -50,8 +50,11 @@ class Collection:
             met.add(name)
             title = cells.get("title") or ""
             text = cells.get("text")
-            if not isinstance(text, str) or not isinstance(title, str):
-                raise UserError(f"{where}: expected strings as title and text, got {text!r:.60}")
+            for key, value in (("title", title), ("text", text)):
+                if not isinstance(value, str):
+                    raise UserError(
+                        f"{where}: expected a string as {key}, got {value!r:.60}; correct the line"
+                    )
             # Title, space, text, as in BEIR's own evaluation.
             yield name, check_unicode(f"{title} {text}".strip(), where)
         if not met:

@@ -133,7 +133,7 @@ def score_as_is(
     else:
         scores, answers = _scored_by_head(task, model, splits, max_length, say)
     remedy = "train it with a higher --lr or more --epochs"
-    run = scores | _warned(task, splits, answers, remedy, say)
+    run = scores | _warn_if_constant(task, splits, answers, remedy, say)
     return _result(task, model, files, settings, splits, [run])
 
 
@@ -182,7 +182,7 @@ def _say_uncomputable(
             say(f"{same}: {measures} cannot be computed")
 
 
-def _warned(
+def _warn_if_constant(
     task: Task,
     splits: Mapping[str, Sequence[Any]],
     answers: Set[Any],
@@ -190,8 +190,8 @@ def _warned(
     say: Say,
     prefix: str = "",
 ) -> dict[str, str]:
-    """Print a warning if all predictions are equal, and the gold answers are not; return it as
-    `warning`, or {}.
+    """Print a warning if all predictions are equal, but not all gold answers. Return
+    {"warning": text}, or {} without a warning.
 
     splits: the scored ones. answers: the different predictions for all of them.
     """
@@ -275,16 +275,16 @@ def _one_seed(
             scores[name] = score(name, predictions)
             answers |= {*task.predicted(split, rows[name], predictions)}
         tracked.add_scores(scores)
-        if save_to is not None and (note := _saved(task, trainer, tokenizer, save_to)):
+        if save_to is not None and (note := _save(task, trainer, tokenizer, save_to)):
             say(f"seed {seed}: saved in {save_to}: {note}")
             result["note"] = note
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     duration = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
     remedy = f"raise --lr ({lr:g}) or {duration}"
-    return result | scores | _warned(task, scored, answers, remedy, say, f"seed {seed}: ")
+    return result | scores | _warn_if_constant(task, scored, answers, remedy, say, f"seed {seed}: ")
 
 
-def _saved(task: Task, trainer: Trainer, tokenizer: Any, folder: Path) -> str:
+def _save(task: Task, trainer: Trainer, tokenizer: Any, folder: Path) -> str:
     """Save the trained model. Returns the task's note for its users; see `Task.finish`."""
     network = trainer.accelerator.unwrap_model(trainer.model)
     note = task.finish(network)

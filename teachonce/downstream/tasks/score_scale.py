@@ -45,7 +45,7 @@ def standardise(network: Any, config: Any) -> None:
 
 
 def remove_scale(config: Any) -> None:
-    """Remove what `unstandardise` recorded: a new head has neither its scale nor its activation."""
+    """Remove what `unstandardise` recorded, because a new head has no such scale and activation."""
     if getattr(config, "sentence_transformers", None) == IDENTITY:
         del config.sentence_transformers
     for name in (MEAN, DEVIATION):

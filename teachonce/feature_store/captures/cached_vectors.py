@@ -58,9 +58,13 @@ class CachedVectors(TableCapture):
                 if named is None
                 else f"--text-column {named}: there is no such column of texts"
             )
+            if not texts:
+                raise UserError(
+                    f"{options.source}: has no column of strings, expected the texts whose vectors"
+                    f" are in {LABEL}; add one"
+                )
             raise UserError(
-                f"{options.source}: {problem}; its columns of texts are"
-                f" {', '.join(texts) or 'none'}"
+                f"{options.source}: {problem}; its columns of texts are {', '.join(texts)}"
             )
         self._column, self._prompt = columns[0], options.prompt or ""
         self.contents = CaptureContents(vector=first_width(self._table, VECTOR))

@@ -37,7 +37,7 @@ NAMES = [field.name for field in FIELDS]
 
 
 def _engine_of(schema: Any) -> str:
-    """Return the engine that the metadata of a schema name, "none" without one."""
+    """Return the name of the engine in a schema's metadata; "none" if they have none."""
     engine: bytes = (schema.metadata or {}).get(b"engine", b"none")
     return engine.decode(errors="replace")
 

@@ -198,7 +198,8 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
 
 
 def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck | None) -> None:
-    """Raise UserError if the logits of a sample cannot be read, or contradict its tokens."""
+    """Raise UserError if the logits of a sample cannot be read, or contradict its tokens. Add the
+    sample to `shift`, if given."""
     if not contents.topk:
         return  # `samples` has checked states already, and `_survey` reads vectors itself
     rows, vocabulary = sample.rows(), contents.vocabulary or 1

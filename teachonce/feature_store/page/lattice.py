@@ -110,7 +110,7 @@ def _groups(text: str, tokens: Tokens) -> list[_Group]:
 
 
 def _together(one: _Group, next_one: _Group) -> bool:
-    """Return whether two groups share characters, or have no text at the same place."""
+    """Return whether two groups share characters, or are both empty at the same character."""
     points = {one.begin, one.end, next_one.begin, next_one.end}
     return next_one.begin < one.end or len(points) == 1
 

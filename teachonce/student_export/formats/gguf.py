@@ -127,7 +127,8 @@ def quantise(source: Path, path: Path, kind: str, nodes: Sequence[str]) -> Seque
 
 
 def _check_rows(gguf: Any, read: Any, kind: str, nodes: Sequence[str]) -> None:
-    """Raise UserError if no row of the weights `nodes` can be of this type."""
+    """Raise UserError if the rows of all weights `nodes` have a length that type `kind` cannot
+    store."""
     if kind not in K_QUANT_FALLBACKS:
         return
     block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0]

@@ -68,7 +68,7 @@ class CachedNetwork(nn.Module):
 
 def traced(network: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of torch.onnx.export for a decoder: the module, inputs and further
-    options."""
+    options. Raises UserError if a layer does not attend to all earlier tokens."""
     config = network.config
     if not has_full_attention(config):
         raise UserError(

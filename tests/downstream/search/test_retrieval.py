@@ -180,6 +180,9 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
     assert "cannot be read" in printed(lambda made: (made / "corpus.jsonl").unlink())
     twice = [{"_id": "a", "text": "x"}] * 2
     assert "line 2: duplicate id 'a'" in printed(lambda made: write(made / "corpus.jsonl", twice))
+    numbered = [{"_id": "a", "text": "x", "title": 3}]
+    line = printed(lambda made: write(made / "corpus.jsonl", numbered))
+    assert "line 1: expected a string as title, got 3; correct the line" in line
     assert "expected an _id" in printed(lambda made: write(made / "queries.jsonl", [{"text": "x"}]))
     assert "expected text in `text`" in printed(
         lambda made: write(made / "queries.jsonl", [{"_id": "q0", "text": " "}])

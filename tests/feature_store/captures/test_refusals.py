@@ -33,10 +33,10 @@ from tests.making.captures import (
 )
 
 
-def importing(source: Path, tokenizer: Path, *words: Any) -> str:
+def importing(source: Path, tokenizer: Path, *words: Any, code: int = 1) -> str:
     """Import a capture into a new store and return its error line."""
     target = source.parent / "refused.zarr"
-    line = refused("import", source, target, "--tokenizer", tokenizer, *words)
+    line = refused("import", source, target, "--tokenizer", tokenizer, *words, code=code)
     assert not target.exists()
     return line
 
@@ -56,10 +56,10 @@ def test_what_is_no_capture(teacher: Path, samples: list[Taught], tmp_path: Path
     line = importing(both, teacher, *states, "--text-column", "")
     says(line, "--text-column", "does not apply to a capture of specforge")
     # An empty word, as of an unset variable of the shell, is not taken for a missing option.
-    says(importing(both, teacher, *states, "--model", ""), "--model: ")
+    says(importing(both, teacher, *states, "--model", "", code=2), "--model: is empty")
     says(importing(both, teacher, *states[:2], "--layers", ""), "--layers ", "expected numbers")
-    line = importing(both, Path(), *states, "--tokenizer", "", "--model", teacher)
-    says(line, "model : cannot be loaded")
+    line = importing(both, Path(), *states, "--tokenizer", "", "--model", teacher, code=2)
+    says(line, "--tokenizer: is empty")
     line = refused("import", both, tmp_path / "a.zarr", "--format", "specforge")
     says(line, "--tokenizer", "the characters that it covers")
     says(refused("import", both, tmp_path / "a"), "ends in .zarr or .h5")
@@ -188,6 +188,8 @@ def test_tables_of_vectors(
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "two"))
     says(importing(tmp_path / "two", bert), "--text-column NAME", "a, b")
     says(importing(tmp_path / "two", bert, "--text-column", "c"), "its columns of texts are a, b")
+    datasets.Dataset.from_dict({"label": rows["label"]}).save_to_disk(str(tmp_path / "textless"))
+    says(importing(tmp_path / "textless", bert), "has no column of strings", "add one")
     uneven = datasets.Dataset.from_dict({"a": ["one", "two"], "label": [[1.0, 2.0], [3.0]]})
     uneven.save_to_disk(str(tmp_path / "uneven"))
     says(importing(tmp_path / "uneven", bert), "row 1", "a vector of 1 numbers")

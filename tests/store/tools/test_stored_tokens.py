@@ -279,7 +279,7 @@ def test_tokens_are_checked_when_a_training_opens_the_store(copy: Copy) -> None:
         check_tokens(open_store(path))
     fs = open_store(path)
     fs.meta["software"] = {"tokenizers": "0.1"}
-    with pytest.raises(StoreError, match=r"with tokenizers 0.1, read with \d.*: install that"):
+    with pytest.raises(StoreError, match=r"with tokenizers 0.1, read with \d.*: install 0.1"):
         check_tokens(fs)
 
 

@@ -60,7 +60,7 @@ loss = {mlm = 1, kl = {low = 0.5, high = 2}}
     ("text", "message"),
     [
         ("lr = [0.1", "not TOML"),
-        ("", "no settings there"),
+        ("", "has no settings"),
         ("rate = [0.1]", "unknown key 'rate'"),
         ("lr = []", "lr: an empty list"),
         ('lr = ["quick"]', "lr: 'quick': expected a number, such as"),

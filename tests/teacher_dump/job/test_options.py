@@ -61,6 +61,8 @@ def test_python_takes_single_values_and_lists() -> None:
     assert DumpOptions("model", OUT, corpus=Path("a.txt")).sources() == ("a.txt",)
     assert_type(made.corpus, tuple[str, ...])  # as mypy reads it, which checks this file
     assert_type(made.hidden, str)
+    with pytest.raises(UserError, match="^--corpus: is empty"):  # not the default corpus
+        DumpOptions("model", OUT, corpus="")
     with pytest.raises(UserError, match="^--corpus 3: expected a string$"):
         DumpOptions("model", OUT, corpus=["a.txt", 3])  # type: ignore[list-item]
     assert DumpOptions("model", "s3://a/b.zarr").out == "s3://a/b.zarr"
