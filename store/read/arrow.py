@@ -99,7 +99,7 @@ class Column:
         return pa.FixedSizeListArray.from_arrays(numbers, self.width)
 
     def bytes(self, tokens: int) -> int:
-        """Estimate the bytes of a cell for a sequence of `tokens` tokens."""
+        """Estimate the size in bytes of a cell for a sequence of `tokens` tokens."""
         size = 8 if self.dtype is str else np.dtype(self.dtype).itemsize
         counts = {"sequence": 1, "pair of tokens": tokens**2}
         return size * (self.width or 1) * counts.get(self.per, tokens)

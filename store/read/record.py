@@ -241,6 +241,7 @@ class Record:
 
     @cached_property
     def document(self) -> int:
+        """Return the number of the document in the corpus, from 0."""
         return int(self._one("document"))
 
     @cached_property
@@ -255,6 +256,7 @@ class Record:
 
     @cached_property
     def text(self) -> str:
+        """Return the text of the sequence; of a pair, both texts with a separator between them."""
         return self.part.texts(self.position, self.position + 1)[0]
 
     @cached_property

@@ -38,9 +38,10 @@ OWN_NAME = re.compile(r"/c(/\d+)+$|/?[^/]+$")
 
 
 def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
-    """Return the bytes on the disk of every array in a part of an unfinished store, by path.
+    """Return the size in bytes of every array in a part of an unfinished store, by path.
 
-    METADATA is the key of all other bytes. If `part` is None: of everything outside the parts.
+    Sizes are those of the files on the disk; METADATA is the key of all other bytes. If `part` is
+    None, return those of everything outside the parts.
     """
     staging, sizes = local_staging_of(path), Counter[str]()
     if isinstance(staging, Hdf5Staging):
@@ -64,14 +65,14 @@ def stored_rows(path: Path, spec: ArraySpec, rows: int) -> int:
 
 
 def bytes_on_disk(path: str) -> dict[str, int] | None:
-    """Return the bytes of the parts (`features`), of weights, head and tokenizer (`teacher`), and
-    of all files (`total`); None for a URL."""
+    """Return the sizes in bytes of the parts (`features`), of weights, head and tokenizer
+    (`teacher`), and of all files (`total`); None for a URL."""
     return None if "://" in path else _on_disk(Path(path))[0]
 
 
 def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
-    """Return what `bytes_on_disk` returns, and the bytes of each kind of feature in all parts. The
-    key "" has the bytes that belong to no feature."""
+    """Return what `bytes_on_disk` returns, and the size in bytes of each kind of feature in all
+    parts. The key "" has the size of what belongs to no feature."""
     roots, kinds, total = Counter[str](), Counter[str](), 0
     zarr_sizes = ((name, file.stat().st_size) for name, file in _zarr_files(target))
     for name, size in zarr_sizes if target.is_dir() else _all_hdf5_sizes(target):
@@ -91,7 +92,8 @@ def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _all_hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield each array of a store with its bytes, and the bytes of each file of no array."""
+    """Yield the path and the size in bytes of each array of a store, and METADATA or "parts" with
+    the size of what else is in a file."""
     # Until it is sealed, an HDF5 store has a file for each part (FORMAT.md, section 9).
     for file in (path, *hdf5.parts_folder(path).rglob("*")):
         if file.is_file():
@@ -100,8 +102,8 @@ def _all_hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _hdf5_sizes(file: Path) -> list[tuple[str, int]]:
-    """List the arrays of an HDF5 file with their bytes (no arrays if it is being written), then
-    METADATA with all other bytes."""
+    """List the arrays of an HDF5 file with their sizes in bytes (no arrays if it is being written),
+    then METADATA with the size of all other bytes."""
     sizes = list[tuple[str, int]]()
     with suppress(StoreError), closing(Hdf5Source(str(file))) as source:
         sizes = [(name, source.stored_bytes(name)) for name in source.arrays()]
@@ -109,7 +111,7 @@ def _hdf5_sizes(file: Path) -> list[tuple[str, int]]:
 
 
 def _encoded(store: FeatureStore) -> Counter[str]:
-    """Return the bytes of each kind of feature, encoded but not compressed."""
+    """Return the size in bytes of each kind of feature, encoded but not compressed."""
     kinds, totals = Counter[str](), store.manifest.totals
     extra_rows = len(store.manifest.parts) - 1  # some arrays have one row more per part (edges)
     empty = part_arrays(store.features, Counts.of_flat([0] * len(totals.flat())))

@@ -245,5 +245,5 @@ class StoreWriter:
             self.close()
 
     def close(self) -> None:
-        """Release the lease, so that another process can write. Published parts stay."""
+        """Release the lease, so that another process can write. Published parts remain."""
         self._lease.close()

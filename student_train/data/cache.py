@@ -152,15 +152,15 @@ def _arrays_read(
 
 
 def free_memory_of(device: torch.device) -> int:
-    """Return the bytes of a GPU's memory that can still be allocated."""
+    """Return the number of bytes that can still be allocated in a GPU's memory."""
     # torch's allocator retains the memory of freed tensors, such as an earlier training's.
     retained = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + retained
 
 
 def free_memory() -> int:
-    """Return the bytes of main memory that can still be allocated, from /proc/meminfo and the
-    container's limit. On systems other than Linux, return all bytes of the machine."""
+    """Return the number of bytes that can still be allocated in main memory, from /proc/meminfo
+    and the container's limit. On systems other than Linux, return the machine's whole memory."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, KeyError):
         free = _read_sizes(Path("/proc/meminfo"))["MemAvailable:"] * 1024

@@ -26,8 +26,8 @@ from teachonce.support.arrays import Array, Floats, begins, covering_spans_of_te
 def learnt_of_student(learnt: Array, teacher: Tokens, student: Tokens) -> Array:
     """Return which student tokens the student is trained on: bool [N].
 
-    learnt: bool, which tokens the teacher was trained on. A student token is left out if it shares
-        a character with a teacher token that is not `learnt`.
+    learnt: bool [T], the teacher tokens that the store marks for training (`token/learn`). A
+        student token is left out if it shares a character with a teacher token that is not marked.
     """
     begin, end = teacher.offsets.astype(np.int64).T
     left_out = ~learnt & (end > begin)

@@ -268,8 +268,8 @@ def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) 
 
 
 def bytes_of_text(student: Any, length: int) -> int:
-    """Estimate the bytes of 16-bit activations that a text of `length` tokens leaves for the
-    backward pass, at least 1.
+    """Estimate the size in bytes, at least 1, of the 16-bit activations that a text of `length`
+    tokens leaves for the backward pass.
 
     s h L (34 + 5 a s / h), Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198), equation 1;
     the term in a is 0 for fused attention.

@@ -336,7 +336,10 @@ def is_list(kind: Any) -> bool:
 
 
 def _named_rows(rows: Iterable[Row], features: Mapping[str, Any], where: str) -> Rows:
-    """Number rows from 1, and replace numbers of classes by names in columns with features."""
+    """Yield the rows with their numbers from 1, and class names in place of class numbers.
+
+    features: of a dataset of `datasets`, by column. Raises CorpusError for an unknown class number.
+    """
     for number, row in enumerate(rows, 1):
         place = f"{where}, row {number}"
         cells = row.items()

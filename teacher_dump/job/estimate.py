@@ -179,7 +179,7 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
 def _bytes_by_feature(
     sampled: DumpPlan, out: Path, windows: list[Window], tokens: int, part_tokens: int
 ) -> dict[str, float]:
-    """Estimate the bytes of all parts from the part that holds the sample."""
+    """Estimate the size in bytes of all parts, by feature, from the part that holds the sample."""
     size, parts = tokens_of(windows), ceil(tokens / part_tokens)
     sizes = stored_sizes(out, 0)
     totals = {"metadata": float(sizes.pop(METADATA) * parts)}
@@ -259,7 +259,7 @@ def _up_to_limit(corpus: Corpus, tokenizer: Any, limit: int) -> Iterator[Documen
 
 
 def _free(out: Path | str) -> int | None:
-    """Return the free bytes on the disk of a store; None for a bucket."""
+    """Return the number of free bytes on the disk of a store; None for a bucket."""
     return shutil.disk_usage(out.resolve().parent).free if isinstance(out, Path) else None
 
 
@@ -323,8 +323,11 @@ def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
 
 
 def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
-    """Estimate the bytes outside the parts. `outside` has the bytes of the sample's arrays by path;
-    the bytes of weights are scaled up to all weights."""
+    """Estimate the size in bytes of what is outside the parts.
+
+    outside: the sizes of the sample's arrays by path; those of weights are scaled up to all
+    weights.
+    """
     total = float(sum(outside.values()))
     if plan.options.weights:
         written = {name: array.nbytes for name, array in _sampled_weights(plan.teacher)}

@@ -83,6 +83,7 @@ class DumpOptions:
         None,
         "Read the text from this column of tables and hf: sources; data.text names a nested"
         " column. A,B: read pairs of texts from two columns, for a teacher that classifies pairs.",
+        default_text="text, or the only column of texts",
         check=pair_of,
     )
     messages: str | None = option(
@@ -221,7 +222,10 @@ class DumpOptions:
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     limit: int | None = option(
-        None, "Stop after N teacher tokens of the corpus, such as 50k or 2m.", within=at_least(1)
+        None,
+        "Stop after N teacher tokens of the corpus, such as 50k or 2m.",
+        within=at_least(1),
+        default_text="the whole corpus",
     )
     grow_from: MaybePathOrUrl = option(
         None,

@@ -24,7 +24,7 @@ The teacher is trained further on text whose words are segmented at random by it
 by the student's (Zhao et al. 2021). A student is then trained from these embeddings without the
 teacher: student-train --store OUT --init mixed-vocab --loss mlm=1.
 
---recipe sets the options that Zhao et al. published; options given on the command line win.
+--recipe sets the options that Zhao et al. published; options on the command line override them.
 
 To continue a stopped training, run the same command again.
 """

@@ -201,8 +201,8 @@ def load_network(
     if encoder:
         subject = name if flag else f"model {name}: the checkpoint"
         raise UserError(
-            f"{subject} lacks {counted(len(encoder), 'weight')} of its encoder, such as {encoder[0]};"
-            " copy the whole checkpoint"
+            f"{subject} lacks {counted(len(encoder), 'weight')} of its encoder, such as"
+            f" {encoder[0]}; copy the whole checkpoint"
         )
     # transformers ignores weights that the network lacks, and `load` switches its warning off.
     check_all_read(network, sorted(report["unexpected_keys"]), name)

@@ -118,8 +118,8 @@ def read_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
 
 
 def _check_task(task: str) -> None:
-    """Raise UserError for an unknown task, a task of a library without a name, and a name after
-    another task."""
+    """Raise UserError for an unknown task, for `mteb` or `lm-eval` without `:NAME`, and for `:NAME`
+    after another task."""
     kind, _, name = task.partition(":")
     if kind not in TASKS or bool(name) != (kind in TASK_LIBRARIES):
         near = suggest(kind, TASKS)

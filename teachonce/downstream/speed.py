@@ -261,7 +261,7 @@ def _wait(device: str) -> None:
 
 
 def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: str) -> int | None:
-    """Return the bytes of the weights plus the peak of the forward passes.
+    """Return the memory in bytes of the weights plus the peak of the forward passes.
 
     On a CPU the peak is the growth of the process, from /proc; None on a system without /proc.
     """

@@ -58,7 +58,7 @@ def command(
 @click.option(
     "--vocab",
     type=VOCABULARY,
-    help="Print how many tokens each alignment pairs with a student of this vocabulary,"
+    help="Print which share of the tokens each alignment pairs for a student of this vocabulary,"
     f" {VOCAB_HELP}",
 )
 @allow_partial
@@ -96,12 +96,14 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
 @click.option(
     "--sample",
     default=64,
+    show_default=True,
     type=click.IntRange(min=1),
     help="Run N sequences through --model.",
 )
 @click.option(
     "--seed",
     default=0,
+    show_default=True,
     type=click.IntRange(min=0),
     help="Draw the sequences of --sample with this seed.",
 )
@@ -109,7 +111,8 @@ def info(path: str, vocab: str | None, allow_partial: bool) -> Iterator[Output]:
     "--device",
     type=Text(DEVICES),
     default="auto",
-    help="Run --model on auto | cpu | cuda | cuda:N.",
+    show_default=True,
+    help="Run --model on this device: auto | cpu | cuda | cuda:N.",
 )
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with --model.")
 @printed
@@ -333,7 +336,9 @@ class _WithNegativeNumber(click.Command):
 @command("show store.zarr 17", "show store.zarr -1 --json", cls=_WithNegativeNumber)
 @click.argument("path", type=PATH)
 @click.argument("number", type=int)
-@click.option("--view", default=0, help="Show the masks and logits of this view.")
+@click.option(
+    "--view", default=0, show_default=True, help="Show the masks and logits of this view."
+)
 @allow_partial
 @printed
 def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Output]:
@@ -354,7 +359,7 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
     multiple=True,
     default=("0",),
     help="Show these sequences, a comma-separated list of numbers such as 17,42; negative numbers"
-    " count from the end.",
+    " count from the end.  [default: 0]",
 )
 @click.option(
     "--vocab",

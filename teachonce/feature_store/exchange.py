@@ -53,6 +53,7 @@ FILE = LocalPath(exists=True, dir_okay=False)
     "--codec",
     type=NameOrAdded(BUILT_IN, GROUP),
     default="default",
+    show_default=True,
     help="Store values by this codec, as in teacher-dump.",
 )
 @click.option(
@@ -90,8 +91,8 @@ FILE = LocalPath(exists=True, dir_okay=False)
 @click.option(
     "--prompt",
     metavar="TEXT",
-    help="Put this text, which the teacher read before each text, before each text that has a"
-    " vector.  [default: none]",
+    help="Put this prompt, with which the teacher computed the vectors, before each text that has"
+    " one.  [default: none]",
 )
 @printed
 def import_(

@@ -99,8 +99,8 @@ def _ended(code: int) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file with its companions of the same stem (OpenVINO's .xml and .bin),
-    or of the weights in a folder."""
+    """Return the size in bytes of a file with its companions of the same stem (OpenVINO's .xml and
+    .bin), or of the weights in a folder."""
     if path.is_dir():
         # Not both: a folder may have the same weights in two formats.
         paths = [*path.rglob("*.safetensors")] or [*path.rglob("pytorch_model*.bin")]

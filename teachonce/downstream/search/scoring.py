@@ -76,7 +76,10 @@ def score_search(
 
 
 def _measures(task: str, collection: Collection, settings: SearchSettings) -> dict[str, str]:
-    """Return the measures that can be computed from the judgements and the teacher."""
+    """Return the measures that judgements and teacher permit: their keys in the scores, by heading.
+
+    Raises UserError if there is neither a judgement nor a teacher.
+    """
     keys = dict(measures.JUDGED) if collection.judgements else {}
     if task == "rerank":
         keys.pop("recall@100", None)

@@ -54,7 +54,8 @@ class Compression:
 
     @property
     def widths(self) -> list[int]:
-        """Return the bytes of a token in the two columns: log-probabilities, ids."""
+        """Return the size in bytes of one token's values in each of the two columns:
+        log-probabilities, ids."""
         bins = sum(BYTES[b.scale] + -(-b.bits * b.elements // 8) for b in self.residual_bins)
         terms = len(self.polynomial_terms) * BYTES[self.term_dtype]
         logprobs = self.exact_k * BYTES[self.exact_dtype] + terms + bins
