@@ -16,7 +16,16 @@ from teachonce.support.plugins import added_object
 from teachonce.support.redaction import redacted
 from teachonce.support.whole_numbers import DIGITS
 
-EMPTY = "is empty, perhaps by an unset variable of the shell; give a value, or leave it out"
+
+def _refuse_empty(
+    kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    """Raise BadParameter for an empty word, which many options would take for one that is not
+    given, and `Path` for the current folder."""
+    if value == "":
+        remedy = "give a value" if param and param.required else "give a value, or leave it out"
+        words = f"is empty, perhaps because a variable of the shell is not set; {remedy}"
+        kind.fail(words, param, ctx)
 
 
 class Text(click.types.StringParamType):
@@ -32,9 +41,7 @@ class Text(click.types.StringParamType):
         self._words, self._paths = words, paths or words == ()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        # Many options would take an empty word for one that is not given.
-        if value == "":
-            self.fail(EMPTY, param, ctx)
+        _refuse_empty(self, value, param, ctx)
         return super().convert(value, param, ctx)
 
     def shell_complete(
@@ -62,8 +69,7 @@ class LocalPath(click.Path):
         super().__init__(path_type=Path, **checks)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":  # `Path("")` would be the current folder
-            self.fail(EMPTY, param, ctx)
+        _refuse_empty(self, value, param, ctx)
         if "://" in str(value):
             self.fail(
                 f"{redacted(str(value))}: is a URL, expected a path on this machine; give one, and"
