@@ -62,7 +62,7 @@ def _whole(value: object, what: str, low: int, high: int) -> int:
     return value
 
 
-def _object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
+def _checked_object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
     """Check a JSON object against the dataclass `spec`, whose fields are the keys; return the
     object.
 
@@ -156,7 +156,7 @@ class LogitsSpec:
 
     @staticmethod
     def from_json(value: object) -> LogitsSpec:
-        return LogitsSpec(**_object(value, "logits", LogitsSpec))
+        return LogitsSpec(**_checked_object(value, "logits", LogitsSpec))
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class TaskSpec:
 
     @staticmethod
     def from_json(value: object) -> TaskSpec:
-        values = _object(value, "task", TaskSpec)
+        values = _checked_object(value, "task", TaskSpec)
         if not isinstance(values["labels"], list):
             raise StoreError(f"features: labels must be a list, got {values['labels']!r:.80}")
         return TaskSpec(**values)
@@ -291,7 +291,7 @@ class EmbeddingSpec:
 
     @staticmethod
     def from_json(value: object) -> EmbeddingSpec:
-        return EmbeddingSpec(**_object(value, "embedding", EmbeddingSpec))
+        return EmbeddingSpec(**_checked_object(value, "embedding", EmbeddingSpec))
 
 
 @dataclass(frozen=True)

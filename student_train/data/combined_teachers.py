@@ -109,7 +109,7 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
         repeated = [_log_probabilities(earlier, teacher.ids)[0] for earlier in targets[:number]]
         firsts.append(reduce(lambda valid, one: valid & ~one, repeated, teacher.valid))
     valid = torch.cat(firsts, dim=1)
-    shares = [_share(teacher, pieces) for teacher in targets]
+    shares = [_even_share(teacher, pieces) for teacher in targets]
     logs = []
     for teacher, share in zip(targets, shares, strict=True):
         stored, values = _log_probabilities(teacher, ids)
@@ -122,7 +122,7 @@ def geometric_mean(targets: Sequence[LogitTargets], pieces: int) -> LogitTargets
     return LogitTargets(ids, means - total[:, None], valid, rest - total, partition)
 
 
-def _share(targets: LogitTargets, pieces: int) -> Tensor:
+def _even_share(targets: LogitTargets, pieces: int) -> Tensor:
     """Return the log-probability [G] of each piece that a teacher did not store: its remaining
     probability, divided evenly among them. pieces: the size of the vocabulary."""
     # At least 1: if all pieces are stored, the log of 0 would make the share infinite.

@@ -185,7 +185,7 @@ def _mlm(options: DownstreamOptions) -> list[Result] | Result | None:
 
 def _fine_tune(options: DownstreamOptions) -> list[Result] | Result:
     from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
-    from teachonce.downstream.tracking import Log
+    from teachonce.downstream.tracking import TrackerSettings
 
     task, tests, out = _task(options), splits_to_test(options.test), options.out
     if options.as_is:
@@ -196,7 +196,7 @@ def _fine_tune(options: DownstreamOptions) -> list[Result] | Result:
     assert options.dev is not None and out is not None  # the task needs them
     splits = {"train": options.train[0], "dev": options.dev, **tests}
     settings, save_to = options.settings(FineTuneSettings), out / "model" if options.save else None
-    log = Log(options.log, out)
+    log = TrackerSettings(options.log, out)
     return fine_tune(task, options.model[0], splits, settings, _say(options), save_to, log)
 
 

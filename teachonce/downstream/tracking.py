@@ -23,14 +23,15 @@ LOGGED = {
 
 
 @dataclass(frozen=True)
-class Log:
-    """Holds the names of trackers, and the folder of the runs that they track."""
+class TrackerSettings:
+    """Holds the names of the trackers (`--log`), and the folder (`--out`) of the runs that they
+    track."""
 
     names: Sequence[str] = ()
     out: Path = Path()
 
 
-SILENT = Log()
+NO_TRACKERS = TrackerSettings()
 
 
 def folder_of(out: Path, seed: int, seeds: int) -> Path:

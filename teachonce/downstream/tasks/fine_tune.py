@@ -22,7 +22,7 @@ from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings, seeds_from
 from teachonce.downstream.tasks.model_card import write_card
 from teachonce.downstream.tasks.task_interface import Task
-from teachonce.downstream.tracking import SILENT, Log, TrackedRun, folder_of
+from teachonce.downstream.tracking import NO_TRACKERS, TrackedRun, TrackerSettings, folder_of
 from teachonce.downstream.warmup import WarmupTrainer
 from teachonce.support import files
 from teachonce.support.console import counted
@@ -47,7 +47,7 @@ def fine_tune(
     settings: FineTuneSettings,
     say: Say = print,
     save_to: Path | None = None,
-    log: Log = SILENT,
+    log: TrackerSettings = NO_TRACKERS,
 ) -> dict[str, Any]:
     """Fine-tune once for each seed; score on dev and, if given, on test.
 
