@@ -15,21 +15,21 @@ FOLDER = Path(__file__).parent
 def benchmarks() -> dict[str, str]:
     """Return the modules here that are commands: the first line of the docstring by the name after
     `python -m benchmarks.`."""
-    found = {}
+    docstrings = {}
     for file in sorted(FOLDER.rglob("*.py")):
         source = file.read_text("utf-8")
         if file == Path(__file__) or "@click.command" not in source:
             continue
         name = ".".join(file.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__main__")
-        found[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return found
+        docstrings[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return docstrings
 
 
 def listing() -> str:
     """Return a line for each benchmark."""
-    found = benchmarks()
-    width = max(map(len, found))
-    return "\n".join(f"{name:{width}}  {shows}" for name, shows in found.items())
+    docstrings = benchmarks()
+    width = max(map(len, docstrings))
+    return "\n".join(f"{name:{width}}  {line}" for name, line in docstrings.items())
 
 
 @click.command(epilog=f"\b\n{listing()}", context_settings={"max_content_width": 120})

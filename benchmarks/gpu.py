@@ -92,13 +92,13 @@ def dumps(
 ) -> list[list[object]]:
     """Return a row for each setting of the dump."""
     rows: list[list[object]] = []
-    for features, words in kinds.items():
-        one = replace(options, **words)
-        found = interleaved(dumping.compared(one), repeats, separate=False)
-        speed = {name: figures["speed"] for name, figures in found.items()}
-        of_token = operations(one)
+    for features, changes in kinds.items():
+        changed = replace(options, **changes)
+        results = interleaved(dumping.compared(changed), repeats, separate=False)
+        speed = {name: figures["speed"] for name, figures in results.items()}
+        of_token = operations(changed)
         for name, tokens in speed.items():
-            ratios = (tokens / speed[other] for other in ("bare forward pass", "straightforward"))
+            ratios = (tokens / speed[base] for base in ("bare forward pass", "straightforward"))
             peak = of_peak(tokens * of_token, options.device)
             rows.append([features, name, f"{tokens:,.0f}", *(f"{r:.2f}" for r in ratios), peak])
     return rows
@@ -106,9 +106,9 @@ def dumps(
 
 @torch.inference_mode()
 def head(
-    model: str, device: str, precision: str, way: str, k: int, rows: int, runs: int
+    model: str, device: str, precision: str, function: str, k: int, rows: int, runs: int
 ) -> Figures:
-    """Measure tokens per second through the head alone; `way` names a function of `heads`."""
+    """Measure tokens per second through the head alone; `function` names one of `heads`."""
     decoder = load_teacher(model, attention="none", device=device, precision=precision).decoder
     assert decoder is not None
     dtype = torch.bfloat16 if decoder.rounded else torch.float32
@@ -116,36 +116,36 @@ def head(
     times = []
     for _ in range(runs + 1):  # the first compiles
         started = time.perf_counter()
-        for _, _, left in getattr(heads, way)(decoder, values, k):
-            left.sum().item()  # waits for the device
+        for _, _, tail in getattr(heads, function)(decoder, values, k):
+            tail.sum().item()  # waits for the device
         times.append(time.perf_counter() - started)
     return {"speed": rows / statistics.median(times[1:])}
 
 
 def head_rows(options: DumpOptions, repeats: int, rows: int, runs: int) -> list[list[object]]:
     """Return a row for each setting of the head; for the fused kernel only if it is available."""
-    found: list[list[object]] = []
+    lines: list[list[object]] = []
     device = torch.device(options.device)
     decoder = load_teacher(options.model, attention="none").decoder
     assert decoder is not None
     for k in KEPT:
-        ways = {"plain": "chunked_logits"}
+        functions = {"plain": "chunked_logits"}
         if device.type == "cuda" and heads.has_fused_kernel(k, device):
-            ways["one kernel"] = "fused_logits"
+            functions["one kernel"] = "fused_logits"
         settings = {
             name: partial(
-                head, options.model, options.device, options.precision, way, k, rows, runs
+                head, options.model, options.device, options.precision, function, k, rows, runs
             )
-            for name, way in ways.items()
+            for name, function in functions.items()
         }
         speed = {
-            name: it["speed"] for name, it in interleaved(settings, repeats, separate=False).items()
+            name: f["speed"] for name, f in interleaved(settings, repeats, separate=False).items()
         }
         for name, tokens in speed.items():
             peak = of_peak(tokens * 2.0 * decoder.weight.numel(), options.device)
             ratio = f"{tokens / speed['plain']:.2f}"
-            found.append([f"topk:{k}", name, f"{tokens:,.0f}", ratio, peak])
-    return found
+            lines.append([f"topk:{k}", name, f"{tokens:,.0f}", ratio, peak])
+    return lines
 
 
 def online(options: TrainOptions, model: str) -> Figures:
@@ -157,13 +157,13 @@ def online(options: TrainOptions, model: str) -> Figures:
     source: Any = OnlineTeacher(store, teacher)
     times, tokens = [time.perf_counter()], list[float]()
 
-    def watch(_: int, found: dict[str, float]) -> None:
+    def watch(_: int, metrics: dict[str, float]) -> None:
         times.append(time.perf_counter())
-        tokens.append(found["tokens"])
+        tokens.append(metrics["tokens"])
 
     train(source, student, collator, options, on_step=watch)
     seconds = [after - before for before, after in zip(times[2:], times[3:], strict=False)]
-    speeds = (count / taken for count, taken in zip(tokens[2:], seconds, strict=True))
+    speeds = (count / elapsed for count, elapsed in zip(tokens[2:], seconds, strict=True))
     return {"speed": statistics.median(speeds)}
 
 
@@ -178,16 +178,16 @@ def students(base: TrainOptions, model: str, repeats: int) -> list[list[object]]
         for cache in CACHES
     }
     settings["teacher in memory"] = partial(online, base, model)
-    found = interleaved(settings, repeats, separate=False)
-    first = next(iter(found.values()))["speed"]
+    results = interleaved(settings, repeats, separate=False)
+    baseline = next(iter(results.values()))["speed"]
     return [
         [
             name,
             f"{figures['speed']:,.0f}",
-            f"{figures['speed'] / first:.2f}",
+            f"{figures['speed'] / baseline:.2f}",
             f"{figures['waiting']:.1%}" if "waiting" in figures else "",
         ]
-        for name, figures in found.items()
+        for name, figures in results.items()
     ]
 
 
@@ -242,8 +242,8 @@ def main(
             "vocab": vocab,
             "batch_tokens": batch_tokens,
         }
-        with on_small_store(teacher, corpus, tokens, steps=steps, device=device, **settings) as it:
-            add(HEAD_OF_STUDENTS, students(it.resolved(), teacher, repeats))
+        with on_small_store(teacher, corpus, tokens, steps=steps, device=device, **settings) as cfg:
+            add(HEAD_OF_STUDENTS, students(cfg.resolved(), teacher, repeats))
     if device == "cpu":
         return
     publish(

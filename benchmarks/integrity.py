@@ -116,17 +116,17 @@ SETTINGS = {
 @command_errors
 def main(what: str, seed: int, results: Path, **options: Any) -> None:
     """Print the table and write it to RESULTS.md; return exit code 1 if any check fails."""
-    others = {name for names in SETTINGS.values() for name in names}
-    names = SETTINGS.get(what, options.keys() - others)
+    specific = {name for names in SETTINGS.values() for name in names}
+    names = SETTINGS.get(what, options.keys() - specific)
     settings = {"seed": seed, **{name: options[name] for name in names}}
-    words = [sys.executable, "-m", "tests.integrity", what, json.dumps(settings)]
+    argv = [sys.executable, "-m", "tests.integrity", what, json.dumps(settings)]
     root = Path(__file__).parents[1]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, cwd=root)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=root)
     if done.returncode:
         raise UserError(f"the checks ended with exit code {done.returncode}")
     head, rows, wrong = json.loads(done.stdout.splitlines()[-1])
-    said = " ".join(f"--{name} {options[name]}" for name in SETTINGS.get(what, ()))
-    command = f"python -m benchmarks.integrity {what} {said}".rstrip()
+    flags = " ".join(f"--{name} {options[name]}" for name in SETTINGS.get(what, ()))
+    command = f"python -m benchmarks.integrity {what} {flags}".rstrip()
     title, about = SECTIONS[what]
     publish(title, f"`{command}`; seed {seed}.{about}", table(head, rows), results)
     for line in wrong[:50]:

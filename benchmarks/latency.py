@@ -92,8 +92,8 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
 
     from teachonce.student_train.model.kinds import make_student
 
-    words = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, pieces)}}
-    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    vocab = {"[PAD]": 0, "[UNK]": 1, **{f"w{number}": number for number in range(2, pieces)}}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
@@ -108,58 +108,58 @@ def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[d
     """Return a row of `downstream --task speed` for each model, the teacher last."""
     named = [word for model in models for word in ("--model", model)]
     with tempfile.TemporaryDirectory() as out:
-        words = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)
-        in_own_process("teachonce.downstream.cli", *words)
+        arguments = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)
+        in_own_process("teachonce.downstream.cli", *arguments)
         rows: list[dict[str, Any]] = json.loads((Path(out) / "scores.json").read_text())["models"]
     return rows
 
 
-def row(shape: str, pieces: int, found: dict[str, Any]) -> list[object]:
+def row(shape: str, pieces: int, scores: dict[str, Any]) -> list[object]:
     """Return the figures of `downstream --task speed` on a CPU, each with its ratio to the
     teacher's."""
-    ratio = found.get("ratio", {"parameters": 1.0, "cpu": {}})
-    cells = [shape, f"{pieces:,}", found["parameters"] / 1e6, ratio["parameters"]]
-    cells.append(found["disk_bytes"] / MIB)
+    ratio = scores.get("ratio", {"parameters": 1.0, "cpu": {}})
+    cells = [shape, f"{pieces:,}", scores["parameters"] / 1e6, ratio["parameters"]]
+    cells.append(scores["disk_bytes"] / MIB)
     for inputs, (figure, unit) in product(("batch", "sentence"), FIGURES.items()):
         name = f"{inputs}_{figure}"
-        value = found["cpu"][name]  # None if the system does not report it
+        value = scores["cpu"][name]  # None if the system does not report it
         cells += [value / unit, ratio["cpu"].get(name, 1.0)] if value else ["", ""]
     return cells
 
 
-def compared_row(shape: tuple[str, int], found: dict[str, Any]) -> list[object]:
+def compared_row(shape: tuple[str, int], scores: dict[str, Any]) -> list[object]:
     """Return the figures of a batch and the published ones, times also over the teacher's."""
-    known: tuple[float | str, ...] = PUBLISHED.get(shape, ("",) * 4)
-    parameters, disk, *times = known
-    cells: list[object] = [shape[0], f"{shape[1]:,}", found["parameters"] / 1e6, parameters]
-    cells += [found["disk_bytes"] / MIB, disk]
+    reference: tuple[float | str, ...] = PUBLISHED.get(shape, ("",) * 4)
+    parameters, disk, *times = reference
+    cells: list[object] = [shape[0], f"{shape[1]:,}", scores["parameters"] / 1e6, parameters]
+    cells += [scores["disk_bytes"] / MIB, disk]
     for device, published, teacher in zip(
         ("cpu", "cuda"), times, PUBLISHED[TEACHER][2:], strict=True
     ):
-        here = found.get(device, {}).get("batch_ms", "")
-        ratio = found.get("ratio", {}).get(device, {}).get("batch_ms", 1.0 if here else "")
-        cells += [here, published, ratio, float(teacher) / float(published) if published else ""]
+        ours = scores.get(device, {}).get("batch_ms", "")
+        ratio = scores.get("ratio", {}).get(device, {}).get("batch_ms", 1.0 if ours else "")
+        cells += [ours, published, ratio, float(teacher) / float(published) if published else ""]
     return cells
 
 
-def row_of_other(source: str, model: Model, known: Sequence[str], found: Any) -> list[object]:
+def row_of_other(source: str, model: Model, reference: Sequence[str], scores: Any) -> list[object]:
     """Return the figures of a student of another source, each with the published one."""
-    ratio = found["ratio"]
-    cells = [ratio["parameters"], known[0], found["disk_bytes"] / MIB, known[1]]
-    for inputs, published in zip(("sentence", "batch"), known[2:], strict=True):
+    ratio = scores["ratio"]
+    cells = [ratio["parameters"], reference[0], scores["disk_bytes"] / MIB, reference[1]]
+    for inputs, published in zip(("sentence", "batch"), reference[2:], strict=True):
         cells += [ratio["cpu"][f"{inputs}_ms"], published]
-    return [source, model[0], f"{model[1]:,}", found["parameters"] / 1e6, *cells]
+    return [source, model[0], f"{model[1]:,}", scores["parameters"] / 1e6, *cells]
 
 
 def rows_of_others(folder: Path) -> list[list[object]]:
     """Measure the students of the other sources, each with its source's teacher."""
     rows = list[list[object]]()
     for source, (teacher, students) in OTHERS.items():
-        models = [random_model(folder, *each) for each in (*students, teacher)]
-        found = measured(models[:-1], models[-1], SHORT)
+        models = [random_model(folder, *model) for model in (*students, teacher)]
+        scores = measured(models[:-1], models[-1], SHORT)
         rows += [
-            row_of_other(source, model, known, each)
-            for (model, known), each in zip(students.items(), found[:-1], strict=True)
+            row_of_other(source, model, published, s)
+            for (model, published), s in zip(students.items(), scores[:-1], strict=True)
         ]
     return rows
 
@@ -172,12 +172,12 @@ def rows_of_others(folder: Path) -> list[list[object]]:
 def main(batch_size: int, length: int, results: Path) -> None:
     """Time all models in turn, and write the tables."""
     with tempfile.TemporaryDirectory() as folder:
-        teacher, *students = (random_model(Path(folder), *each) for each in (TEACHER, *STUDENTS))
+        teacher, *students = (random_model(Path(folder), *model) for model in (TEACHER, *STUDENTS))
         size = ("--batch-size", str(batch_size), "--max-length", str(length))
-        found = measured(students, teacher, size)
-        others = rows_of_others(Path(folder))
+        scores = measured(students, teacher, size)
+        other_rows = rows_of_others(Path(folder))
     shapes = (*STUDENTS, TEACHER)
-    rows = [row(*shape, each) for shape, each in zip(shapes, found, strict=True)]
+    rows = [row(*shape, s) for shape, s in zip(shapes, scores, strict=True)]
     settings = (
         "`python -m benchmarks.latency`. Encoders with random weights, float32 on a CPU, measured"
         f" by `downstream --task speed`: batches of {batch_size} x {length} tokens and single"
@@ -187,14 +187,14 @@ def main(batch_size: int, length: int, results: Path) -> None:
     )
     tables = [table(HEAD, rows[-1:] + rows[:-1])]
     if (batch_size, length) == (16, POSITIONS):
-        compared = [compared_row(shape, each) for shape, each in zip(shapes, found, strict=True)]
+        compared = [compared_row(shape, s) for shape, s in zip(shapes, scores, strict=True)]
         tables += [
             "Batches, compared with Table 3 of Kolesnikova et al. 2022 (i7-7700K, GTX 1080 Ti):",
             table(COMPARED_HEAD, compared[-1:] + compared[:-1]),
         ]
     tables += [
         "Students of the other sources with their own teachers; batches of 32 x 32 tokens:",
-        table(OF_OTHERS, others),
+        table(OF_OTHERS, other_rows),
     ]
     publish("Size and latency of students", settings, "\n\n".join(tables), results)
 

@@ -208,13 +208,13 @@ def jobs(folder: Path, texts: int = 30) -> list[Job]:
     from teachonce.teacher_dump.corpus.documents import Corpus
 
     model, corpus = folder / "teacher", folder / "corpus.txt"
-    found = (" ".join(d.text.split())[:300] for d in Corpus.open(["python-docs"]))
-    corpus.write_text("\n".join(islice(found, texts)) + "\n", encoding="utf-8")
+    passages = (" ".join(d.text.split())[:300] for d in Corpus.open(["python-docs"]))
+    corpus.write_text("\n".join(islice(passages, texts)) + "\n", encoding="utf-8")
     make_teacher(model, corpus)
-    made = []
+    runs = []
     for ext in ("zarr", "h5"):
         out = folder / ext / f"store.{ext}"
-        words: Words = (
+        command: Words = (
             "teachonce.teacher_dump.cli",
             "--model",
             model,
@@ -224,12 +224,12 @@ def jobs(folder: Path, texts: int = 30) -> list[Job]:
             out,
             *DUMP,
         )
-        made.append(Job(f"dump to .{ext}", out, (*words, "--device", "cpu"), moment_of_dump,
+        runs.append(Job(f"dump to .{ext}", out, (*command, "--device", "cpu"), moment_of_dump,
                         content_of_store, aimed=("writing", "sealing")))  # fmt: skip
     store, out = folder / "store.h5", folder / "training" / "student"
-    made[1].undisturbed()
-    shutil.copy(made[1].out, store)
-    words = (
+    runs[1].undisturbed()
+    shutil.copy(runs[1].out, store)
+    command = (
         "teachonce.student_train.cli",
         "--store",
         store,
@@ -240,9 +240,9 @@ def jobs(folder: Path, texts: int = 30) -> list[Job]:
         "--device",
         "cpu",
     )
-    made.append(Job("training", out, words, moment_of_training, content_of_student, resume,
+    runs.append(Job("training", out, command, moment_of_training, content_of_student, resume,
                     aimed=("saving", "finishing")))  # fmt: skip
-    return made
+    return runs
 
 
 @click.command()

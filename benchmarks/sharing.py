@@ -71,7 +71,7 @@ class Siege(ABC):
             stores += 1
             click.echo(f"{self.job.name}: {self.struck.total()} kills, {stores} stores", err=True)
         name = f"{self.job.name}, {self.size} {self.members}"
-        return [name, killed, *(self.struck[each] for each in self.victims), stores, stores]
+        return [name, killed, *(self.struck[victim] for victim in self.victims), stores, stores]
 
     @classmethod
     def head(cls) -> tuple[str, ...]:
@@ -94,21 +94,21 @@ class Crew(Siege):
         "making": "of a process that waits or makes parts",
     }
 
-    def begin(self, place: int) -> ForkServerProcess:
-        """Start the process of a place."""
-        words = (*self.job.words, "--shard", f"{place}/{self.size}")
-        return fork(in_small_parts, *words, log=self.job.log)
+    def begin(self, shard: int) -> ForkServerProcess:
+        """Start the process of a shard."""
+        command = (*self.job.words, "--shard", f"{shard}/{self.size}")
+        return fork(in_small_parts, *command, log=self.job.log)
 
     def made(self, chance: random.Random, strikes: int) -> list[int]:
-        workers = [self.begin(place) for place in range(self.size)]
+        workers = [self.begin(shard) for shard in range(self.size)]
         for _ in range(strikes):
             time.sleep(chance.uniform(0, self.job.seconds / 2))
-            place = chance.randrange(self.size)
-            role = "cutting" if self._cuts(workers[place]) else "making"
-            workers[place].kill()
-            if finish(workers[place]) == -signal.SIGKILL:
+            shard = chance.randrange(self.size)
+            role = "cutting" if self._cuts(workers[shard]) else "making"
+            workers[shard].kill()
+            if finish(workers[shard]) == -signal.SIGKILL:
                 self.struck[role] += 1
-            workers[place] = self.begin(place)
+            workers[shard] = self.begin(shard)
         return [finish(worker) for worker in workers]
 
     def _cuts(self, worker: ForkServerProcess) -> bool:
@@ -140,9 +140,9 @@ class RayCluster(Siege):
                     finish(driver)
                     driver = ray.begin()
                 else:
-                    place = chance.randrange(self.size)
-                    ray.cluster.remove_node(nodes[place], allow_graceful=False)
-                    nodes[place] = ray.add_node()
+                    index = chance.randrange(self.size)
+                    ray.cluster.remove_node(nodes[index], allow_graceful=False)
+                    nodes[index] = ray.add_node()
                 self.struck[victim] += 1
             return [finish(driver, 600)]
         finally:
@@ -188,8 +188,8 @@ def main(
     kind: type[Siege] = RayCluster if ray_nodes else Crew
     rows = []
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        made = jobs(Path(name), RAY_TEXTS) if ray_nodes else jobs(Path(name))
-        for job in itertools.islice(made, 2):
+        all_jobs = jobs(Path(name), RAY_TEXTS) if ray_nodes else jobs(Path(name))
+        for job in itertools.islice(all_jobs, 2):
             job.undisturbed()
             rows.append(kind(job, ray_nodes or processes).row(kills // 2, seed))
     size = f"--ray-nodes {ray_nodes}" if ray_nodes else f"--processes {processes}"

@@ -73,7 +73,7 @@ myst_substitutions = {"losses": _losses()}
 
 
 def _plain(
-    app: object, what: str, name: str, thing: object, options: object, lines: list[str]
+    app: object, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
     """Set a docstring in reStructuredText: ours name code in single backticks."""
     shown = _files(lines) if what == "module" else _fields(lines)
@@ -88,30 +88,30 @@ FIELD = re.compile(r"([A-Za-z]\w*(?:, [A-Za-z]\w*)*): (.+)")
 
 def _fields(lines: list[str]) -> list[str]:
     """Write what describes arguments and attributes as a list of definitions."""
-    found, inside = lines[:1], False
+    converted, inside = lines[:1], False
     for line in lines[1:]:
         field = FIELD.match(line)
         starts = bool(field) != inside and line[:1].strip()  # a list begins or ends here
-        if starts and found[-1]:
-            found.append("")
-        found += [f"``{field[1]}``", f"    {field[2]}"] if field else [line]
+        if starts and converted[-1]:
+            converted.append("")
+        converted += [f"``{field[1]}``", f"    {field[2]}"] if field else [line]
         inside = bool(field) or (inside and line.startswith(" "))
-    return found
+    return converted
 
 
 def _files(lines: list[str]) -> list[str]:
     """Write the indented list of a package's files as a literal block."""
-    found = list[str]()
+    converted = list[str]()
     for line in lines:
-        if line.startswith("    ") and found and not found[-1]:
-            found += ["::", ""]
-        found.append(line)
-    return found
+        if line.startswith("    ") and converted and not converted[-1]:
+            converted += ["::", ""]
+        converted.append(line)
+    return converted
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     """Return code as it is, and a mark of reStructuredText with a backslash before it."""
-    text = found.group()
+    text = match.group()
     return text if text.startswith("``") else f"\\{text}"
 
 
@@ -151,7 +151,7 @@ def _all_are_published(app: Any, error: Exception | None) -> None:
         entries = app.env.domaindata["py"]["objects"]
         names = [
             f"{package.__name__}.{name}"
-            for package in (import_module(f"teachonce.{each}") for each in PACKAGES)
+            for package in (import_module(f"teachonce.{module}") for module in PACKAGES)
             for name in package.__all__
         ]
         losses = [f"teachonce.student_train.losses.{loss.formula}" for loss in LOSSES]

@@ -80,19 +80,19 @@ def _child(log: Path | None, work: Callable[..., object], arguments: tuple[Any, 
     work(*arguments)
 
 
-def command(module: str, *words: str | Path | int) -> None:
-    """Run the `main` of a module with these words, as the shell would; ends the process."""
-    import_module(module).main([str(word) for word in words])
+def command(module: str, *arguments: str | Path | int) -> None:
+    """Run the `main` of a module with these arguments, as the shell would; ends the process."""
+    import_module(module).main([str(a) for a in arguments])
 
 
-def in_small_parts(module: str, *words: str | Path | int) -> None:
+def in_small_parts(module: str, *arguments: str | Path | int) -> None:
     """Do as `command`, with dumps in parts of PART_TOKENS tokens, so that a small dump has many."""
     from teachonce.teacher_dump.job import dump, on_ray, sharing
     from teachonce.teacher_dump.job.options import DumpOptions
 
-    def small(whole: Callable[..., Any]) -> Callable[..., Any]:
-        def run(options: DumpOptions, *more: Any, **named: Any) -> Any:
-            return whole(replace(options, part_tokens=PART_TOKENS), *more, **named)
+    def small(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(options: DumpOptions, *args: Any, **kwargs: Any) -> Any:
+            return function(replace(options, part_tokens=PART_TOKENS), *args, **kwargs)
 
         return run
 
@@ -101,26 +101,26 @@ def in_small_parts(module: str, *words: str | Path | int) -> None:
         mock.patch.object(sharing, "share", small(sharing.share)),
         mock.patch.object(on_ray, "share_on_ray", small(on_ray.share_on_ray)),
     ):
-        command(module, *words)
+        command(module, *arguments)
 
 
-def in_own_process(module: str, *words: str | Path, jobs: int = 1) -> None:
+def in_own_process(module: str, *arguments: str | Path, jobs: int = 1) -> None:
     """Run the `main` of a module in a separate process, with its share of the cores.
 
     Raises UserError if the process fails.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-    code = finish(fork(_with_threads, threads, module, *words), seconds=None)
+    code = finish(fork(_with_threads, threads, module, *arguments), seconds=None)
     if code != 0:
-        command = shlex.join([module, *map(str, words)])
+        command = shlex.join([module, *map(str, arguments)])
         raise UserError(f"{command}: ended with exit code {code}; its output is above")
 
 
-def _with_threads(threads: int, module: str, *words: str | Path) -> None:
+def _with_threads(threads: int, module: str, *arguments: str | Path) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    command(module, *words)
+    command(module, *arguments)
 
 
 def finish(process: ForkServerProcess, seconds: float | None = 300) -> int:

@@ -26,10 +26,10 @@ class Ray:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.words, self.out, self.log = words, out, log
 
-    def begin(self, *more: str | int) -> ForkServerProcess:
+    def begin(self, *options: str | int) -> ForkServerProcess:
         """Start a driver."""
-        words = (*self.words, "--ray", self.cluster.address, *more)
-        return fork(in_small_parts, *words, log=self.log)
+        arguments = (*self.words, "--ray", self.cluster.address, *options)
+        return fork(in_small_parts, *arguments, log=self.log)
 
     def add_node(self) -> Any:
         """Add a node with one worker."""
@@ -37,16 +37,16 @@ class Ray:
 
     def makers(self) -> list[int]:
         """Return the numbers of the processes that make a part now."""
-        queue, found = PartQueue(self.out), []
+        queue, pids = PartQueue(self.out), []
         for number in queue.leased():
             with suppress(OSError, ValueError):
                 lease = json.loads((queue.folder / f".{number}.lease").read_text())
-                found.append(int(lease["pid"]))
-        return found
+                pids.append(int(lease["pid"]))
+        return pids
 
     def wait_for_a_maker(self, driver: ForkServerProcess) -> list[int]:
         """Wait until a part is being made, or the driver has ended; return the processes that make
         parts."""
-        while not (found := self.makers()) and driver.is_alive():
+        while not (pids := self.makers()) and driver.is_alive():
             time.sleep(0.01)
-        return found
+        return pids

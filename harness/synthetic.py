@@ -71,11 +71,11 @@ def _put_text(part: PartWriter, counts: Array, rng: np.random.Generator) -> None
         special.append(np.arange(length) % (length - 1) == 0)
     sequences = np.arange(len(counts))
     ids = _ids((int(counts.sum()),), rng)
-    given = Sequences(
+    content = Sequences(
         texts, sequences // 2, sequences * 0, sequences < 0, ids,
         np.concatenate(offsets), np.concatenate(special),
     )  # fmt: skip
-    part.set_sequences(given)
+    part.set_sequences(content)
 
 
 def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -85,18 +85,18 @@ def _ids(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 
 def _different(ids: Array) -> Array:
     """Replace duplicate ids [N, K] in a row by the next free ids."""
-    order, places = np.argsort(ids, axis=1), np.arange(ids.shape[1])
-    least = np.maximum.accumulate(np.take_along_axis(ids, order, axis=1) - places, axis=1)
-    found = np.empty_like(ids)
-    raised = np.minimum(least, VOCABULARY - ids.shape[1]) + places
-    np.put_along_axis(found, order, raised, axis=1)
-    return found
+    order, offsets = np.argsort(ids, axis=1), np.arange(ids.shape[1])
+    least = np.maximum.accumulate(np.take_along_axis(ids, order, axis=1) - offsets, axis=1)
+    distinct = np.empty_like(ids)
+    raised = np.minimum(least, VOCABULARY - ids.shape[1]) + offsets
+    np.put_along_axis(distinct, order, raised, axis=1)
+    return distinct
 
 
 def _put_logits(part: PartWriter, rows: Array, kept: int, rng: np.random.Generator) -> None:
     """Steeply falling logits, and some probability left over."""
     logits = -np.cumsum(rng.standard_exponential((len(rows), kept), np.float32), axis=1)
-    left = rng.standard_normal(len(rows), np.float32) - 2
-    total = np.log(np.exp(logits).sum(axis=1) + np.exp(left))
+    rest = rng.standard_normal(len(rows), np.float32) - 2
+    total = np.log(np.exp(logits).sum(axis=1) + np.exp(rest))
     ids = _different(_ids(logits.shape, rng))
-    part.put_topk(0, rows, ids, logits - total[:, None], left - total, total + 9)
+    part.put_topk(0, rows, ids, logits - total[:, None], rest - total, total + 9)

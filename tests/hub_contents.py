@@ -97,16 +97,16 @@ class Hub:
 
     def environment(self, home: Path, token: str | None = WRITER) -> dict[str, str]:
         """Return the environment for a process that uses this server, with an empty cache."""
-        found = {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
-        found |= {} if self.xet else {"HF_HUB_DISABLE_XET": "1"}
-        return found | ({"HF_TOKEN": token} if token else {})
+        variables = {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+        variables |= {} if self.xet else {"HF_HUB_DISABLE_XET": "1"}
+        return variables | ({"HF_TOKEN": token} if token else {})
 
     def add(self, name: str, folder: Path) -> Repository:
         """Put a folder into a new repository, such as `models/user/name`."""
-        found = self.repositories[name] = Repository()
+        repo = self.repositories[name] = Repository()
         files = {p: (folder / p).read_bytes() for p in relative_files(folder)}
-        self.commit(found, "main", {path: self.keep(data, path) for path, data in files.items()})
-        return found
+        self.commit(repo, "main", {path: self.keep(data, path) for path, data in files.items()})
+        return repo
 
     def keep(self, data: bytes, path: str, lfs: bool | None = None) -> Blob:
         """Store the content of a file."""
@@ -159,31 +159,31 @@ def is_large(sample: bytes, size: int) -> bool:
     return size > REGULAR or b"\0" in sample
 
 
-def wrong_in_card(asked: Mapping[str, str]) -> list[dict[str, str]]:
+def wrong_in_card(request: Mapping[str, str]) -> list[dict[str, str]]:
     """Describe the first error in the metadata of a card, as the hub does before it accepts a
     card."""
-    _, begin, rest = asked["content"].partition("---\n")
-    data = yaml.safe_load(rest.partition("\n---\n")[0]) if begin else None
+    _, begin, text = request["content"].partition("---\n")
+    data = yaml.safe_load(text.partition("\n---\n")[0]) if begin else None
     if not isinstance(data, dict):
         return [{"message": "the card has no metadata"}]
     lists = ("tags", "size_categories", "task_categories", "datasets", "source_datasets")
     texts = ("library_name", "pipeline_tag", "base_model", "pretty_name")
     wrong = [name for name in lists if name in data and not _are_texts(data[name])]
     wrong += [name for name in texts if name in data and not isinstance(data[name], str)]
-    found = [{"message": f'"{name}" is of the wrong type'} for name in wrong]
-    for name, known in KNOWN.items():
+    errors = [{"message": f'"{name}" is of the wrong type'} for name in wrong]
+    for name, pattern in KNOWN.items():
         values = data.get(name, [])
         values = values if isinstance(values, list) else [values]
-        found += [
-            {"message": f'"{name}" with value {each!r} is not valid'}
-            for each in values
-            if not re.fullmatch(known, str(each))
+        errors += [
+            {"message": f'"{name}" with value {value!r} is not valid'}
+            for value in values
+            if not re.fullmatch(pattern, str(value))
         ]
-    return found
+    return errors
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def xet_hashes(storage: Path) -> dict[str, str]:
@@ -193,7 +193,7 @@ def xet_hashes(storage: Path) -> dict[str, str]:
     hash, its flags and its number of segments. Then come the segments, the same number of
     verification rows if a flag says so, and the SHA-256. A row of ones ends the list.
     """
-    found = {}
+    hashes = {}
     for shard in storage.rglob("shards/*.mdb"):
         data, at = shard.read_bytes(), 48
         while (row := struct.unpack_from("<4Q2I", data, at))[0] != 2**64 - 1:
@@ -201,9 +201,9 @@ def xet_hashes(storage: Path) -> dict[str, str]:
             at += 48 * (1 + pieces * (2 if flags & VERIFIED else 1))
             if flags & HASHED:
                 sha256 = _hexadecimal(struct.unpack_from("<4Q", data, at))
-                found[sha256] = _hexadecimal(words)
+                hashes[sha256] = _hexadecimal(words)
                 at += 48
-    return found
+    return hashes
 
 
 def fetched(storage: Path, xet_hash: str) -> bytes:

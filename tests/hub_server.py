@@ -82,11 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length) if length else b"".join(self._chunks())
         split = urlsplit(self.path)
         path, query = unquote(split.path, errors="strict"), parse_qs(split.query)
-        printed = f"{self.command} {path}"
-        self.hub.requests.append(printed)
+        request_line = f"{self.command} {path}"
+        self.hub.requests.append(request_line)
         try:
-            for begin, status in self.hub.fails.items():
-                if printed.startswith(begin):
+            for prefix, status in self.hub.fails.items():
+                if request_line.startswith(prefix):
                     raise Refused(status, message="the server of this test says so")
             with self.hub.lock:
                 answer = Request(
@@ -94,10 +94,10 @@ class _Handler(BaseHTTPRequestHandler):
                 ).answer(self.headers.get("Range"))
         except Refused as refused:
             headers = {"X-Error-Code": refused.code, "X-Error-Message": refused.message}
-            told_so = json.dumps({"error": refused.message}).encode()
-            answer = refused.status, {k: v for k, v in headers.items() if v}, told_so
-        for begin, twist in self.hub.twists.items():
-            if printed.startswith(begin):
+            payload = json.dumps({"error": refused.message}).encode()
+            answer = refused.status, {k: v for k, v in headers.items() if v}, payload
+        for prefix, twist in self.hub.twists.items():
+            if request_line.startswith(prefix):
                 self.close_connection = True
                 twist(self, *answer)
                 return
@@ -118,8 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def _token(self) -> str | None:
-        found = self.headers.get("Authorization", "")
-        return found.removeprefix("Bearer ") or None
+        header = self.headers.get("Authorization", "")
+        return header.removeprefix("Bearer ") or None
 
     def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response(status)
@@ -141,14 +141,14 @@ class Request:
     body: bytes
     token: str | None
 
-    def answer(self, asked: str | None) -> Answer:
-        """Find the requested file and respond; `asked` is a range of bytes."""
-        words = [unquote(word) for word in self.path.strip("/").split("/")]
-        if words[0] == "content":
-            return self._content(words[1], asked)
+    def answer(self, span: str | None) -> Answer:
+        """Find the requested file and respond; `span` is a range of bytes."""
+        segments = [unquote(segment) for segment in self.path.strip("/").split("/")]
+        if segments[0] == "content":
+            return self._content(segments[1], span)
         if self.token is not None and self.token not in ROLES:
             raise Refused(401, "", "Invalid credentials in Authorization header")
-        match words:
+        match segments:
             case ["api", "whoami-v2"]:
                 return _json(self._whoami())
             case ["api", "repos", "create"]:
@@ -160,13 +160,13 @@ class Request:
             case ["api", kind, owner, name, *rest] if kind in TYPES:
                 return self._api(f"{kind}/{owner}/{name}", rest)
             case ["datasets", owner, name, "resolve", revision, *path]:
-                return self._resolve(f"datasets/{owner}/{name}", revision, "/".join(path), asked)
+                return self._resolve(f"datasets/{owner}/{name}", revision, "/".join(path), span)
             case ["datasets", owner, name, *batch] if batch == ["info", "lfs", "objects", "batch"]:
                 return self._batch(f"datasets/{owner}/{name.removesuffix('.git')}")
             case [owner, name, "info", "lfs", "objects", "batch"]:
                 return self._batch(f"models/{owner}/{name.removesuffix('.git')}")
             case [owner, name, "resolve", revision, *path]:
-                return self._resolve(f"models/{owner}/{name}", revision, "/".join(path), asked)
+                return self._resolve(f"models/{owner}/{name}", revision, "/".join(path), span)
         raise Refused(404, "", f"this server knows no {self.path}")
 
     def _whoami(self) -> dict[str, Any]:
@@ -186,11 +186,11 @@ class Request:
             raise Refused(403, "", "You don't have the rights to do this under this namespace")
 
     def _create(self) -> Answer:
-        asked = json.loads(self.body)
-        owner = asked.get("organization") or USER
+        options = json.loads(self.body)
+        owner = options.get("organization") or USER
         self._check_writer(owner)
-        kind = asked.get("type", "model") + "s"
-        name = f"{kind}/{owner}/{asked['name']}"
+        kind = options.get("type", "model") + "s"
+        name = f"{kind}/{owner}/{options['name']}"
         url = f"{self.hub.address}/{name.removeprefix('models/')}"
         if name in self.hub.repositories:
             return (
@@ -198,14 +198,14 @@ class Request:
                 {},
                 json.dumps({"error": "You already created this repo", "url": url}).encode(),
             )
-        self.hub.repositories[name] = Repository(asked.get("visibility") == "private")
+        self.hub.repositories[name] = Repository(options.get("visibility") == "private")
         return _json({"url": url, "name": name.partition("/")[2]})
 
     def _repository(self, name: str) -> Repository:
-        found = self.hub.repositories.get(name)
-        if found is None or (found.private and self.token is None):
+        repository = self.hub.repositories.get(name)
+        if repository is None or (repository.private and self.token is None):
             raise Refused(404 if self.token else 401, "RepoNotFound", "Repository not found")
-        return found
+        return repository
 
     def _api(self, name: str, rest: list[str]) -> Answer:
         repository = self._repository(name)
@@ -213,11 +213,11 @@ class Request:
             case [] | ["revision", _]:
                 return _json(self._info(name, repository, rest[1] if rest else "main"))
             case ["refs"]:
-                printed = [
+                branches = [
                     {"name": n, "ref": f"refs/heads/{n}", "targetCommit": COMMITS.format(c)}
                     for n, c in repository.branches.items()
                 ]
-                return _json({"branches": printed, "converts": [], "tags": []})
+                return _json({"branches": branches, "converts": [], "tags": []})
             case ["tree", revision, *path]:
                 return self._tree(repository, revision, "/".join(path))
             case ["paths-info", revision]:
@@ -263,49 +263,49 @@ class Request:
     def _entries(self, files: Mapping[str, Blob]) -> list[dict[str, Any]]:
         """Describe all files of a commit, and the folders around them."""
         folders = {"/".join(p.split("/")[:n]) for p in files for n in range(1, p.count("/") + 1)}
-        found = [
+        entries = [
             {"type": "directory", "path": path, "oid": git_oid(path.encode()), "size": 0}
             for path in folders
         ]
         for path, blob in files.items():
-            printed = {"type": "file", "path": path, "oid": blob.oid, "size": blob.size}
+            entry = {"type": "file", "path": path, "oid": blob.oid, "size": blob.size}
             if blob.lfs:
                 size = len(pointer(blob.sha256, blob.size))
-                printed["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": size}
-            found.append(printed)
-        return sorted(found, key=lambda entry: str(entry["path"]))
+                entry["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": size}
+            entries.append(entry)
+        return sorted(entries, key=lambda entry: str(entry["path"]))
 
     def _tree(self, repository: Repository, revision: str, folder: str) -> Answer:
         files, prefix = repository.files(revision), f"{folder}/" if folder else ""
         if folder and not any(path.startswith(prefix) for path in files):
             raise Refused(404, "EntryNotFound", f"{folder} does not exist on {revision}")
         deep = self.query.get("recursive", ["false"])[0].lower() in ("1", "true")
-        found = [
+        entries = [
             entry
             for entry in self._entries(files)
             if entry["path"].startswith(prefix)
             and (deep or "/" not in entry["path"].removeprefix(prefix))
         ]
         begin = int(self.query.get("cursor", ["0"])[0])
-        more = {}
-        if begin + PAGE < len(found):
-            kept = "&".join(f"{k}={quote(v[0])}" for k, v in self.query.items() if k != "cursor")
-            url = f"{self.hub.address}{self.path}?{kept}&cursor={begin + PAGE}"
-            more = {"Link": f'<{url}>; rel="next"'}
-        return 200, more, json.dumps(found[begin : begin + PAGE]).encode()
+        headers = {}
+        if begin + PAGE < len(entries):
+            query = "&".join(f"{k}={quote(v[0])}" for k, v in self.query.items() if k != "cursor")
+            url = f"{self.hub.address}{self.path}?{query}&cursor={begin + PAGE}"
+            headers = {"Link": f'<{url}>; rel="next"'}
+        return 200, headers, json.dumps(entries[begin : begin + PAGE]).encode()
 
     def _preupload(self, repository: Repository, revision: str) -> Answer:
-        known, printed = repository.files(revision), []
+        files, answers = repository.files(revision), []
         for file in json.loads(self.body)["files"]:
             large = is_large(base64.b64decode(file["sample"]), file["size"])
-            kept = known.get(file["path"])
-            printed.append(
+            old = files.get(file["path"])
+            answers.append(
                 {
                     "path": file["path"], "uploadMode": "lfs" if large else "regular",
-                    "shouldIgnore": False, **({"oid": oid_of(kept)} if kept else {}),
+                    "shouldIgnore": False, **({"oid": oid_of(old)} if old else {}),
                 }
             )  # fmt: skip
-        return _json({"files": printed})
+        return _json({"files": answers})
 
     def _commit(self, name: str, repository: Repository, revision: str) -> Answer:
         changed: dict[str, Blob | None] = {}
@@ -335,16 +335,16 @@ class Request:
     def _batch(self, name: str) -> Answer:
         self._check_writer(name.split("/")[1])
         self._repository(name)
-        printed = []
-        for each in json.loads(self.body)["objects"]:
-            entry = {"oid": each["oid"], "size": each["size"]}
-            if each["oid"] not in self.hub.contents:
-                href = f"{self.hub.storage}/content/{each['oid']}"
+        objects = []
+        for item in json.loads(self.body)["objects"]:
+            entry = {"oid": item["oid"], "size": item["size"]}
+            if item["oid"] not in self.hub.contents:
+                href = f"{self.hub.storage}/content/{item['oid']}"
                 entry["actions"] = {"upload": {"href": href}}
-            printed.append(entry)
-        return _json({"transfer": "basic", "objects": printed})
+            objects.append(entry)
+        return _json({"transfer": "basic", "objects": objects})
 
-    def _content(self, sha256: str, asked: str | None) -> Answer:
+    def _content(self, sha256: str, span: str | None) -> Answer:
         """Receive or return an LFS object. The address is sufficient, as the hub's are signed."""
         if self.method == "PUT":
             if hashlib.sha256(self.body).hexdigest() != sha256:
@@ -353,9 +353,9 @@ class Request:
             return 200, {}, b""
         if sha256 not in self.hub.contents and self.hub.xet:
             self.hub.contents[sha256] = fetched(self.hub.xet, xet_hashes(self.hub.xet)[sha256])
-        return _bytes(self.hub.contents[sha256], asked, {"ETag": f'"{sha256}"'})
+        return _bytes(self.hub.contents[sha256], span, {"ETag": f'"{sha256}"'})
 
-    def _resolve(self, name: str, revision: str, path: str, asked: str | None) -> Answer:
+    def _resolve(self, name: str, revision: str, path: str, span: str | None) -> Answer:
         repository = self._repository(name)
         number = repository.number(revision)
         headers = {"X-Repo-Commit": COMMITS.format(number)}
@@ -365,7 +365,7 @@ class Request:
             return 404, headers, b"Entry not found"
         if not blob.lfs:
             return _bytes(
-                self.hub.contents[blob.sha256], asked, {**headers, "ETag": f'"{blob.oid}"'}
+                self.hub.contents[blob.sha256], span, {**headers, "ETag": f'"{blob.oid}"'}
             )
         headers |= {"X-Linked-Size": str(blob.size), "X-Linked-Etag": f'"{blob.sha256}"'}
         if self.hub.xet and (xet_hash := self._in_xet(blob.sha256)):
@@ -389,20 +389,20 @@ def _json(body: Any) -> Answer:
     return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
 
 
-def _bytes(data: bytes, asked: str | None, headers: Mapping[str, str]) -> Answer:
+def _bytes(data: bytes, span: str | None, headers: Mapping[str, str]) -> Answer:
     """Respond with bytes, or with the requested range of them."""
     headers = {**headers, "Accept-Ranges": "bytes"}
-    if asked is None:
+    if span is None:
         return 200, headers, data
-    begin, _, end = asked.removeprefix("bytes=").partition("-")
+    begin, _, end = span.removeprefix("bytes=").partition("-")
     if not begin:
         first, last = max(0, len(data) - int(end)), len(data) - 1
     else:
         first, last = int(begin), min(int(end or len(data)), len(data) - 1)
     if first >= len(data):
         return 416, {**headers, "Content-Range": f"bytes */{len(data)}"}, b""
-    printed = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
-    return 206, {**headers, **printed}, data[first : last + 1]
+    content_range = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+    return 206, {**headers, **content_range}, data[first : last + 1]
 
 
 def asked_by_this_process(

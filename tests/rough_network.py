@@ -114,10 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         fault, chance = self.server.weather.fault(self.command, self.path)
         conditions = self.server.weather.conditions
         if conditions and self.command == "PUT":
-            asked = [name for name in self.headers if name.lower() in ("if-match", "if-none-match")]
-            for name in asked:
+            names = [name for name in self.headers if name.lower() in ("if-match", "if-none-match")]
+            for name in names:
                 del self.headers[name]
-            fault = "conditional" if asked and conditions == "refused" else fault
+            fault = "conditional" if names and conditions == "refused" else fault
         if fault == "reset":
             self._reset()
         elif fault == "lost":
@@ -153,35 +153,35 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self, body: bytes, fault: str, chance: random.Random) -> None:
         if fault == "whole":
             del self.headers["Range"]
-        status, given, known, length = self._answer(body)
-        data = bytearray(known)
+        status, headers, content, length = self._answer(body)
+        data = bytearray(content)
         if fault in ("flipped", "short"):
-            given = [(k, v) for k, v in given if not k.lower().startswith("x-amz-checksum")]
+            headers = [(k, v) for k, v in headers if not k.lower().startswith("x-amz-checksum")]
         if fault in ("flipped", "unmatched") and data:
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         if fault == "short" and self.command != "HEAD":
             data = data[: len(data) // 2]
-        self._send(status, given, bytes(data), fault, length)
+        self._send(status, headers, bytes(data), fault, length)
 
     def _answer(self, body: bytes) -> Answer:
         """Fetch the server's response. It is slow, so responses are cached."""
         read = self.command in ("GET", "HEAD")
         key = (self.command, self.path, self.headers.get("Range"))
-        if read and (kept := self.server.kept.get(key)):
-            return kept
+        if read and (cached := self.server.cache.get(key)):
+            return cached
         with closing(http.client.HTTPConnection(*self.server.upstream, timeout=60)) as upstream:
             headers = {k: v for k, v in self.headers.items() if k.lower() != "expect"}
             upstream.request(self.command, self.path, body, headers)
             answer = upstream.getresponse()
             data = answer.read()
-            given = [(k, v) for k, v in answer.getheaders() if k.lower() not in HOP]
+            received = [(k, v) for k, v in answer.getheaders() if k.lower() not in HOP]
             length = answer.getheader("Content-Length") if self.command == "HEAD" else None
-        found = answer.status, given, data, length
+        result = answer.status, received, data, length
         if read:
-            self.server.kept[key] = found
+            self.server.cache[key] = result
         else:
-            self.server.kept.clear()
-        return found
+            self.server.cache.clear()
+        return result
 
     def _send(
         self,
@@ -231,7 +231,7 @@ class _Proxy(ThreadingHTTPServer):
     def __init__(self, upstream: tuple[str, int]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream, self.weather = upstream, Weather()
-        self.kept: dict[tuple[str, str, str | None], Answer] = {}
+        self.cache: dict[tuple[str, str, str | None], Answer] = {}
 
     def shutdown_request(self, request: Any) -> None:
         with suppress(OSError):
@@ -257,7 +257,7 @@ class S3:
 
     def write(self, key: str, data: bytes) -> None:
         self._client.put_object(Bucket=BUCKET, Key=key, Body=data)
-        self._proxy.kept.clear()
+        self._proxy.cache.clear()
 
     def read(self, key: str) -> bytes:
         data: bytes = self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
@@ -265,18 +265,18 @@ class S3:
 
     def remove(self, key: str) -> None:
         self._client.delete_object(Bucket=BUCKET, Key=key)
-        self._proxy.kept.clear()
+        self._proxy.cache.clear()
 
     def held(self) -> set[str]:
         """Keys of all objects."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        return {found["Key"] for page in pages for found in page.get("Contents", ())}
+        return {item["Key"] for page in pages for item in page.get("Contents", ())}
 
     def clear(self) -> None:
         """Remove all objects."""
         if keys := [{"Key": key} for key in self.held()]:
             self._client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys})
-            self._proxy.kept.clear()
+            self._proxy.cache.clear()
 
     @property
     def weather(self) -> Weather:

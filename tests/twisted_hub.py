@@ -67,26 +67,26 @@ def long(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
 def dense(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """Send a body of 20 MB that unpacks to 20 GB."""
     block = gzip.compress(b" " * 2**24)
-    given = {**headers, "Content-Encoding": "gzip", "Content-Length": str(1200 * len(block))}
-    _sent(handler, status, given, iter([block] * 1200))
+    changed = {**headers, "Content-Encoding": "gzip", "Content-Length": str(1200 * len(block))}
+    _sent(handler, status, changed, iter([block] * 1200))
 
 
 def short(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """Declare a length that exceeds the body."""
-    given = {**headers, "Content-Length": str(len(body) + 100)}
-    _sent(handler, status, given, iter([body]))
+    changed = {**headers, "Content-Length": str(len(body) + 100)}
+    _sent(handler, status, changed, iter([body]))
 
 
 def cut(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """Declare a length below the body's."""
-    given = {**headers, "Content-Length": str(len(body) // 2)}
-    _sent(handler, status, given, iter([body]))
+    changed = {**headers, "Content-Length": str(len(body) // 2)}
+    _sent(handler, status, changed, iter([body]))
 
 
 def drip(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """Send a body slowly, byte by byte."""
-    given = {**headers, "Content-Length": str(len(body) + 10**6)}
-    _sent(handler, status, given, _forever(b" ", 0.1))
+    changed = {**headers, "Content-Length": str(len(body) + 10**6)}
+    _sent(handler, status, changed, _forever(b" ", 0.1))
 
 
 def drip_headers(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
@@ -122,8 +122,8 @@ def wait(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
 def outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """Send names that lead out of the client's cache."""
     name = "../../../../../outside"
-    given = {**headers, "ETag": f'"{name}"', "X-Linked-Etag": f'"{name}"'}
-    handler.send(status, given, body)
+    changed = {**headers, "ETag": f'"{name}"', "X-Linked-Etag": f'"{name}"'}
+    handler.send(status, changed, body)
 
 
 def commit_outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
@@ -133,8 +133,8 @@ def commit_outside(handler: Handler, status: int, headers: Headers, body: bytes)
 
 def none_outside(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """Send a missing file in a commit whose name leads out of the client's cache."""
-    given = {"X-Repo-Commit": "../../../../../outside", "X-Error-Code": "EntryNotFound"}
-    handler.send(404, given, b"")
+    changed = {"X-Repo-Commit": "../../../../../outside", "X-Error-Code": "EntryNotFound"}
+    handler.send(404, changed, b"")
 
 
 def pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
@@ -145,8 +145,8 @@ def pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
 
 def moved_pages(handler: Handler, status: int, headers: Headers, body: bytes) -> None:
     """Send a hundred empty pages, each with a link to the next."""
-    before, _, number = handler.path.partition("?")[0].partition("/page")
-    url = f"{handler.hub.address}{before}/page{int(number or 0) + 1}"
+    base, _, number = handler.path.partition("?")[0].partition("/page")
+    url = f"{handler.hub.address}{base}/page{int(number or 0) + 1}"
     handler.send(200, {"Link": f'<{url}>; rel="next"'} if number != "99" else {}, b"[]")
 
 
@@ -166,8 +166,8 @@ def wrong_shapes() -> dict[str, Twist]:
 
 
 ANSWERS: dict[str, Twist] = {
-    each.__name__: each
-    for each in (
+    twist.__name__: twist
+    for twist in (
         *(endless, long, dense, short, cut, drip, drip_headers, silence),
         *(circle, to_file, wait, outside, commit_outside, none_outside, pages, moved_pages),
     )

@@ -28,8 +28,8 @@ def interleaved(
         for name in order:
             runs[name].append(alone(settings[name]) if separate else settings[name]())
     return {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
-        for name, found in runs.items()
+        name: {key: statistics.median(run[key] for run in figures) for key in figures[0]}
+        for name, figures in runs.items()
     }
 
 

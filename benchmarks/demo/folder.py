@@ -35,8 +35,8 @@ class Demo:
         for folder in (self.store, self.folder):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def train(self, **more: Any) -> None:
-        """Train the student on the store; `more` are further options of student-train."""
+    def train(self, **extra: Any) -> None:
+        """Train the student on the store; `extra` are further options of student-train."""
         from teachonce.student_train.arguments import checked_from
         from teachonce.student_train.output.run import run
 
@@ -48,7 +48,7 @@ class Demo:
             "epochs": self.epochs,
             "device": "cpu",
         }
-        run(checked_from({**options, **more}))
+        run(checked_from({**options, **extra}))
 
 
 def say(line: str) -> None:

@@ -61,18 +61,18 @@ def passages() -> tuple[str, ...]:
     Each starts with the name of its subject, such as `fractions.Fraction.limit_denominator: `, and
     each text appears once.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, text in [*_of_sources(), *_of_compiled(), *_of_reference()]:
         for piece in pieces(text):
-            found.setdefault(piece, f"{name}: {piece}")
-    return tuple(found.values())
+            texts.setdefault(piece, f"{name}: {piece}")
+    return tuple(texts.values())
 
 
 def write_passages(path: Path, every: int) -> int:
     """Write every `every`-th of the passages, one per line; return their number."""
-    chosen = passages()[::every]
-    path.write_text("".join(f"{each}\n" for each in chosen), "utf-8")
-    return len(chosen)
+    texts = passages()[::every]
+    path.write_text("".join(f"{passage}\n" for passage in texts), "utf-8")
+    return len(texts)
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -130,11 +130,11 @@ def _of_members(owner: ModuleType | type, name: str) -> Iterator[tuple[str, str]
     for inner, member in sorted(vars(owner).items()):
         if not _public(inner) or inspect.ismodule(member):
             continue
-        whole = f"{name}.{inner}".strip(".")
+        full_name = f"{name}.{inner}".strip(".")
         if inspect.isroutine(member) or inspect.isclass(member):
-            yield whole, inspect.getdoc(member) or ""
+            yield full_name, inspect.getdoc(member) or ""
         if inspect.isclass(member) and inspect.ismodule(owner):
-            yield from _of_members(member, whole)
+            yield from _of_members(member, full_name)
 
 
 def _of_reference() -> Iterator[tuple[str, str]]:

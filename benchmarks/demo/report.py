@@ -1,4 +1,4 @@
-"""What the search found, in the terminal."""
+"""The results of the search, in the terminal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CHARACTERS = 110  # of a passage
 
 def show_answers(search: Search, questions: Sequence[str], console: Console) -> None:
     """Print the best passages of each question by teacher and student, side by side."""
-    found = zip(
+    answers = zip(
         questions, search.teacher.best(questions), search.student.best(questions), strict=True
     )
-    for question, teacher, student in found:
+    for question, teacher, student in answers:
         table = Table(
             title=f'"{question}"',
             title_justify="left",
@@ -31,16 +31,16 @@ def show_answers(search: Search, questions: Sequence[str], console: Console) -> 
         )
         table.add_column("teacher", ratio=1)
         table.add_column("student (in brackets: the teacher's place)", ratio=1)
-        for one, other in zip(teacher[:SHOWN], student[:SHOWN], strict=True):
-            place = f"({teacher.index(other) + 1}) " if other in teacher else "(-) "
-            table.add_row(_cell(search.passages[one]), _cell(search.passages[other], place))
+        for t, s in zip(teacher[:SHOWN], student[:SHOWN], strict=True):
+            rank = f"({teacher.index(s) + 1}) " if s in teacher else "(-) "
+            table.add_row(_cell(search.passages[t]), _cell(search.passages[s], rank))
         console.print(table)
 
 
-def _cell(passage: str, place: str = "") -> Text:
+def _cell(passage: str, rank: str = "") -> Text:
     name, _, text = passage.partition(": ")
     short = textwrap.shorten(text, CHARACTERS, placeholder="...")
-    return Text.assemble(place, (name, "bold"), f" {short}")
+    return Text.assemble(rank, (name, "bold"), f" {short}")
 
 
 def show_models(models: Sequence[Model], passages: int, console: Console) -> None:
@@ -53,12 +53,12 @@ def show_models(models: Sequence[Model], passages: int, console: Console) -> Non
     for model in models:
         smaller = teacher.parameters / model.parameters
         faster = model.passages_per_second / teacher.passages_per_second
-        other = model is not teacher
+        is_student = model is not teacher
         table.add_row(
             model.name,
-            f"{model.parameters / 1e6:.1f}M" + (f" (1/{smaller:.0f})" if other else ""),
+            f"{model.parameters / 1e6:.1f}M" + (f" (1/{smaller:.0f})" if is_student else ""),
             f"{model.megabytes:.1f}",
-            f"{model.passages_per_second:,.0f}" + (f" (x{faster:.0f})" if other else ""),
+            f"{model.passages_per_second:,.0f}" + (f" (x{faster:.0f})" if is_student else ""),
             f"{model.agreement:.2f}",
         )
     console.print(table)

@@ -51,10 +51,10 @@ class Searcher:
         """Rank the TOP passages for each question, with `index` if it is given."""
         from teachonce.downstream.search.rankings import nearest
 
-        asked = self.embedder.vectors(questions, "query")
-        _, places = nearest(asked, [self.index if index is None else index], TOP)
-        found: list[list[int]] = places.tolist()
-        return found
+        queries = self.embedder.vectors(questions, "query")
+        _, indices = nearest(queries, [self.index if index is None else index], TOP)
+        ranking: list[list[int]] = indices.tolist()
+        return ranking
 
 
 @dataclass(frozen=True)
@@ -91,34 +91,34 @@ class Search:
                 self.student.best(QUESTIONS, self.teacher.index),
             ),
         }
-        speeds = {who.name: self._speed(who) for who in (self.teacher, self.student)}
+        speeds = {searcher.name: self._speed(searcher) for searcher in (self.teacher, self.student)}
         return [
             Model(
                 name,
-                parameters=who.embedder.parameters(),
-                passages_per_second=speeds[who.name],
-                agreement=agreement(of_teacher, found),
+                parameters=searcher.embedder.parameters(),
+                passages_per_second=speeds[searcher.name],
+                agreement=agreement(of_teacher, ranking),
             )
-            for name, (who, found) in rankings.items()
+            for name, (searcher, ranking) in rankings.items()
         ]
 
-    def _speed(self, who: Searcher) -> float:
-        chosen = np.linspace(0, len(self.passages) - 1, min(TIMED, len(self.passages)))
-        texts, seconds = [self.passages[int(place)] for place in chosen], []
+    def _speed(self, searcher: Searcher) -> float:
+        sample = np.linspace(0, len(self.passages) - 1, min(TIMED, len(self.passages)))
+        texts, seconds = [self.passages[int(index)] for index in sample], []
         for _ in range(PASSES):
             started = time.perf_counter()
-            who.embedder.vectors(texts, "document")
+            searcher.embedder.vectors(texts, "document")
             seconds.append(time.perf_counter() - started)
         return len(texts) / min(seconds)
 
 
-def agreement(teacher: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> float:
+def agreement(teacher: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> float:
     """Return the mean nDCG@10 of rankings, with grades 10 to 1 for the teacher's first ten."""
     from teachonce.downstream.search import measures
 
     by_teacher, by_other = (
-        {str(place): [str(number) for number in row] for place, row in enumerate(rows)}
-        for rows in (teacher, found)
+        {str(query): [str(passage) for passage in row] for query, row in enumerate(rows)}
+        for rows in (teacher, other)
     )
     return measures.agreement(by_teacher, by_other)["teacher_ndcg_10"]
 

@@ -74,9 +74,9 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     folder = folder_of(work, arm, options.resolved_lr, options.seed)
     settings = json.loads(json.dumps(options.describing()))
     if (folder / SCORES).exists():
-        if printed := describe_changes(scores_of(folder)["settings"], settings):
+        if differences := describe_changes(scores_of(folder)["settings"], settings):
             raise UserError(
-                f"{folder}: trained with other settings ({printed}); give another --work"
+                f"{folder}: trained with other settings ({differences}); give another --work"
             )
         return folder
     student, collator, _ = prepare(options, store)
@@ -84,28 +84,28 @@ def one_student(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -
     student.train(False)
     student.save_pretrained(folder)
     collator.student_tokenizer.save_pretrained(folder)
-    found: dict[str, Any] = judge(student, collator.student_tokenizer, options, store)
-    found |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
-    (folder / SCORES).write_text(json.dumps(found))
-    printed = " ".join(f"{key} {value:.3f}" for key, value in found.items() if key != "settings")
+    scores: dict[str, Any] = judge(student, collator.student_tokenizer, options, store)
+    scores |= {"tokens": trained.tokens, "seconds": trained.seconds, "settings": settings}
+    (folder / SCORES).write_text(json.dumps(scores))
+    printed = " ".join(f"{key} {value:.3f}" for key, value in scores.items() if key != "settings")
     print(f"{arm} lr {options.resolved_lr:g} seed {options.seed}: {printed}", flush=True)
     return folder
 
 
 def scores_of(folder: Path) -> dict[str, Any]:
     """Read the scores that a student has so far."""
-    found: dict[str, Any] = json.loads((folder / SCORES).read_text())
-    return found
+    scores: dict[str, Any] = json.loads((folder / SCORES).read_text())
+    return scores
 
 
 def with_tags(folder: Path, tags: Tags) -> dict[str, Any]:
     """Return all scores of a student; missing scores of the tagging task are added."""
-    found = scores_of(folder)
-    if not set(MEASURES) <= set(found):
-        found |= tagging(folder, tags, found["settings"]["seed"])
-        (folder / SCORES).write_text(json.dumps(found))
-        print(f"{folder.name}: tuned {found['tuned']:.3f}", flush=True)
-    return found
+    scores = scores_of(folder)
+    if not set(MEASURES) <= set(scores):
+        scores |= tagging(folder, tags, scores["settings"]["seed"])
+        (folder / SCORES).write_text(json.dumps(scores))
+        print(f"{folder.name}: tuned {scores['tuned']:.3f}", flush=True)
+    return scores
 
 
 def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> float:
@@ -123,10 +123,10 @@ def best_rate(arm: str, base: TrainOptions, store: FeatureStore, work: Path) -> 
     return base.resolved_lr * 2.0**power
 
 
-def report(title: str, found: dict[str, list[dict[str, Any]]], settings: str) -> None:
+def report(title: str, arm_scores: dict[str, list[dict[str, Any]]], settings: str) -> None:
     """Publish the mean and standard deviation over seeds of every arm."""
     rows = []
-    for arm, scores in found.items():
+    for arm, scores in arm_scores.items():
         values = ([of_seed[measure] for of_seed in scores] for measure in MEASURES)
         rate = scores[0]["settings"]["lr"]
         rows.append([arm, f"{rate:g}", len(scores), *map(mean_and_deviation, values)])
@@ -171,17 +171,17 @@ def main(
     base = TrainOptions(
         init="svd", store=path, vocab=str(vocabulary), held_out=0.04, eval_every=10**9, **settings
     )
-    known = {arm: float(lr) for arm, _, lr in (word.partition("=") for word in rate)}
-    found: dict[str, list[dict[str, Any]]] = {}
+    rates = {arm: float(lr) for arm, _, lr in (word.partition("=") for word in rate)}
+    scores: dict[str, list[dict[str, Any]]] = {}
     for arm in arms.split(","):
-        tuned = replace(base, lr=known.get(arm) or best_rate(arm, base, store, work))
+        tuned = replace(base, lr=rates.get(arm) or best_rate(arm, base, store, work))
         runs = (replace(tuned, seed=int(seed)) for seed in seeds.split(","))
         folders = [one_student(arm, options, store, work) for options in runs]
-        found[arm] = [with_tags(folder, tags) for folder in folders]
+        scores[arm] = [with_tags(folder, tags) for folder in folders]
     identity = Path(store.identity["teacher"]["id"]).name
     report(
         title,
-        found,
+        scores,
         f"`python -m benchmarks.quality.distillation_helps`. Teacher: {identity}; text:"
         f" {store.meta['tokens']:,} tokens of English novels. Student: {base.student}, 5k"
         f" WordPiece, {base.steps} steps of {base.batch_tokens} teacher tokens, {base.precision}."

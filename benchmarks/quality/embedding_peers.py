@@ -32,14 +32,14 @@ Making = Callable[[Path], object]
 
 def peers(model: str, store: Path) -> dict[str, Making]:
     """Return a function for each peer whose library is installed, by its name."""
-    found: dict[str, Making] = {}
+    makers: dict[str, Making] = {}
     if find_spec("skeletoken"):  # of model2vec[distill]
-        found = {f"Model2Vec {width}": partial(by_model2vec, model, width) for width in WIDTHS}
-        more = partial(by_model2vec, model, 128, store=store)
-        found[f"Model2Vec 128, {WORDS:,} words of the text"] = more
-    layers = ", ".join(str(each + 1) for each in LAYERS)
+        makers = {f"Model2Vec {width}": partial(by_model2vec, model, width) for width in WIDTHS}
+        with_words = partial(by_model2vec, model, 128, store=store)
+        makers[f"Model2Vec 128, {WORDS:,} words of the text"] = with_words
+    layers = ", ".join(str(layer + 1) for layer in LAYERS)
     name = f"sentence-transformers, layers {layers} of the teacher, {EPOCHS:g} epochs"
-    return {**found, name: partial(by_sentence_transformers, model, store)}
+    return {**makers, name: partial(by_sentence_transformers, model, store)}
 
 
 def made(make: Making, out: Path) -> float:
@@ -83,7 +83,7 @@ def by_sentence_transformers(model: str, store: Path, out: Path) -> None:
     rows = open_store(store).to_datasets(columns=["text", "embedding"])
     student = SentenceTransformer(folder_of(model), device="cpu")
     network: Any = student[0].auto_model
-    network.encoder.layer = torch.nn.ModuleList(network.encoder.layer[each] for each in LAYERS)
+    network.encoder.layer = torch.nn.ModuleList(network.encoder.layer[layer] for layer in LAYERS)
     network.config.num_hidden_layers = len(LAYERS)
     arguments = SentenceTransformerTrainingArguments(
         str(out / "run"), num_train_epochs=EPOCHS, per_device_train_batch_size=128,

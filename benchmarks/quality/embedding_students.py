@@ -45,11 +45,11 @@ STUDENTS = (
     "modernbert:128x2x2@20k",
     "modernbert:tiny@7k",
 )
-"""SHAPE@VOCAB: what --student and --vocab say of them."""
+"""SHAPE@VOCAB: the values of --student and --vocab."""
 
 TABLES = ("stsb_en.dev", "sts2012_en", "sts2013_en", "sts2014_en")
 SEARCHED = "cranfield"
-MEAN, SEARCH = len(TABLES), len(TABLES) + 1  # places in the result of `figures`
+MEAN, SEARCH = len(TABLES), len(TABLES) + 1  # indices into the result of `figures`
 TEXTS = {
     "text/en_novels.txt": 50_000,
     "text/en_wikitext2.txt": 16_000,
@@ -76,15 +76,15 @@ def sentences(file: Path) -> Iterator[str]:
     if file.parent.name in ("pos", "ner"):
         lines = [" ".join(sentence.words) for sentence in read_tagged(file)]
     elif file.suffix == ".json":
-        paragraphs = [each for title in json.loads(text)["data"] for each in title["paragraphs"]]
-        lines = [each["context"] for each in paragraphs]
-        lines += [asked["question"] for each in paragraphs for asked in each["qas"]]
+        paragraphs = [p for title in json.loads(text)["data"] for p in title["paragraphs"]]
+        lines = [p["context"] for p in paragraphs]
+        lines += [question["question"] for p in paragraphs for question in p["qas"]]
     else:
         lines = [line.split("\t")[0] for line in text.splitlines()]
     for line in lines:
         line = re.sub(r" @([-,.])@ ", r"\1", line.replace("<unk>", ""))  # of WikiText
-        for each in re.split(r"(?<=[.!?])[\"”']?\s+(?=[\"“'A-Z])", line):
-            if SHORTEST <= len(words := each.split()) <= LONGEST:
+        for sentence in re.split(r"(?<=[.!?])[\"”']?\s+(?=[\"“'A-Z])", line):
+            if SHORTEST <= len(words := sentence.split()) <= LONGEST:
                 yield " ".join(words)
 
 
@@ -92,7 +92,7 @@ def of_words(model: str, count: int, chance: random.Random) -> Iterator[str]:
     """Yield texts of random words of a teacher's vocabulary. Words with low ids, which are the
     frequent ones, are more likely."""
     pieces = Embedder(model).model.tokenizer.get_vocab()
-    words = [each for each in sorted(pieces, key=pieces.get) if re.fullmatch("[a-z]{3,}", each)]
+    words = [word for word in sorted(pieces, key=pieces.get) if re.fullmatch("[a-z]{3,}", word)]
     weights = list(itertools.accumulate((100 + rank) ** -0.4 for rank in range(len(words))))
     for _ in range(count):
         yield " ".join(chance.choices(words, cum_weights=weights, k=chance.randint(2, 8)))
@@ -114,15 +114,15 @@ def of_documents(folder: Path) -> Iterator[str]:
 def write_corpus(path: Path, data: Path, model: str) -> None:
     """Write the sentences of TEXTS, each once, in a random order, one per line; then the texts of
     words, and the searched documents."""
-    chance, found = random.Random(0), list[str]()
+    chance, lines = random.Random(0), list[str]()
     for name, count in TEXTS.items():
-        some = list(dict.fromkeys(sentences(data / name)))
-        found += chance.sample(some, min(count, len(some)))
-    found = list(dict.fromkeys(found))
-    chance.shuffle(found)
-    found += of_words(model, OF_WORDS, chance)
-    found += dict.fromkeys(of_documents(data / "retrieval" / SEARCHED))
-    path.write_text("\n".join(found) + "\n", "utf-8")
+        unique = list(dict.fromkeys(sentences(data / name)))
+        lines += chance.sample(unique, min(count, len(unique)))
+    lines = list(dict.fromkeys(lines))
+    chance.shuffle(lines)
+    lines += of_words(model, OF_WORDS, chance)
+    lines += dict.fromkeys(of_documents(data / "retrieval" / SEARCHED))
+    path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def dumped(work: Path, model: str, data: Path) -> Path:
@@ -145,13 +145,13 @@ def correlations(embedder: Embedder, tables: Sequence[Path]) -> list[float]:
     """Return Spearman's rank correlation of cosines and scores, for each table."""
     from scipy.stats import spearmanr
 
-    found = []
+    coefficients = []
     for path in tables:
         rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
-        one, other = (embedder.vectors([row[side] for row in rows]) for side in (0, 1))
+        first, second = (embedder.vectors([row[side] for row in rows]) for side in (0, 1))
         score = [float(row[2]) for row in rows]
-        found.append(float(spearmanr((one * other).sum(axis=1), score).statistic))
-    return found
+        coefficients.append(float(spearmanr((first * second).sum(axis=1), score).statistic))
+    return coefficients
 
 
 class Teacher(Embedder):
@@ -159,15 +159,15 @@ class Teacher(Embedder):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.known = dict[tuple[str, ...], Floats]()
+        self.cached = dict[tuple[str, ...], Floats]()
 
     def vectors(self, texts: Sequence[str], role: str | None = None) -> Floats:
         if role != "document":
             return super().vectors(texts, role)
         key = tuple(texts)
-        if key not in self.known:
-            self.known[key] = super().vectors(texts, role)
-        return self.known[key]
+        if key not in self.cached:
+            self.cached[key] = super().vectors(texts, role)
+        return self.cached[key]
 
 
 def searches(embedder: Embedder, documents: Embedder, folder: Path) -> float:
@@ -195,13 +195,13 @@ def figures(embedder: Embedder, teacher: Teacher, data: Path) -> list[float]:
     """Measure a model: the tables, their mean, search alone and with the teacher's documents, and
     texts per second on one and two threads."""
     tables = [data / "sts" / f"{name}.tsv" for name in TABLES]
-    found = correlations(embedder, tables)
+    scores = correlations(embedder, tables)
     texts = [line.split("\t")[0] for line in tables[0].read_text("utf-8").splitlines()[1:]]
     folder = data / "retrieval" / SEARCHED
-    widths = {each.vectors(texts[:1]).shape[1] for each in (embedder, teacher)}
+    widths = {model.vectors(texts[:1]).shape[1] for model in (embedder, teacher)}
     return [
-        *found,
-        float(np.mean(found)),
+        *scores,
+        float(np.mean(scores)),
         searches(embedder, embedder, folder),
         searches(embedder, teacher, folder) if len(widths) == 1 else np.nan,
         *(speed(embedder, texts[:MEASURED], threads) for threads in (1, 2)),
@@ -216,8 +216,8 @@ def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> t
     """
     shape, _, vocab = student.partition("@")
     settings = {"student": shape, "vocab": vocab or "5k", "epochs": epochs, "seed": seed}
-    given = {"store": (str(store),), "out": out, "cache": "ram", **settings}
-    report = run(checked_from(given), resume=out.exists(), say=click.echo)
+    arguments = {"store": (str(store),), "out": out, "cache": "ram", **settings}
+    report = run(checked_from(arguments), resume=out.exists(), say=click.echo)
     return size_of(out) / 1e6, report["result"]["seconds"] / 60
 
 
@@ -227,11 +227,11 @@ def row(
     """Return the row of one kind of student: the means of its seeds' costs and `figures`, also as
     shares of the teacher's."""
     columns = [list(column) for column in zip(*scores, strict=True)]
-    each = ["" if np.isnan(column[0]) else mean_and_deviation(column) for column in columns[:-2]]
-    shares = [f"{np.mean(columns[place]) / teacher[place]:.1%}" for place in (MEAN, SEARCH)]
+    cells = ["" if np.isnan(column[0]) else mean_and_deviation(column) for column in columns[:-2]]
+    shares = [f"{np.mean(columns[index]) / teacher[index]:.1%}" for index in (MEAN, SEARCH)]
     rates = [f"{np.median(column):,.0f}" for column in columns[-2:]]
     size, minutes = np.mean(costs, axis=0)
-    return [name, f"{size:.1f}", f"{minutes:.1f}", *each, *shares, *rates]
+    return [name, f"{size:.1f}", f"{minutes:.1f}", *cells, *shares, *rates]
 
 
 @click.command()
@@ -259,20 +259,20 @@ def main(
     path = store or dumped(work, model, data)
     drawn = "" if store else f" ({OF_WORDS:,} of random words)"
     texts, teacher = len(open_store(path)), Teacher(model)
-    own = figures(teacher, teacher, data)
+    base = figures(teacher, teacher, data)
     rows = [
-        ["teacher", "", "", *own[:-2], "100 %", "100 %", *(f"{rate:,.0f}" for rate in own[-2:])]
+        ["teacher", "", "", *base[:-2], "100 %", "100 %", *(f"{rate:,.0f}" for rate in base[-2:])]
     ]
     for name, make in peers(model, path).items():
         folder = work / re.sub(r"\W+", "-", name.lower())
         minutes = made(make, folder)
         cost = size_of(folder) / 1e6, minutes
-        rows.append(row(name, [cost], [figures(Embedder(str(folder)), teacher, data)], own))
+        rows.append(row(name, [cost], [figures(Embedder(str(folder)), teacher, data)], base))
     for student in students.split(","):
         folders = [work / f"{student.replace(':', '-')}-{seed}" for seed in range(seeds)]
         costs = [trained(path, student, epochs, n, out) for n, out in enumerate(folders)]
         scores = [figures(Embedder(str(out)), teacher, data) for out in folders]
-        rows.append(row(student, costs, scores, own))
+        rows.append(row(student, costs, scores, base))
     settings = (
         f"`python -m benchmarks.quality.embedding_students --epochs {epochs:g} --seeds {seeds}`."
         f" Teacher: {model}. Texts: {texts:,}{drawn}, without any pair of these tables and any"

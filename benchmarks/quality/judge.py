@@ -34,20 +34,20 @@ MEASURES = {
 def agreement(distiller: Distiller, store: FeatureStore, collator: Any, blocks: Any) -> float:
     """Return the share of held-out masked words (view 1, one teacher token) with equal best
     pieces."""
-    same = count = 0
+    agreeing = count = 0
     for number, raw in enumerate(
         store.stream(0, 0, EVAL_TOKENS, view=1, blocks=blocks, features=["logits"], shuffle=False)
     ):
         batch = collator(raw, 1, (0, 0, number, 1)).to(distiller.student.device)
-        wanted = batch.distillation
-        hidden = torch.isin(wanted.logit_runs.member, batch.masked)
-        states = distiller.encode(batch.inputs).last[wanted.logit_runs.member[hidden]]
-        targets = wanted.logits
-        best = targets.logprobs.masked_fill(~targets.valid, -torch.inf).argmax(1, keepdim=True)
-        printed = targets.ids.gather(1, best)[hidden, 0]
-        same += int((distiller.logits(states).argmax(1) == printed).sum())
-        count += len(printed)
-    return same / max(1, count)
+        targets = batch.distillation
+        hidden = torch.isin(targets.logit_runs.member, batch.masked)
+        states = distiller.encode(batch.inputs).last[targets.logit_runs.member[hidden]]
+        logits = targets.logits
+        best = logits.logprobs.masked_fill(~logits.valid, -torch.inf).argmax(1, keepdim=True)
+        pieces = logits.ids.gather(1, best)[hidden, 0]
+        agreeing += int((distiller.logits(states).argmax(1) == pieces).sum())
+        count += len(pieces)
+    return agreeing / max(1, count)
 
 
 def judge(
@@ -68,12 +68,12 @@ def judge(
         )
         distiller = Distiller.of(student, judging, store).eval()
         collator = make_collator(plan_of(judging, store), store, tokenizer)
-        found = evaluate(distiller, store, collator, held_out, judging.batch_plan(distiller.terms))
+        losses = evaluate(distiller, store, collator, held_out, judging.batch_plan(distiller.terms))
         if view == 0:
-            scores["mlm"] = found["valid_mlm"]
-            scores["nats_per_character"] = found["valid_mlm_per_character"]
+            scores["mlm"] = losses["valid_mlm"]
+            scores["nats_per_character"] = losses["valid_mlm_per_character"]
         else:
-            scores["kl"] = found["valid_kl"]
+            scores["kl"] = losses["valid_kl"]
             scores["agreement"] = agreement(distiller, store, collator, held_out)
     return scores
 

@@ -56,9 +56,9 @@ def _figures(sizes: Iterator[int], started: float, seconds: float) -> Figures:
         tokens += size
         if time.perf_counter() - started > seconds:
             break
-    all_of_it = time.perf_counter() - started
-    speed = tokens / all_of_it
-    after = (tokens - before) / (all_of_it - first) if tokens > before else speed
+    total = time.perf_counter() - started
+    speed = tokens / total
+    after = (tokens - before) / (total - first) if tokens > before else speed
     return {"speed": speed, "first": first, "after": after, "tokens": tokens}
 
 
@@ -100,20 +100,20 @@ def train_student(path: str, cache: str | None, steps: int) -> Figures:
     with open_store(path, cache=cache) as store:
         out = torch.nn.Linear(64, store.features.width)
 
-        def taken() -> Iterator[int]:
+        def train_steps() -> Iterator[int]:
             for _, batch in zip(range(steps), store.stream(0, 0, BATCH_TOKENS), strict=False):
                 lengths = np.diff(batch.start)
-                there = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
-                ids = torch.zeros(there.shape, dtype=torch.long)
-                ids[there] = torch.from_numpy(batch.token_ids.astype(np.int64))
-                wanted = torch.from_numpy(batch.hidden["mean"].normalised().copy())
-                states = model(ids, attention_mask=there).last_hidden_state[there]
-                torch.nn.functional.mse_loss(out(states), wanted).backward()
+                mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
+                ids = torch.zeros(mask.shape, dtype=torch.long)
+                ids[mask] = torch.from_numpy(batch.token_ids.astype(np.int64))
+                targets = torch.from_numpy(batch.hidden["mean"].normalised().copy())
+                states = model(ids, attention_mask=mask).last_hidden_state[mask]
+                torch.nn.functional.mse_loss(out(states), targets).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                yield len(wanted)
+                yield len(targets)
 
-        return _figures(taken(), started, float("inf"))
+        return _figures(train_steps(), started, float("inf"))
 
 
 class Bench:
@@ -141,7 +141,7 @@ class Bench:
         near, url = str(self.zarr), f"s3://{BUCKET}"
         far, cache = f"{url}/{STORE}", f"disk:{self.scratch / 'cache'},{CACHE}"
         ours = partial(read_ours, seconds=self.seconds)
-        found: dict[str, Work] = {
+        readers: dict[str, Work] = {
             LOCAL: partial(ours, near, None),
             EVICTED: partial(ours, near, None),
             "ours, no cache": partial(ours, far, None),
@@ -150,11 +150,11 @@ class Bench:
         }
         for name, peer in self.peers.items():
             local = self.scratch / peer.package
-            place = f"{url}/{peer.package}"
-            found[f"{name}, empty folder"] = partial(
-                read_peer, peer, self.zarr, place, local, self.seconds
+            address = f"{url}/{peer.package}"
+            readers[f"{name}, empty folder"] = partial(
+                read_peer, peer, self.zarr, address, local, self.seconds
             )
-        return found
+        return readers
 
     def students(self) -> dict[str, Work]:
         """Return the trainings that are measured at each latency."""
@@ -166,18 +166,18 @@ class Bench:
 
     def round(self, server: ObjectServer, works: dict[str, Work]) -> dict[str, Figures]:
         """Measure each reader once, one after another."""
-        found = {}
+        figures = {}
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
         for name, work in works.items():
             if name == EVICTED:
                 evict(self.zarr)
             server.counts()
-            found[name] = alone(work)
-            counts, tokens = server.counts(), found[name]["tokens"]
-            found[name]["requests"] = 1000 * counts["requests"] / tokens
-            found[name]["bytes"] = counts["bytes"] / tokens
-        return found
+            figures[name] = alone(work)
+            counts, tokens = server.counts(), figures[name]["tokens"]
+            figures[name]["requests"] = 1000 * counts["requests"] / tokens
+            figures[name]["bytes"] = counts["bytes"] / tokens
+        return figures
 
 
 def _ratio(runs: list[dict[str, Figures]], name: str, base: str, key: str = "speed") -> float:
@@ -209,7 +209,7 @@ def measure(bench: Bench, latencies: list[float], rounds: int) -> tuple[str, str
                 server.delay(latency / 1000)
                 runs[latency].append(bench.round(server, bench.readers()))
             students.append(bench.round(server, bench.students()))  # at the last latency
-    rows = [_row(ms, name, found) for ms, found in runs.items() for name in found[0]]
+    rows = [_row(ms, name, figures) for ms, figures in runs.items() for name in figures[0]]
     trained = [
         [
             f"{latencies[-1]:g}", name, f"{_median(students, name, 'speed'):,.0f}",

@@ -58,8 +58,8 @@ class Arrow:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
         def epoch(number: int) -> Iterator[Arrays]:
-            for chosen in corpus.batches(number):
-                batch = table.take(pa.array(chosen))
+            for indices in corpus.batches(number):
+                batch = table.take(pa.array(indices))
                 columns = zip(batch.column_names, batch.columns, strict=True)
                 yield {n: c.chunk(0).flatten().to_numpy(zero_copy_only=False) for n, c in columns}
 
@@ -97,8 +97,8 @@ def _joined(corpus: Corpus, columns: Mapping[str, Sequence[Any]]) -> Arrays:
 
 def _grouped(corpus: Corpus, dataset: Iterable[Any]) -> Iterator[Arrays]:
     """Collect sequences that arrive singly into batches."""
-    left = iter(dataset)
-    while items := list(islice(left, corpus.batch_sequences)):
+    remaining = iter(dataset)
+    while items := list(islice(remaining, corpus.batch_sequences)):
         yield _joined(corpus, {name: [item[name] for item in items] for name in items[0]})
 
 
@@ -135,8 +135,8 @@ class HuggingFace(Records):
         table = datasets.load_from_disk(str(path)).with_format("numpy")
 
         def epoch(number: int) -> Iterator[Arrays]:
-            for chosen in corpus.batches(number):
-                columns = {name: list(items) for name, items in table[chosen].items()}
+            for indices in corpus.batches(number):
+                columns = {name: list(items) for name, items in table[indices].items()}
                 yield _joined(corpus, columns)
 
         return epoch
@@ -210,8 +210,8 @@ class Mosaic(Records):
         """Open as `open` does, from an address, through a folder."""
         return self._epochs(corpus, remote=url, local=str(local))
 
-    def _epochs(self, corpus: Corpus, **where: str) -> Epoch:
+    def _epochs(self, corpus: Corpus, **location: str) -> Epoch:
         dataset = self._streaming().StreamingDataset(
-            **where, shuffle=True, batch_size=corpus.batch_sequences
+            **location, shuffle=True, batch_size=corpus.batch_sequences
         )
         return lambda epoch: _grouped(corpus, dataset)

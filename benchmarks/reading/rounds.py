@@ -48,12 +48,12 @@ def consume(batches: Iterator[Arrays]) -> tuple[float, float]:
 
 def sums(batches: Iterator[Arrays]) -> dict[str, int]:
     """Sum the bits of every array over an epoch. The order of batches does not matter."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for arrays in batches:
         for name, values in arrays.items():
             bits = values.view(f"u{values.dtype.itemsize}")
-            found[name] = found.get(name, 0) + int(bits.sum(dtype=np.uint64))
-    return found
+            totals[name] = totals.get(name, 0) + int(bits.sum(dtype=np.uint64))
+    return totals
 
 
 def files(path: Path) -> list[Path]:
@@ -104,11 +104,11 @@ class Bench:
                 self.missing[peer.name] = f"not installed ({error.name})"
 
     def _check(self, peer: Peer, path: Path) -> None:
-        found = sums(peer.open(self.corpus, path)(0))
+        totals = sums(peer.open(self.corpus, path)(0))
         if not self.peers:
-            self.expected = found
-        if found != self.expected:
-            raise StoreError(f"{peer.name} does not deliver what was written: {found}")
+            self.expected = totals
+        if totals != self.expected:
+            raise StoreError(f"{peer.name} does not deliver what was written: {totals}")
 
     def disk(self, path: Path) -> float:
         """Return the bytes a token."""
@@ -183,21 +183,21 @@ def together(zarr: Path, readers: list[tuple[Peer, Path]]) -> list[tuple[float, 
     started = [context.Process(target=_read, args=(zarr, *r, ready, speeds)) for r in readers]
     for process in started:
         process.start()
-    found = [speed for _ in started for speed in speeds.get(timeout=600)]
+    results = [speed for _ in started for speed in speeds.get(timeout=600)]
     for process in started:
         process.join()
-    return found
+    return results
 
 
 def versions() -> str:
     """Return the versions of the peers that are installed."""
-    found = []
+    installed = []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            installed.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(installed)
 
 
 def measure(folder: Path, tokens: int, width: int, kept: int, rounds: int, results: Path) -> None:

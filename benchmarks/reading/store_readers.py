@@ -115,7 +115,7 @@ def by_tensorstore(path: str) -> ZarrSource:
         files = {"driver": "file", "path": f"{path}/{name}"}
         array = tensorstore.open({"driver": "zarr3", "kvstore": files}).result()
         rows = array.shape[0]
-        return Slices(array, array.dtype.numpy_dtype, rows, lambda some: some.read().result())
+        return Slices(array, array.dtype.numpy_dtype, rows, lambda part: part.read().result())
 
     return PartsBy(path, read)
 
@@ -137,13 +137,13 @@ class Npy:
 
         def epoch(number: int) -> Iterator[Arrays]:
             buffers = Buffers()
-            for chosen in corpus.batches(number):
-                lengths = corpus.lengths[chosen]
-                rows = ranges(corpus.token_start[chosen], lengths)
+            for indices in corpus.batches(number):
+                lengths = corpus.lengths[indices]
+                rows = ranges(corpus.token_start[indices], lengths)
                 flat = buffers.get("tokens", (len(rows),), corpus.record)
                 np.take(tokens, rows, out=flat, mode="clip")
                 squares = buffers.get("maps", (int((lengths**2).sum()),), maps.dtype)
-                gather_maps(maps, corpus.square_start[chosen], lengths, squares)
+                gather_maps(maps, corpus.square_start[indices], lengths, squares)
                 yield {name: flat[name] for name in corpus.names} | {MAPS: squares}
 
         return epoch

@@ -43,16 +43,16 @@ class Corpus:
         return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
 
     def _whole(self, name: str) -> Array:
-        parts = [self.store.part(place) for place in range(len(self.store.manifest.parts))]
+        parts = [self.store.part(number) for number in range(len(self.store.manifest.parts))]
         return np.concatenate([part.read(name, 0, part.array(name).shape[0]) for part in parts])
 
     @cached_property
     def tokens(self) -> Array:
         """Return the records of all tokens [N]."""
-        found = np.empty(self.store.meta["tokens"], self.record)
+        records = np.empty(self.store.meta["tokens"], self.record)
         for name in self.names:
-            found[name] = self._whole(name)
-        return found
+            records[name] = self._whole(name)
+        return records
 
     @cached_property
     def maps(self) -> Array:

@@ -84,39 +84,39 @@ def main(
         raise UserError("best: --size title has no recipe of ours; give --size small")
     names = NAMES if name in ("all", "best") else (name,)
     steps, runs = Steps(jobs, dry), {}
-    found = {
+    by_folder = {
         folder: source
-        for each in names
-        for folder, source in sources(each, size, data or Path(), bool(larger)).items()
+        for paper in names
+        for folder, source in sources(paper, size, data or Path(), bool(larger)).items()
     }
-    for folder, source in _chosen(found, tables).items():
-        place = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
-        runs[folder] = Reproduction(selected(source, only), place, seeds)
-    words = ["--seeds", str(seeds), "--size", size]
-    words += [word for each in tables for word in ("--table", each)]
-    words += [word for each in only for word in ("--arm", each)]
-    words += ["--scale", f"{scale:g}"] if scale < 1 else []
+    for folder, source in _selected(by_folder, tables).items():
+        inputs = Work(work / folder, steps, teacher or "", larger, data or Path(), scale)
+        runs[folder] = Reproduction(selected(source, only), inputs, seeds)
+    flags = ["--seeds", str(seeds), "--size", size]
+    flags += [word for table in tables for word in ("--table", table)]
+    flags += [word for arm in only for word in ("--arm", arm)]
+    flags += ["--scale", f"{scale:g}"] if scale < 1 else []
     for run in runs.values() if name != "best" else ():
         scores = run.scores()
         if not dry:
-            said = f"`python -m benchmarks.reproduce {shlex.join([name, *words])}`."
+            settings = f"`python -m benchmarks.reproduce {shlex.join([name, *flags])}`."
             body = report(run.source, scores, run.chances(), _prober(run))
             if run.source.remark:
                 body += f"\n\n{run.source.remark(run.work)}"
             took = f"The reproduction took {run.minutes():.0f} minutes with --jobs {jobs}."
-            publish(run.source.title, f"{said} {run.source.about} {took}", body, results)
+            publish(run.source.title, f"{settings} {run.source.about} {took}", body, results)
     if name in ("all", "best") and size != TITLE and not dry:
-        said = f"`python -m benchmarks.reproduce {shlex.join(['best', *words])}`. {BEST}"
-        publish("Our recipe against those of the sources", said, compare_best(runs), results)
+        settings = f"`python -m benchmarks.reproduce {shlex.join(['best', *flags])}`. {BEST}"
+        publish("Our recipe against those of the sources", settings, compare_best(runs), results)
     if dry:
         click.echo(plan_text(steps.planned, tflops))
 
 
-def _chosen(found: Mapping[str, Source], names: tuple[str, ...]) -> dict[str, Source]:
+def _selected(tables: Mapping[str, Source], names: tuple[str, ...]) -> dict[str, Source]:
     """Return the tables of these names; all without names."""
-    if unknown := sorted(set(names) - found.keys()):
-        raise UserError(f"--table {unknown[0]}: there are {', '.join(found)}")
-    return {name: source for name, source in found.items() if name in names or not names}
+    if unknown := sorted(set(names) - tables.keys()):
+        raise UserError(f"--table {unknown[0]}: there are {', '.join(tables)}")
+    return {name: source for name, source in tables.items() if name in names or not names}
 
 
 def _prober(run: Reproduction) -> Callable[[Claim], Scores]:

@@ -29,11 +29,11 @@ def chance(words: Sequence[str], figure: str) -> float:
     if kind is None:
         return 0.0
     task = kind(columns=options.columns())
-    found = []
+    scores = []
     for path in options.test:
         labels = Counter(label for example in task.read(path) for label in task.labels_of(example))
-        found.append(GUESSES[figure]({name: n / labels.total() for name, n in labels.items()}))
-    return statistics.mean(found)
+        scores.append(GUESSES[figure]({name: n / labels.total() for name, n in labels.items()}))
+    return statistics.mean(scores)
 
 
 def is_trained(scores: Sequence[float], chance: float) -> bool:
@@ -47,15 +47,15 @@ def _accuracy(shares: Shares) -> float:
 
 
 def _macro(shares: Shares) -> float:
-    return max(statistics.mean(each.values()) for each in _label_f1(shares))
+    return max(statistics.mean(guess.values()) for guess in _label_f1(shares))
 
 
 def _weighted(shares: Shares) -> float:
-    return max(sum(shares[name] * f1 for name, f1 in each.items()) for each in _label_f1(shares))
+    return max(sum(shares[name] * f1 for name, f1 in guess.items()) for guess in _label_f1(shares))
 
 
 def _last(shares: Shares) -> float:
-    return max(each[max(shares)] for each in _label_f1(shares))
+    return max(guess[max(shares)] for guess in _label_f1(shares))
 
 
 def _label_f1(shares: Shares) -> list[dict[str, float]]:
@@ -64,8 +64,8 @@ def _label_f1(shares: Shares) -> list[dict[str, float]]:
         {name: 2 * share / (1 + share) if name == answer else 0.0 for name, share in shares.items()}
         for answer in shares
     ]
-    a_part = 1 / len(shares)
-    at_random = {name: 2 * share * a_part / (share + a_part) for name, share in shares.items()}
+    uniform = 1 / len(shares)
+    at_random = {name: 2 * share * uniform / (share + uniform) for name, share in shares.items()}
     return [*always, at_random]
 
 

@@ -96,14 +96,14 @@ def tokens_of(path: Path, model: str) -> float:
     try:
         with path.open("rb") as file:
             sample = file.read(SAMPLE_BYTES)
-        whole = path.stat().st_size
+        size = path.stat().st_size
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     if not sample:
         return 0.0
     tokenizer = AutoTokenizer.from_pretrained(model)
-    found = tokenizer(sample.decode("utf-8", "ignore"), add_special_tokens=False)["input_ids"]
-    return float(len(found)) * whole / len(sample)
+    ids = tokenizer(sample.decode("utf-8", "ignore"), add_special_tokens=False)["input_ids"]
+    return float(len(ids)) * size / len(sample)
 
 
 def dump_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
@@ -113,22 +113,22 @@ def dump_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
 
     if words[0] == MIXED:
         return _stage_one(words[1:], tokens, teacher)
-    said = teacher_dump.make_context("teacher-dump", list(words)).params
-    views = int(said["views"])
-    a_token = _logit_bytes(str(said["logits"] or "none"), teacher)
-    for option, one in (("hidden", teacher.width), ("attention", SEQUENCE)):
-        kind, _, count = str(said[option] or "none").partition(":")
-        a_token += 0 if kind == "none" else one * (int(count) if kind == "groups" else 1)
+    options = teacher_dump.make_context("teacher-dump", list(words)).params
+    views = int(options["views"])
+    per_token = _logit_bytes(str(options["logits"] or "none"), teacher)
+    for option, values in (("hidden", teacher.width), ("attention", SEQUENCE)):
+        kind, _, count = str(options[option] or "none").partition(":")
+        per_token += 0 if kind == "none" else values * (int(count) if kind == "groups" else 1)
     flops = FORWARD * teacher.parameters * tokens * views
-    return Cost(flops, tokens * (OFFSETS + views * a_token))
+    return Cost(flops, tokens * (OFFSETS + views * per_token))
 
 
 def _stage_one(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
     from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
     from teachonce.teacher_dump.mixed_vocab.options import RECIPES
 
-    said = given(mixed_vocab, words)
-    lengths = {**RECIPES.get(said.get("recipe", ""), {}), **said}
+    options = given(mixed_vocab, words)
+    lengths = {**RECIPES.get(options.get("recipe", ""), {}), **options}
     read = lengths["steps"] * lengths["batch_tokens"] * lengths.get("accumulate", 1)
     return Cost(TRAINING * teacher.parameters * read, tokens * OFFSETS)
 
@@ -147,9 +147,9 @@ def student_cost(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
     from teachonce.student_train.cli import main as student_train
     from teachonce.student_train.plan.train_plan import stages_of
 
-    said = given(student_train, ["--store", "none", *words])
-    said["student"] = _shape(_said(said, "student", "tiny"), teacher)
-    options = checked_from(said).resolved()
+    arguments = given(student_train, ["--store", "none", *words])
+    arguments["student"] = _shape(_option(arguments, "student", "tiny"), teacher)
+    options = checked_from(arguments).resolved()
     shape = parse_student(options.student)
     passes = 0.0
     for stage in stages_of(options, shape.layers):
@@ -172,29 +172,29 @@ def masked_lm_cost(words: Sequence[str], like: Path | None = None) -> Cost:
     from teachonce.downstream.cli import main as downstream
     from teachonce.downstream.settings import MlmSettings
 
-    said = given(downstream, words)
-    (model,) = said["model"]
+    args = given(downstream, words)
+    (model,) = args["model"]
     size = model.removeprefix("scratch:")
     if size == model:
         parameters = size_of(model).parameters
     else:
-        parameters = _parameters(parse_student(size), vocabulary_size(said["vocab"]) or 0)
-    if "steps" in said:
-        length = said.get("max_length", MlmSettings.max_length)
-        batch = said.get("batch_tokens", said.get("batch_size", MlmSettings.batch_size) * length)
-        read = said["steps"] * batch
+        parameters = _parameters(parse_student(size), vocabulary_size(args["vocab"]) or 0)
+    if "steps" in args:
+        length = args.get("max_length", MlmSettings.max_length)
+        batch = args.get("batch_tokens", args.get("batch_size", MlmSettings.batch_size) * length)
+        read = args["steps"] * batch
     else:
-        text = sum(tokens_of(path, model) for path in ([like] if like else said["train"]))
-        read = said.get("epochs", MlmSettings.epochs) * text
+        text = sum(tokens_of(path, model) for path in ([like] if like else args["train"]))
+        read = args.get("epochs", MlmSettings.epochs) * text
     return Cost(TRAINING * parameters * read, 4 * parameters)
 
 
-def _said(said: Mapping[str, object], name: str, default: str) -> str:
+def _option(options: Mapping[str, object], name: str, default: str) -> str:
     from teachonce.student_train.settings.recipe import find_recipe
 
-    if name in said:
-        return str(said[name])
-    recipe = said.get("recipe")
+    if name in options:
+        return str(options[name])
+    recipe = options.get("recipe")
     return str(find_recipe(str(recipe)).options.get(name, default)) if recipe else default
 
 

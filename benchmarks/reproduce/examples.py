@@ -66,8 +66,8 @@ class Data:
             "train": examples[CHOSEN:][: self.few],
             "test": test[: self.tested],
         }
-        for part, some in parts.items():
-            text = ("\n\n" if tagged else "\n").join([*head, *some]) + "\n"
+        for part, rows in parts.items():
+            text = ("\n\n" if tagged else "\n").join([*head, *rows]) + "\n"
             (folder / f"{self.name}.{part}.tsv").write_text(text, "utf-8")
 
 
@@ -82,8 +82,8 @@ def _examples(path: Path, tagged: bool) -> tuple[list[str], list[str]]:
 
 def cut_all(data: Sequence[Data], work: Work) -> None:
     """Write the examples of all tasks into the folder of a reproduction."""
-    for each in data:
-        work.steps.write(functools.partial(each.cut, work.folder))
+    for entry in data:
+        work.steps.write(functools.partial(entry.cut, work.folder))
 
 
 def of_files(
@@ -106,10 +106,10 @@ def of_files(
     return Task(title, figure, ("--task", task, *files, *length, *words))
 
 
-def check_files(work: Work, tasks: Sequence[Task], *others: str) -> None:
+def check_files(work: Work, tasks: Sequence[Task], *further: str) -> None:
     """Raise UserError if the user's data folder lacks a file."""
-    named = [word for task in tasks for word in task.words if word.startswith("{data}/")]
-    for name in (*(word.removeprefix("{data}/") for word in named), *others):
+    paths = [word for task in tasks for word in task.words if word.startswith("{data}/")]
+    for name in (*(word.removeprefix("{data}/") for word in paths), *further):
         if not (work.data / name).is_file():
             raise UserError(
                 f"--data {work.data}: there is no {name}; benchmarks/reproduce/README.md lists"

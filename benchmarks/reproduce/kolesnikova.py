@@ -33,7 +33,7 @@ OUR_LOSSES = ("--loss", "mlm=1,hidden=30")  # the default of student-train
 
 BEST = "MSE RF"
 # The paper names the initialisation of He et al., its code uses that of nn.Linear.
-OF_CODE = {way: f"MSE R{way}, the code's start" for way in "FT"}
+OF_CODE = {mode: f"MSE R{mode}, the code's start" for mode in "FT"}
 LONGER = Probe("four times as many steps", ("--steps", "1600"))
 WIDER = Probe("a student of 256x3x4", ("--student", "modernbert:256x3x4"))
 FIGURES: Mapping[str, tuple[float, ...]] = {
@@ -79,7 +79,7 @@ SUPERGLUE = tuple(  # the classifications among the nine tasks; MuSeRC pairs tex
     )
 )  # fmt: skip
 OF_PAIRS, OF_SENTIMENT, OF_ENTITIES, OF_ANSWERS, OF_EXACT_ANSWERS = (
-    " ".join(each).lstrip() for each in (PAIRS, SENTIMENT, ENTITIES, ANSWERS, EXACT_ANSWERS)
+    " ".join(column).lstrip() for column in (PAIRS, SENTIMENT, ENTITIES, ANSWERS, EXACT_ANSWERS)
 )
 
 
@@ -108,8 +108,8 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
         Claim("MSE improves MLM + KL", "4.2, Table 1", "KL+MSE RT", "KL M", probe=LONGER),
         *(
             Claim(f"MSE: reduce beats match on average: {losses}, {mode}", "4.2, Table 1",
-                  f"{losses} R{way}", f"{losses} M{way}", average=True, probe=LONGER)
-            for losses in ("KL+MSE", "MSE") for way, mode in modes.items()
+                  f"{losses} R{letter}", f"{losses} M{letter}", average=True, probe=LONGER)
+            for losses in ("KL+MSE", "MSE") for letter, mode in modes.items()
         ),
         *(
             Claim(f"a frozen projection beats a trained one on questions: {losses}",
@@ -145,17 +145,17 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
 
 def arms(vocab: str, large: str, *words: str) -> dict[str, Arm]:
     """Name the arms of Table 1 after its rows, with a vocabulary, and KL M with a `large` one."""
-    found = {}
+    rows = {}
     for name in ROWS:
         recipe = "kolesnikova-tiny30-" + name.lower().replace("+", "-").replace(" ", "-")
         rate = STATES_RATE if words and "MSE" in name else ()
         untrained = ("--steps", "0") if name == "none" else ()
-        found[name] = Arm(("--recipe", recipe, "--vocab", vocab, *words, *rate, *untrained))
-    for way, name in OF_CODE.items():
-        own = found[f"MSE R{way}"].words
-        found[name] = Arm((*own, "--projection-start", "pytorch"))
-    found[f"KL M, {large}"] = Arm(("--recipe", "kolesnikova-tiny30-kl-m", "--vocab", large, *words))
-    return found
+        rows[name] = Arm(("--recipe", recipe, "--vocab", vocab, *words, *rate, *untrained))
+    for mode, name in OF_CODE.items():
+        base = rows[f"MSE R{mode}"].words
+        rows[name] = Arm((*base, "--projection-start", "pytorch"))
+    rows[f"KL M, {large}"] = Arm(("--recipe", "kolesnikova-tiny30-kl-m", "--vocab", large, *words))
+    return rows
 
 
 RUSSIAN = (
@@ -250,8 +250,8 @@ PUBLISHED_SIZE = Source(
 
 def full(data: Path, larger: bool = False) -> dict[str, Source]:
     """Return the published setting, with the tasks of Russian SuperGLUE that are in the folder."""
-    found = [task for task in SUPERGLUE if (data / f"{task.data.lower()}.test.tsv").is_file()]
-    return {"kolesnikova": replace(PUBLISHED_SIZE, tasks=[*PUBLISHED_SIZE.tasks, *found])}
+    tasks = [task for task in SUPERGLUE if (data / f"{task.data.lower()}.test.tsv").is_file()]
+    return {"kolesnikova": replace(PUBLISHED_SIZE, tasks=[*PUBLISHED_SIZE.tasks, *tasks])}
 
 
 SMALL = {"kolesnikova": MINIATURE}

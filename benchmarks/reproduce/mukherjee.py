@@ -53,7 +53,7 @@ def of_larger(arm: str) -> str:
 
 PUBLISHED = Published(
     "Tables 5, 6, 8, 10, 11 and 12. The published teacher is BERT Base unless another is named",
-    tuple(f"{each} {MEASURE}" for each in SETS),
+    tuple(f"{name} {MEASURE}" for name in SETS),
     {
         TEACHER: (92.12, 91.70, 93.46, 99.26),
         "rnn": (87.66, 89.93, 89.72, 98.44),
@@ -117,8 +117,8 @@ def claims_of(per_class: int) -> tuple[Claim, ...]:
     labels if there are none."""
     few, claims = FEW_ROWS[per_class], []
     for claim in CLAIMS:
-        one, other = claim.rows or (claim.better, claim.worse)
-        rows = (ALL_LABELS.get(one, one), ALL_LABELS.get(other, other))
+        better, worse = claim.rows or (claim.better, claim.worse)
+        rows = (ALL_LABELS.get(better, better), ALL_LABELS.get(worse, worse))
         if {claim.better, claim.worse} <= few.keys():
             rows = (few[claim.better], few[claim.worse])
         claims.append(replace(claim, rows=rows))
@@ -142,12 +142,12 @@ def arms(*words: str, vocab: str = "") -> dict[str, Arm]:
     """Name the arms. Each is trained until its validation loss is constant, as in the recipes; the
     RNN uses the words of its recipe instead of `vocab`."""
     pieces = ("--vocab", vocab) if vocab else ()
-    found = {}
+    table_arms = {}
     for name in ARMS:
-        own = () if name == "rnn" else pieces
-        found[name] = Arm(("--recipe", RECIPES.get(name, f"simple-{name}"), *own, *words))
+        options = () if name == "rnn" else pieces
+        table_arms[name] = Arm(("--recipe", RECIPES.get(name, f"simple-{name}"), *options, *words))
     losses = ("--loss", "ce=1,kl=1,hidden=30")
-    return found | {OURS: Arm(("--recipe", "simple-joint", *pieces, *words, *losses))}
+    return table_arms | {OURS: Arm(("--recipe", "simple-joint", *pieces, *words, *losses))}
 
 
 def few_labels(
@@ -155,12 +155,12 @@ def few_labels(
 ) -> tuple[list[str], list[str]]:
     """Return the first few rows of each class, and at most `unlabelled` others without their
     labels. A row is a text, a tab and a label, which may be empty."""
-    left = Counter(dict.fromkeys({row.rpartition("\t")[2] for row in rows} - {""}, per_class))
+    remaining = Counter(dict.fromkeys({row.rpartition("\t")[2] for row in rows} - {""}, per_class))
     few, every, without = [], [], 0
     for row in rows:
         text, _, label = row.rpartition("\t")
-        if left[label] > 0:
-            left[label] -= 1
+        if remaining[label] > 0:
+            remaining[label] -= 1
             few.append(row)
             every.append(row)
         elif unlabelled is None or without < unlabelled:
@@ -193,18 +193,18 @@ def cut_labels(path: Path, folder: Path, per_class: int) -> None:
 
 def fine_tuned(work: Work, name: str, model: str | Path, *words: str | Path) -> Path:
     """Fine-tune a teacher on labelled texts, in a folder of that name, and return the model."""
-    own = ("--task", "classify", "--model", model, *words, "--seeds", "1", "--save")
-    downstream(work, work.folder / name, *own)
+    arguments = ("--task", "classify", "--model", model, *words, "--seeds", "1", "--save")
+    downstream(work, work.folder / name, *arguments)
     return work.folder / name / "model"
 
 
 def classifier(files: tuple[Path, Path], per_class: int, work: Work) -> Prepared:
     """Fine-tune MiniLM on few labels, and dump its outputs for all the text."""
-    few, dev, whole = (work.folder / f"{name}.tsv" for name in ("few", "dev", "all"))
+    few, dev, all_texts = (work.folder / f"{name}.tsv" for name in ("few", "dev", "all"))
     work.steps.write(lambda: cut_labels(files[0], work.folder, per_class))
     teacher = fine_tuned(work, "teacher", MINILM, "--train", few, "--dev", dev, "--epochs", "8")
-    store = task_store(work, teacher, whole, "layer:6")
-    return Prepared([store], teacher, [whole])
+    store = task_store(work, teacher, all_texts, "layer:6")
+    return Prepared([store], teacher, [all_texts])
 
 
 def task_store(
@@ -228,16 +228,16 @@ TABLE_9 = "IMDB .240 and .249 of .250, Elec .239 and .247, AG News .173 and .185
 
 def variances(work: Work) -> str:
     """Return the variance of the teachers' probabilities as a table (6.3, Table 9)."""
-    found = {name: work.folder / f"{name}.zarr" for name in ("classes", "larger")}
+    paths = {name: work.folder / f"{name}.zarr" for name in ("classes", "larger")}
     rows = []
-    for name, path in found.items():
+    for name, path in paths.items():
         if path.exists():
             with closing(open_store(path)) as store:
                 of_texts = probability_variance(store)
                 assert store.task is not None
                 most = (1 - 1 / len(store.task.labels)) / len(store.task.labels)
-            who = TEACHER if name == "classes" else LARGER
-            rows.append([who, f"{of_texts:.3f}", f"{most:.3f}"])
+            teacher = TEACHER if name == "classes" else LARGER
+            rows.append([teacher, f"{of_texts:.3f}", f"{most:.3f}"])
     about = (
         "Variance of the teacher's probabilities, averaged over the texts of its store (paper:"
         f" Table 9, BERT Base and Large: {TABLE_9})."
@@ -254,18 +254,18 @@ def probability_variance(store: FeatureStore) -> float:
     return total / len(store)
 
 
-def scored(called: str, test: str) -> Task:
+def scored(data_set: str, test: str) -> Task:
     """Return the task that scores a classifier as it is on a file of a data set."""
-    return Task(called, MEASURE, ("--task", "classify", "--test", test, "--as-is"))
+    return Task(data_set, MEASURE, ("--task", "classify", "--test", test, "--as-is"))
 
 
-def with_labels(called: str, per_class: int | None) -> str:
+def with_labels(data_set: str, per_class: int | None) -> str:
     """Return a data set and how many labels of each class are used, for a title."""
-    return called if per_class is None else f"{called}, {per_class} labels a class"
+    return data_set if per_class is None else f"{data_set}, {per_class} labels a class"
 
 
 def small(
-    called: str,
+    data_set: str,
     files: tuple[Path, Path],
     per_class: int,
     classes: int,
@@ -277,9 +277,9 @@ def small(
     tested = "the other texts of the training set" if test else "the official dev set"
     held_out = max(0.1, STEERED_BY / (per_class * classes))
     return Source(
-        title=f"Mukherjee & Awadallah 2019 in miniature: {with_labels(called, per_class)}",
+        title=f"Mukherjee & Awadallah 2019 in miniature: {with_labels(data_set, per_class)}",
         about=(
-            f"Data: {called}; test set: {tested}."
+            f"Data: {data_set}; test set: {tested}."
             f" Teacher: a MiniLM fine-tuned on {per_class} labels of each class; its outputs are"
             f" stored for at most {UNLABELLED:,} texts without labels. Students: BiLSTM 100,100"
             f" with {vocab}"
@@ -288,7 +288,7 @@ def small(
             " trained until the validation score stops improving; the validation set has"
             f" {held_out * per_class * classes:.0f} labels."
         ),
-        tasks=[scored(called, test or str(files[1]))],
+        tasks=[scored(data_set, test or str(files[1]))],
         arms=arms(
             "--student", "bilstm:100,100", "--held-out", f"{held_out:.3g}", vocab=vocab
         ),
@@ -306,9 +306,9 @@ SMALL = {
 }
 
 
-def file_name(called: str) -> str:
+def file_name(data_set: str) -> str:
     """Return the prefix of the file names of a data set."""
-    return called.lower().replace(" ", "_").replace("-", "")
+    return data_set.lower().replace(" ", "_").replace("-", "")
 
 
 def published_teacher(
@@ -321,28 +321,28 @@ def published_teacher(
     again: whether the teachers are first trained on over all the text as masked LMs (6.4).
     needs: further files of the user's folder.
     """
-    train, dev, whole = (work.data / f"{name}.{part}.tsv" for part in ("train", "dev", "all"))
-    check_files(work, (), train.name, dev.name, whole.name, f"{name}.test.tsv", *needs)
-    text = whole
+    train, dev, all_texts = (work.data / f"{name}.{part}.tsv" for part in ("train", "dev", "all"))
+    check_files(work, (), train.name, dev.name, all_texts.name, f"{name}.test.tsv", *needs)
+    text = all_texts
     if per_class is not None:
         train, text = work.folder / "few.tsv", work.folder / "all.tsv"
-        work.steps.write(lambda: _cut_published(whole, work.folder, per_class))
+        work.steps.write(lambda: _cut_published(all_texts, work.folder, per_class))
     models = {"classes": work.teacher, "larger": work.larger}
     if per_class is not None and work.larger:
         models = {"classes": work.larger}
     stores, teachers = [], []
-    for called, model in models.items():
+    for role, model in models.items():
         if model:
-            start = _trained_on(model, called, work, whole) if again else model
-            out = "teacher" if called == "classes" else called
+            start = _trained_on(model, role, work, all_texts) if again else model
+            out = "teacher" if role == "classes" else role
             teachers.append(fine_tuned(work, out, start, "--train", train, "--dev", dev))
             hidden = f"layer:{size_of(model).layers}"
-            stores.append(task_store(work, teachers[-1], text, hidden, called, (whole, model)))
-    return Prepared(stores, teachers[0], [whole] * len(stores))
+            stores.append(task_store(work, teachers[-1], text, hidden, role, (all_texts, model)))
+    return Prepared(stores, teachers[0], [all_texts] * len(stores))
 
 
-def _cut_published(whole: Path, folder: Path, per_class: int) -> None:
-    head, rows = _rows(whole)
+def _cut_published(all_texts: Path, folder: Path, per_class: int) -> None:
+    head, rows = _rows(all_texts)
     random.Random(0).shuffle(rows)  # tables are often sorted by label
     few, every = few_labels(rows, per_class)
     folder.mkdir(parents=True, exist_ok=True)
@@ -351,18 +351,18 @@ def _cut_published(whole: Path, folder: Path, per_class: int) -> None:
     (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts), "utf-8")
 
 
-def _trained_on(model: str, called: str, work: Work, whole: Path) -> Path:
+def _trained_on(model: str, role: str, work: Work, all_texts: Path) -> Path:
     batch = ("--batch-size", work.scaled(32))  # the length is not published: `downstream`'s default
     words = ("--model", model, "--train", work.folder / "texts.txt", *batch)
-    return trained_teacher(work, work.folder / f"{called}-again", *words, like=whole)
+    return trained_teacher(work, work.folder / f"{role}-again", *words, like=all_texts)
 
 
-def published_set(called: str, larger: bool, per_class: int | None = None) -> Source:
+def published_set(data_set: str, larger: bool, per_class: int | None = None) -> Source:
     """Return the published setting of one data set, with all its labels or some of each class.
 
     With few labels, the teacher is the larger one if it exists, as published.
     """
-    name, column = file_name(called), SETS.index(called)
+    name, column = file_name(data_set), SETS.index(data_set)
     rows = {row: (figures[column],) for row, figures in PUBLISHED.rows.items()}
     every, claims = arms("--word-vectors", f"{{data}}/{VECTORS}"), [*CLAIMS]
     if per_class is not None or larger:  # the rows have the arms' names
@@ -378,9 +378,9 @@ def published_set(called: str, larger: bool, per_class: int | None = None) -> So
         }
         claims += OF_BOTH
     return Source(
-        title=f"Mukherjee & Awadallah 2019: {with_labels(called, per_class)}",
+        title=f"Mukherjee & Awadallah 2019: {with_labels(data_set, per_class)}",
         about=ABOUT,
-        tasks=[scored(called, f"{{data}}/{name}.test.tsv")],
+        tasks=[scored(data_set, f"{{data}}/{name}.test.tsv")],
         arms=every,
         claims=claims,
         best="stagewise",
@@ -389,15 +389,15 @@ def published_set(called: str, larger: bool, per_class: int | None = None) -> So
         ),
         models=models,
         remark=variances,
-        published=Published(PUBLISHED.where, (f"{called} {MEASURE}",), rows),
+        published=Published(PUBLISHED.where, (f"{data_set} {MEASURE}",), rows),
     )  # fmt: skip
 
 
 def full(data: Path, larger: bool = False) -> dict[str, Source]:
     """Return the published tables: each data set with all labels, with 500 and with 100 a class."""
-    found = {f"mukherjee-{file_name(each)}": published_set(each, larger) for each in SETS}
+    sources = {f"mukherjee-{file_name(title)}": published_set(title, larger) for title in SETS}
     for per_class, sets in ((500, SETS), (100, ("IMDB", "Elec"))):
-        for each in sets:
-            name = f"mukherjee-{file_name(each)}-{per_class}"
-            found[name] = published_set(each, larger, per_class)
-    return found
+        for title in sets:
+            name = f"mukherjee-{file_name(title)}-{per_class}"
+            sources[name] = published_set(title, larger, per_class)
+    return sources

@@ -42,12 +42,12 @@ def sources(name: str, size: str, data: Path = Path(), larger: bool = False) -> 
     larger: whether there is a second, larger teacher, as some tables need.
     """
     if size == SMALL:
-        return {each: source for paper in PAPERS[name] for each, source in paper.SMALL.items()}
+        return {folder: source for paper in PAPERS[name] for folder, source in paper.SMALL.items()}
     if size == TITLE:
         every = [{f"{name}-title": titles.TITLES[name]}]
     else:
         every = [paper.full(data, larger) for paper in PAPERS[name]]
-    return {each: _unprobed(source) for found in every for each, source in found.items()}
+    return {folder: _unprobed(source) for tables in every for folder, source in tables.items()}
 
 
 def _unprobed(source: Source) -> Source:

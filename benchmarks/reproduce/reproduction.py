@@ -63,14 +63,14 @@ def key_of(figure: str, measures: Mapping[str, str]) -> str:
 
 
 def _read(path: Path, figure: str | None) -> dict[str, float]:
-    found = json.loads(path.read_text())
-    key = key_of(figure, found["measures"]) if figure else found["primary"]
+    saved = json.loads(path.read_text())
+    key = key_of(figure, saved["measures"]) if figure else saved["primary"]
     scores = {
         split: float(figures[key])
-        for split, figures in found["mean"].items()
+        for split, figures in saved["mean"].items()
         if split.startswith("test")
     }
-    names = {split: Path(found["files"][split]).name for split in scores.keys() & found["files"]}
+    names = {split: Path(saved["files"][split]).name for split in scores.keys() & saved["files"]}
     if len(names) < 2:
         return scores
     of_files = {names[split].split(".")[0]: scores[split] for split in scores if split in names}
@@ -106,9 +106,9 @@ def dump(
     def cost() -> Cost:
         if not work.estimated:
             return NOTHING
-        printed = [str(word) for word in words]
-        known, model = like or (text, work.teacher)
-        return dump_cost(printed, tokens_of(known, model), size_of(model))
+        arguments = [str(word) for word in words]
+        path, model = like or (text, work.teacher)
+        return dump_cost(arguments, tokens_of(path, model), size_of(model))
 
     work.steps.run("teachonce.teacher_dump.cli", *words, done=sealed.exists, cost=cost)
     work.steps.write(sealed.touch)
@@ -125,23 +125,23 @@ def shortened(words: Sequence[str], work: Work) -> list[str]:
     from teachonce.student_train.settings.options import ruled_out
     from teachonce.student_train.settings.recipe import find_recipe
 
-    said = given(student_train, ["--store", "none", *words])
-    recipe = find_recipe(said["recipe"]) if "recipe" in said else None
-    tables = [said, *((recipe.options, *recipe.stages) if recipe else ())]
-    found, others = list[str](), ruled_out(said.keys())
+    options = given(student_train, ["--store", "none", *words])
+    recipe = find_recipe(options["recipe"]) if "recipe" in options else None
+    tables = [options, *((recipe.options, *recipe.stages) if recipe else ())]
+    arguments, excluded = list[str](), ruled_out(options.keys())
 
     def first(name: str) -> Any:
         return next((table[name] for table in tables if table.get(name) is not None), None)
 
     for name in LENGTHS:
-        if (length := first(name)) and name not in others:
+        if (length := first(name)) and name not in excluded:
             value = float(length) * work.scale
             number = f"{value:g}" if name == "epochs" else str(max(1, round(value)))
-            found += [flag_of(name), number]
+            arguments += [flag_of(name), number]
     for name in ("vocab", "prune_to"):
         if vocab := first(name):
-            found += [flag_of(name), work.pieces(vocab)]
-    return found
+            arguments += [flag_of(name), work.pieces(vocab)]
+    return arguments
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ class Reproduction:
         before = self.minutes()
         self._begin()
         try:
-            found = self._each_arm(self.source.prepare(self.work), self.work.folder)
+            by_arm = self._each_arm(self.source.prepare(self.work), self.work.folder)
         finally:
             self._took(before, started)
-        return _by_measure(found)
+        return _by_measure(by_arm)
 
     def probed(self, names: Sequence[str], probe: Probe) -> Scores:
         """Train and score some arms again with the words of a probe, in a separate folder."""
@@ -178,10 +178,10 @@ class Reproduction:
         again = replace(self, source=replace(self.source, arms=arms, models={}, joined={}))
         folder = self.work.folder / f"probe{words}".replace(" ", "-").replace("/", "-")
         try:
-            found = again._each_arm(self.source.prepare(self.work), folder, teacher=False)
+            by_arm = again._each_arm(self.source.prepare(self.work), folder, teacher=False)
         finally:
             self._took(before, started)
-        return _by_measure(found)
+        return _by_measure(by_arm)
 
     def chances(self) -> dict[str, float]:
         """Return the score without training for each task; see `chance`."""
@@ -193,7 +193,7 @@ class Reproduction:
     def settings(self) -> str:
         """Describe the settings that all arms share."""
         lines = [self.source.about, shlex.join(self.source.words)]
-        lines += [each for each in (self.work.teacher, self.work.larger) if each]
+        lines += [name for name in (self.work.teacher, self.work.larger) if name]
         lines += [f"scale {self.work.scale:g}"] if self.work.scale < 1 else []
         return "".join(f"{line}\n" for line in lines)
 
@@ -225,13 +225,13 @@ class Reproduction:
         arms = self.source.arms
         pool = ThreadPoolExecutor(self.work.steps.jobs)
         try:
-            found: dict[str, list[dict[str, float]]] = {}
+            by_arm: dict[str, list[dict[str, float]]] = {}
             if teacher:
                 out = folder / "scores-teacher"
-                found[TEACHER] = [pool.submit(self._scored, prepared.teacher, out, 0).result()]
-                found |= self._other_models(folder, pool)
+                by_arm[TEACHER] = [pool.submit(self._scored, prepared.teacher, out, 0).result()]
+                by_arm |= self._other_models(folder, pool)
             for later in (False, True):
-                asked = {
+                futures = {
                     name: [
                         pool.submit(self._student, name, arm, prepared, seed, folder)
                         for seed in range(self.seeds)
@@ -239,19 +239,19 @@ class Reproduction:
                     for name, arm in arms.items()
                     if arm.needs_others == later
                 }
-                found |= {name: [each.result() for each in some] for name, some in asked.items()}
+                by_arm |= {name: [f.result() for f in runs] for name, runs in futures.items()}
         finally:
             pool.shutdown(cancel_futures=True)
         if self.work.steps.dry:
             return {}
-        parts = {part for each in self.source.joined.values() for part in each.values()}
+        parts = {part for row in self.source.joined.values() for part in row.values()}
         order = [TEACHER, *self.source.joined, *self.source.models, *arms]
-        rows = self._joined(found) | found
+        rows = self._joined(by_arm) | by_arm
         return {name: rows[name] for name in order if name in rows and name not in parts}
 
     def _other_models(self, folder: Path, pool: Executor) -> dict[str, list[dict[str, float]]]:
         """Score the models that are not trained from a store, once each."""
-        asked = {
+        futures = {
             name: pool.submit(
                 self._scored,
                 self._filled(model.path, 0) or self.work.teacher,
@@ -261,19 +261,19 @@ class Reproduction:
             )
             for name, model in self.source.models.items()
         }
-        return {name: [each.result()] for name, each in asked.items()}
+        return {name: [future.result()] for name, future in futures.items()}
 
     def _joined(
-        self, found: Mapping[str, Sequence[Mapping[str, float]]]
+        self, by_arm: Mapping[str, Sequence[Mapping[str, float]]]
     ) -> dict[str, list[dict[str, float]]]:
         rows = {}
         for name, parts in self.source.joined.items():
             (task,) = self.source.tasks
             files = [
-                {file: found[part][seed][file] for file, part in parts.items()}
-                for seed in range(min(len(found[part]) for part in parts.values()))
+                {file: by_arm[part][seed][file] for file, part in parts.items()}
+                for seed in range(min(len(by_arm[part]) for part in parts.values()))
             ]
-            rows[name] = [each | {task.measure: mean(each.values())} for each in files]
+            rows[name] = [scores | {task.measure: mean(scores.values())} for scores in files]
         return rows
 
     def _student(
@@ -281,38 +281,38 @@ class Reproduction:
     ) -> dict[str, float]:
         """Train a student with a seed, and score it."""
         out = self._folder(name, seed, folder)
-        own = [
+        arguments = [
             self._filled(word, seed).replace("{teacher}", str(prepared.teacher))
             for word in (*self.source.words, *arm.words)
         ]
-        own += shortened(own, self.work) if self.work.scale < 1 else []
+        arguments += shortened(arguments, self.work) if self.work.scale < 1 else []
         text = prepared.texts[arm.stores[0] if arm.stores else 0]
-        learnt = [prepared.stores[number] for number in arm.stores]
-        learnt += [
+        store_paths = [prepared.stores[number] for number in arm.stores]
+        store_paths += [
             dump(self.work, student.with_suffix(".zarr"), text, "--model", student,
                  *self.source.student_dump)
-            for student in (self._folder(each, seed, folder) for each in arm.students)
+            for student in (self._folder(other, seed, folder) for other in arm.students)
         ]  # fmt: skip
-        stores = [word for store in learnt for word in ("--store", str(store))]
+        stores = [word for store in store_paths for word in ("--store", str(store))]
         resume = ["--resume"] if (out / "training.json").exists() else []
 
         def cost() -> Cost:
             if not self.work.estimated:
                 return NOTHING
             teacher = self.work.teacher
-            return student_cost(own, tokens_of(text, teacher), size_of(teacher))
+            return student_cost(arguments, tokens_of(text, teacher), size_of(teacher))
 
         self.work.steps.run(
             "teachonce.student_train.cli",
-            *(*stores, *own, "--seed", str(seed), "--out", str(out), *resume),
+            *(*stores, *arguments, "--seed", str(seed), "--out", str(out), *resume),
             done=lambda: "result" in (read_report(out) or {}),
             cost=cost,
         )
-        found = self._scored(out, folder / f"scores-{out.name}", seed)
-        if found:
-            printed = ", ".join(f"{measure} {value:.4f}" for measure, value in found.items())
+        scores = self._scored(out, folder / f"scores-{out.name}", seed)
+        if scores:
+            printed = ", ".join(f"{measure} {value:.4f}" for measure, value in scores.items())
             print(f"{name}, seed {seed}: {printed}", flush=True)
-        return found
+        return scores
 
     def _folder(self, name: str, seed: int, folder: Path) -> Path:
         return folder / f"{name}-{seed}".replace(" ", "-")
@@ -320,25 +320,25 @@ class Reproduction:
     def _scored(
         self, model: str | Path, out: Path, seed: int, tasks: Sequence[Task] = ()
     ) -> dict[str, float]:
-        found, folders = {}, dict[tuple[str, ...], Path]()
+        by_measure, folders = {}, dict[tuple[str, ...], Path]()
         for task in tasks or self.source.tasks:
             words = [self._filled(word, seed) for word in task.words]
             folder = out.with_name(f"{out.name}-{task.measure}".replace(" ", "-"))
             folder = folders.setdefault(task.words, folder)  # two figures of one task: one run
             scores = downstream(self.work, folder, *words, "--model", model, figure=task.figure)
             for file, score in scores.items():
-                found[task.measure if file == "test" else file] = score
-        return found
+                by_measure[task.measure if file == "test" else file] = score
+        return by_measure
 
     def _filled(self, word: str, seed: int) -> str:
-        places = {"{work}": self.work.folder, "{data}": self.work.data, "{seed}": seed}
-        for place, value in places.items():
-            word = word.replace(place, str(value))
+        values = {"{work}": self.work.folder, "{data}": self.work.data, "{seed}": seed}
+        for field, value in values.items():
+            word = word.replace(field, str(value))
         return word
 
 
-def _by_measure(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Scores:
+def _by_measure(by_arm: Mapping[str, Sequence[Mapping[str, float]]]) -> Scores:
     return {
-        name: {measure: [each[measure] for each in some] for measure in some[0]}
-        for name, some in found.items()
+        name: {measure: [scores[measure] for scores in runs] for measure in runs[0]}
+        for name, runs in by_arm.items()
     }

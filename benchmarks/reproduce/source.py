@@ -145,11 +145,11 @@ class Work:
     def pieces(self, vocab: str) -> str:
         """Multiply the pieces of a vocabulary by the scale, at least FEWEST; any value that is not
         a number stays the same."""
-        found = re.fullmatch(r"(\d+)(k?)", vocab)
-        if not found or self.scale == 1:
+        match = re.fullmatch(r"(\d+)(k?)", vocab)
+        if not match or self.scale == 1:
             return vocab
-        whole = int(found[1]) * (1000 if found[2] else 1)
-        return str(max(FEWEST, round(whole * self.scale)))
+        count = int(match[1]) * (1000 if match[2] else 1)
+        return str(max(FEWEST, round(count * self.scale)))
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,6 @@ def selected(source: Source, names: Sequence[str]) -> Source:
         for claim in source.claims
         if {claim.better, claim.worse} <= rows and measures & set(claim.measures or measures)
     ]
-    parts = {part for each in source.joined.values() for part in each.values()}
+    parts = {part for row in source.joined.values() for part in row.values()}
     models = {name: model for name, model in source.models.items() if name not in parts}
     return replace(source, arms=arms, claims=claims, models=models, joined={})

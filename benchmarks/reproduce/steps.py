@@ -65,12 +65,12 @@ def plan_text(planned: list[Planned], tflops: float) -> str:
     lines = []
     for step in planned:
         lines += [f"# {_expected(step.cost, tflops)}", step.line]
-    whole = sum((step.cost for step in planned), NOTHING)
-    lines.append(f"# all {len(planned)} commands: {_expected(whole, tflops)}")
+    total = sum((step.cost for step in planned), NOTHING)
+    lines.append(f"# all {len(planned)} commands: {_expected(total, tflops)}")
     return "\n".join(lines)
 
 
 def _expected(cost: Cost, tflops: float) -> str:
     hours = cost.flops / (tflops * 1e12) / 3600
-    printed = f"{hours:,.1f} hours" if hours >= 0.1 else f"{hours * 60:.1g} minutes"
-    return f"about {printed}" + (f", {readable(cost.bytes)}" if cost.bytes else "")
+    duration = f"{hours:,.1f} hours" if hours >= 0.1 else f"{hours * 60:.1g} minutes"
+    return f"about {duration}" + (f", {readable(cost.bytes)}" if cost.bytes else "")

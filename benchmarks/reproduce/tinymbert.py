@@ -85,16 +85,16 @@ def arms(*words: str, languages: Sequence[str], short: bool) -> dict[str, Arm]:
     layer; the gold sentences of each language."""
     alone = ("--epochs", str(LABELLED_ALONE)) if short else ()
     length = ("--epochs", str(EACH), *STILL) if short else ()
-    found = {"D0-S": Arm(("--recipe", "tinymbert-d0-s", *words, *alone))}
+    table_arms = {"D0-S": Arm(("--recipe", "tinymbert-d0-s", *words, *alone))}
     for store, language in enumerate(languages, 2):
-        own = ("--recipe", "tinymbert-d0", *words, *alone, "--vocab", "{work}/D0-S-{seed}")
-        found[of_language(language)] = Arm(own, (store,))
+        arguments = ("--recipe", "tinymbert-d0", *words, *alone, "--vocab", "{work}/D0-S-{seed}")
+        table_arms[of_language(language)] = Arm(arguments, (store,))
     for name in DISTILLED:
         recipe = "tinymbert-" + name.lower().replace(".", "-")
-        found[name] = Arm(("--recipe", recipe, *words, *length))
-    found["D4.2, last layer"] = Arm(found["D4.2"].words, (1,))
+        table_arms[name] = Arm(("--recipe", recipe, *words, *length))
+    table_arms["D4.2, last layer"] = Arm(table_arms["D4.2"].words, (1,))
     ours = ("--recipe", "tinymbert-d1", *words, "--loss", "ce=1,kl=1,hidden=30")
-    return found | {OURS: Arm((*ours, *length))}
+    return table_arms | {OURS: Arm((*ours, *length))}
 
 
 def of_language(name: str) -> str:
@@ -136,8 +136,8 @@ def tagger(work: Work) -> Prepared:
 def fine_tuned(work: Work, model: str | Path, data: Path, *words: str) -> Path:
     """Fine-tune a teacher on the gold sentences of all languages, and return the model."""
     gold = ("--train", data / "train.tsv", "--dev", data / "dev.tsv")
-    own = ("--task", "ner", "--model", model, "--pieces", "all", "--seeds", "1")
-    downstream(work, work.folder / "teacher", *own, *gold, *words, "--save")
+    arguments = ("--task", "ner", "--model", model, "--pieces", "all", "--seeds", "1")
+    downstream(work, work.folder / "teacher", *arguments, *gold, *words, "--save")
     return work.folder / "teacher/model"
 
 
@@ -150,8 +150,8 @@ def write_sentences(folder: Path) -> None:
         dev += train[-LABELLED:]
         few_tags(train[-LABELLED:], folder / f"{name}.dev.tsv", LABELLED)
         few_tags(train[:LABELLED], folder / f"{name}.train.tsv", LABELLED)
-        whole = few_tags(train[:-LABELLED][:UNLABELLED], folder / f"{name}.all.tsv", LABELLED)
-        every.append(whole.read_text("utf-8"))
+        path = few_tags(train[:-LABELLED][:UNLABELLED], folder / f"{name}.all.tsv", LABELLED)
+        every.append(path.read_text("utf-8"))
         few_tags(sentences_of(name, "dev")[:TESTED], folder / f"{name}.test.tsv", TESTED)
     (folder / "all.tsv").write_text("".join(every), "utf-8")
     for role, sentences in (("train", few), ("dev", dev)):
@@ -187,10 +187,10 @@ def single_teachers(
     model: str, folder: str, languages: Sequence[str], *words: str
 ) -> dict[str, Model]:
     """Return the rows of a teacher that is fine-tuned on each language alone."""
-    own = ("--task", "ner", "--pieces", "all", "--seeds", "1", *_tests(folder, languages), *words)
+    base = ("--task", "ner", "--pieces", "all", "--seeds", "1", *_tests(folder, languages), *words)
     return {
         f"{SINGLE}, {name}": Model(model, [
-            Task("", MEASURE, (*own, "--train", f"{folder}/{name}.train.tsv",
+            Task("", MEASURE, (*base, "--train", f"{folder}/{name}.train.tsv",
                                "--dev", f"{folder}/{name}.dev.tsv"))
         ])
         for name in languages

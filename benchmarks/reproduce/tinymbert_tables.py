@@ -108,11 +108,11 @@ def _write_few(data: Path, folder: Path, languages: Sequence[str]) -> None:
         return (data / name).read_text("utf-8").strip().split("\n\n")
 
     folder.mkdir(parents=True, exist_ok=True)
-    gold = [each for name in languages for each in sentences(f"{name}.train.tsv")[:FEW]]
-    known = set(gold)
-    others = [each for each in sentences("all.tsv") if each not in known]
+    gold = [sentence for name in languages for sentence in sentences(f"{name}.train.tsv")[:FEW]]
+    gold_set = set(gold)
+    unlabelled = [sentence for sentence in sentences("all.tsv") if sentence not in gold_set]
     few_tags(gold, folder / "train.tsv", len(gold))
-    few_tags([*gold, *others], folder / "all.tsv", len(gold))
+    few_tags([*gold, *unlabelled], folder / "all.tsv", len(gold))
     few_tags([*gold, *gold], folder / "gold.tsv", len(gold))  # the same text without its tags
     dev = sentences("dev.tsv")
     few_tags(dev, folder / "dev.tsv", len(dev))
@@ -228,12 +228,12 @@ TEXTS = ("--recipe", "tinymbert-text")
 OUR_TEXTS = ("--recipe", "tinymbert-d1", "--loss", "ce=1,kl=1,hidden=30")
 
 
-def texts(called: str, larger: bool, per_class: int | None = None) -> Source:
+def texts(data_set: str, larger: bool, per_class: int | None = None) -> Source:
     """Return the source of one data set of texts, with all its labels or some of each class.
 
     The larger teacher, if it exists, has a student in addition; with few labels it is the teacher.
     """
-    name = file_name(called)
+    name = file_name(data_set)
     arms = {BASE: Arm(TEXTS), "none": Arm(("--recipe", "simple-no-distillation"))}
     claims = [
         Claim("the student has its teacher's accuracy", "6.6, Tables 7 to 9", TEACHER, BASE,
@@ -242,22 +242,22 @@ def texts(called: str, larger: bool, per_class: int | None = None) -> Source:
     ]  # fmt: skip
     models, rows = {}, {}
     if per_class is not None:
-        every, column = OF_2019.rows, SETS.index(called)
+        every, column = OF_2019.rows, SETS.index(data_set)
         rows = {arm: (every[FEW_ROWS[per_class][of]][column],) for arm, of in FEW_ARMS.items()}
-    elif called in FIGURES:
+    elif data_set in FIGURES:
         named = (TEACHER, LARGER, BASE, of_larger(BASE))
-        rows = {row: (figure,) for row, figure in zip(named, FIGURES[called], strict=True)}
+        rows = {row: (figure,) for row, figure in zip(named, FIGURES[data_set], strict=True)}
     if larger and per_class is None:
         models = {LARGER: LARGER_MODEL}
         arms[of_larger(BASE)] = Arm(TEXTS, (1,))
         says = "a better teacher gives a better student"
         claims.append(Claim(says, "6.6, Tables 7 and 8", of_larger(BASE), BASE))
     arms[OURS] = Arm(OUR_TEXTS)
-    where = "Table 7" if called in FIGURES else "Table 8, whose figures our copy lacks"
+    where = "Table 7" if data_set in FIGURES else "Table 8, whose figures our copy lacks"
     return Source(
-        title=f"TinyMBERT: {with_labels(called, per_class)}",
+        title=f"TinyMBERT: {with_labels(data_set, per_class)}",
         about=ABOUT + " `none` is that of the paper of 2019.",
-        tasks=[scored(called, f"{{data}}/{name}.test.tsv")],
+        tasks=[scored(data_set, f"{{data}}/{name}.test.tsv")],
         arms=arms,
         claims=claims,
         best=BASE,
@@ -265,7 +265,7 @@ def texts(called: str, larger: bool, per_class: int | None = None) -> Source:
         models=models,
         published=Published(
             "Table 10 of 2019; Table 9 is not in our copy" if per_class else where,
-            (f"{called} accuracy",),
+            (f"{data_set} accuracy",),
             rows,
         ),
     )
@@ -275,18 +275,18 @@ def full(data: Path, larger: bool = False) -> dict[str, Source]:
     """Return the published tables, including the tables of texts if the user's folder has the
     texts."""
     languages = languages_of(data)
-    found = {
+    sources = {
         "tinymbert-100": table_6(languages),
         "tinymbert-settings": settings(data, languages),
         "tinymbert-sizes": sizes(languages),
     }
-    for called in ("SST-2", *SETS):
-        name = file_name(called)
+    for data_set in ("SST-2", *SETS):
+        name = file_name(data_set)
         if (data / f"{name}.all.tsv").is_file():
-            found[f"tinymbert-{name}"] = texts(called, larger)
-            if called in SETS:
-                found[f"tinymbert-{name}-{OF_FEW}"] = texts(called, larger, OF_FEW)
-    return found
+            sources[f"tinymbert-{name}"] = texts(data_set, larger)
+            if data_set in SETS:
+                sources[f"tinymbert-{name}-{OF_FEW}"] = texts(data_set, larger, OF_FEW)
+    return sources
 
 
 SMALL: dict[str, Source] = {}

@@ -39,11 +39,11 @@ class Judged:
 def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
     """Format the figures of all arms, with the published ones in the same row, and the verdicts on
     the claims."""
-    found = [arms_table(source, scores, chances)]
+    paragraphs = [arms_table(source, scores, chances)]
     if shared := _shared(source):
-        found.append(f"All arms: `{' '.join(shared)}`.")
-    found.append(f"Published: {source.published.where}.")
-    return "\n\n".join([*found, claims_table(source, scores, chances, probed)])
+        paragraphs.append(f"All arms: `{' '.join(shared)}`.")
+    paragraphs.append(f"Published: {source.published.where}.")
+    return "\n\n".join([*paragraphs, claims_table(source, scores, chances, probed)])
 
 
 def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
@@ -51,15 +51,15 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
     main, shared, rows = of_tasks(source, scores), _shared(source), []
     published = source.published
     blank = [""] * len(published.columns)
-    for name, found in scores.items():
-        (first, *_) = source.joined.get(name, {name: name}).values()
-        words = _words(source, first) if first in source.arms else {}
-        own = [word for pair in words.items() if " ".join(pair) not in shared for word in pair]
-        cells = [mean_and_deviation(values) for values in found.values()]
-        cells += _over_files(found, main[name])
+    for name, arm_scores in scores.items():
+        (arm, *_) = source.joined.get(name, {name: name}).values()
+        options = _words(source, arm) if arm in source.arms else {}
+        unique = [word for pair in options.items() if " ".join(pair) not in shared for word in pair]
+        cells = [mean_and_deviation(values) for values in arm_scores.values()]
+        cells += _over_files(arm_scores, main[name])
         cells.append(_share(main[name], main[TEACHER]))
-        rows.append([name, " ".join(own), *cells, *published.rows.get(name, blank)])
-    floor = [f"{chances[each]:.3f}" if each in chances else "" for each in scores[TEACHER]]
+        rows.append([name, " ".join(unique), *cells, *published.rows.get(name, blank)])
+    floor = [f"{chances[measure]:.3f}" if measure in chances else "" for measure in scores[TEACHER]]
     several = _over_files(scores[TEACHER], main[TEACHER])
     rows.append([CHANCE, "", *floor, *([""] * len(several)), "", *blank])
     head = ["", "student-train", *scores[TEACHER], *(["deviation over files"] * len(several))]
@@ -75,15 +75,15 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
     main, rows = of_tasks(source, scores), list[list[str]]()
     for claim in source.claims:
         judged = judge(claim, main, chances)
-        found, figures = _cells(judged)
+        outcome, figures = _cells(judged)
         if not {claim.better, claim.worse} <= main.keys():
-            found = NO_ARM
+            outcome = NO_ARM
         published = _published(claim, source.published)
-        if not judged and rows and rows[-1][:3] == [claim.says, claim.where, found]:
+        if not judged and rows and rows[-1][:3] == [claim.says, claim.where, outcome]:
             rows[-1][-1] = "; ".join(filter(None, (rows[-1][-1], published)))
         else:
-            rows.append([claim.says, claim.where, found, figures, published])
-        if claim.probe and any(each.found == FAILS for each in judged):
+            rows.append([claim.says, claim.where, outcome, figures, published])
+        if claim.probe and any(judgement.found == FAILS for judgement in judged):
             again = main | of_tasks(source, probed(claim))  # a teacher is not trained again
             about = f"the same, {claim.probe.about}"
             rows.append([about, "", *_cells(judge(claim, again, chances)), ""])
@@ -123,28 +123,28 @@ def _untrained(claim: Claim, sides: Sequence[Sequence[float]], floor: float) -> 
 def _judged(
     claim: Claim, measure: str, sides: Sequence[Sequence[float]], lost: Sequence[str]
 ) -> Judged:
-    ours, theirs = sides
+    better, worse = sides
     figures = (
-        f"{claim.better} {statistics.mean(ours):.3f}, {claim.worse} {statistics.mean(theirs):.3f}"
+        f"{claim.better} {statistics.mean(better):.3f}, {claim.worse} {statistics.mean(worse):.3f}"
     )
     if lost:
         return Judged(measure, f"{UNTRAINED}: {', '.join(lost)}", figures)
-    found, won = verdict(claim, ours, theirs)
-    return Judged(measure, found, f"{figures}, {won}")
+    outcome, won = verdict(claim, better, worse)
+    return Judged(measure, outcome, f"{figures}, {won}")
 
 
-def verdict(claim: Claim, ours: Sequence[float], theirs: Sequence[float]) -> tuple[str, str]:
+def verdict(claim: Claim, better: Sequence[float], worse: Sequence[float]) -> tuple[str, str]:
     """Return whether a claim holds by the seeds of both arms, and the number of seeds in which
     `better` is ahead. If the means differ by less than the larger deviation, the claim is
     undecided."""
-    seeds = max(len(ours), len(theirs))  # the teacher is scored once
-    ours, theirs = (list(each) * (seeds // len(each)) for each in (ours, theirs))
-    gap = statistics.mean(ours) - statistics.mean(theirs)
-    spread = max(map(statistics.stdev, (ours, theirs))) if seeds > 1 else 0.0
-    won = sum(one > other for one, other in zip(ours, theirs, strict=True))
+    seeds = max(len(better), len(worse))  # the teacher is scored once
+    better, worse = (list(scores) * (seeds // len(scores)) for scores in (better, worse))
+    gap = statistics.mean(better) - statistics.mean(worse)
+    spread = max(map(statistics.stdev, (better, worse))) if seeds > 1 else 0.0
+    won = sum(b > w for b, w in zip(better, worse, strict=True))
     if claim.share is not None:
-        least = claim.share * statistics.mean(ours)
-        reached = statistics.mean(theirs)
+        least = claim.share * statistics.mean(better)
+        reached = statistics.mean(worse)
         inside, outside = reached - spread >= least, reached + spread < least
     elif claim.near is not None:
         inside, outside = gap + spread <= claim.near, gap - spread > claim.near
@@ -159,8 +159,8 @@ def of_tasks(source: Source, scores: Scores) -> Scores:
     """Leave out the columns of single files."""
     every = {task.measure for task in source.tasks}
     return {
-        name: {measure: values for measure, values in found.items() if measure in every}
-        for name, found in scores.items()
+        name: {measure: values for measure, values in by_measure.items() if measure in every}
+        for name, by_measure in scores.items()
     }
 
 
@@ -168,11 +168,11 @@ def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
     """Return the verdict on a claim, by measure if they differ, and its figures."""
     if not judged:
         return NO_DATA, ""
-    found = dict.fromkeys(each.found for each in judged)
-    named = {each: [one.measure for one in judged if one.found == each] for each in found}
-    several = [f"{each} ({', '.join(measures)})" for each, measures in named.items()]
-    figures = "; ".join(f"{each.measure}: {each.figures}" for each in judged)
-    return (next(iter(found)) if len(found) == 1 else ", ".join(several)), figures
+    outcomes = dict.fromkeys(j.found for j in judged)
+    by_outcome = {o: [j.measure for j in judged if j.found == o] for o in outcomes}
+    several = [f"{o} ({', '.join(measures)})" for o, measures in by_outcome.items()]
+    figures = "; ".join(f"{j.measure}: {j.figures}" for j in judged)
+    return (next(iter(outcomes)) if len(outcomes) == 1 else ", ".join(several)), figures
 
 
 def _published(claim: Claim, published: Published) -> str:
@@ -183,38 +183,38 @@ def _published(claim: Claim, published: Published) -> str:
         return ""
     columns = [column for column in published.columns if column != SPREAD]
     who = f"{' / '.join(claim.rows)}: " if claim.rows else ""
-    found = zip(published.columns, *(published.rows[name] for name in names), strict=True)
+    cells = zip(published.columns, *(published.rows[name] for name in names), strict=True)
     figures = ", ".join(
-        f"{column} {one} / {other}"
-        for column, one, other in found
-        if "" not in (one, other) and column in (claim.columns or columns)
+        f"{column} {better} / {worse}"
+        for column, better, worse in cells
+        if "" not in (better, worse) and column in (claim.columns or columns)
     )
     return figures and f"{who}{figures}"
 
 
 def _words(source: Source, arm: str) -> dict[str, str]:
     """Return the options of an arm with their values; of an option that is repeated, the last."""
-    words = (*source.words, *source.arms[arm].words)
-    return dict(zip(words[::2], words[1::2], strict=True))
+    options = (*source.words, *source.arms[arm].words)
+    return dict(zip(options[::2], options[1::2], strict=True))
 
 
 def _shared(source: Source) -> list[str]:
     """List the options that have the same value in all arms."""
     first, *others = ([*map(" ".join, _words(source, name).items())] for name in source.arms)
-    return [pair for pair in first if all(pair in each for each in others)]
+    return [pair for pair in first if all(pair in pairs for pairs in others)]
 
 
-def _over_files(found: Mapping[str, list[float]], main: Mapping[str, list[float]]) -> list[str]:
+def _over_files(scores: Mapping[str, list[float]], main: Mapping[str, list[float]]) -> list[str]:
     """Return the deviation between the test files, in a list that is empty for a single file."""
-    files = [statistics.mean(values) for name, values in found.items() if name not in main]
+    files = [statistics.mean(values) for name, values in scores.items() if name not in main]
     return [f"{statistics.stdev(files):.3f}"] if len(files) > 1 else []
 
 
-def _share(found: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
+def _share(scores: Mapping[str, list[float]], teacher: Mapping[str, list[float]]) -> str:
     """Format the share of the teacher's figures, as the mean over the measures."""
     if not all(value > 0 for (value,) in teacher.values()):
         return ""
-    return f"{statistics.mean(statistics.mean(found[m]) / teacher[m][0] for m in teacher):.0%}"
+    return f"{statistics.mean(statistics.mean(scores[m]) / teacher[m][0] for m in teacher):.0%}"
 
 
 def compare_best(runs: Mapping[str, Reproduction]) -> str:
@@ -237,9 +237,9 @@ def compare_best(runs: Mapping[str, Reproduction]) -> str:
         run = replace(run, source=replace(source, arms=arms, joined={}, models={}))
         scores, chances = of_tasks(source, run.scores()), run.chances()
         minutes += run.minutes()
-        words = " ".join(source.arms[OURS].words)
-        for each in judge(Claim("", "", OURS, source.best), scores, chances):
-            both = (scores[arm][each.measure] for arm in (source.best, OURS))
-            cells = [*map(mean_and_deviation, both), each.found]
-            rows.append([name, source.best, each.measure, *cells, words])
+        options = " ".join(source.arms[OURS].words)
+        for judged in judge(Claim("", "", OURS, source.best), scores, chances):
+            sides = (scores[arm][judged.measure] for arm in (source.best, OURS))
+            cells = [*map(mean_and_deviation, sides), judged.found]
+            rows.append([name, source.best, judged.measure, *cells, options])
     return table(head, rows) + f"\n\nAll arms of these sources took {minutes:.0f} minutes."

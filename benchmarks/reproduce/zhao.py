@@ -84,10 +84,10 @@ def mixed(
     cut_all(examples, work)
     model = ("--model", MINILM, *limit)
 
-    def stage_one_of(name: str, *more: str) -> Path:
+    def stage_one_of(name: str, *extra: str) -> Path:
         return dump(
             work, work.folder / f"{name}.zarr", NOVELS, "mixed-vocab", *model, "--vocab", "5k",
-            "--width", "128", "--hidden", "mean", "--weights", "--steps", steps, *STAGE_ONE, *more,
+            "--width", "128", "--hidden", "mean", "--weights", "--steps", steps, *STAGE_ONE, *extra,
         )  # fmt: skip
 
     stores = [
@@ -154,7 +154,7 @@ def vocabularies_teacher(work: Work) -> Prepared:
     """Run stage I with each vocabulary; train and dump a teacher of the smallest."""
     text = work.data / "corpus.txt"
     check_files(work, GLUE.tasks, text.name)
-    stores = [stage_one(work, f"mixed-{each}", text, vocab=each) for each in VOCABULARIES]
+    stores = [stage_one(work, f"mixed-{vocab}", text, vocab=vocab) for vocab in VOCABULARIES]
     large = trained_teacher(
         work, work.folder / "large-5k", *FROM_SCRATCH, "--train", text, "--vocab",
         work.pieces("5k"), "--batch-size", work.scaled(256), "--steps", work.scaled(1_000_000),
@@ -195,8 +195,8 @@ OF_VOCABULARIES = Source(
         "5k teacher, vanilla": Arm(("--recipe", "zhao-vanilla-30k", *STAGE_TWO), (3,)),
     },
     claims=(
-        *(Claim(f"{each} pieces are no better than 5k", "6", f"mixed, {each}", "mixed", gains=False)
-          for each in VOCABULARIES[1:]),
+        *(Claim(f"{size} pieces are no better than 5k", "6", f"mixed, {size}", "mixed", gains=False)
+          for size in VOCABULARIES[1:]),
         Claim("mixed beats vanilla distillation from a teacher of 5k pieces", "6", "mixed",
               "5k teacher, vanilla"),
     ),
@@ -210,7 +210,7 @@ def snips_teacher(work: Work) -> Prepared:
     """Run stage I once for each hidden size of the students."""
     text = work.data / "corpus.txt"
     check_files(work, SNIPS.tasks, text.name)
-    stores = [stage_one(work, f"mixed-{each}", text, width=each) for each in HIDDEN_SIZES]
+    stores = [stage_one(work, f"mixed-{size}", text, width=size) for size in HIDDEN_SIZES]
     return Prepared(stores, work.teacher, [text] * len(stores))
 
 
@@ -223,16 +223,16 @@ SNIPS = Source(
         of_files(*SLOTS, "snips_slots", "ner", *ON_DEVICE),
     ],
     arms={
-        f"{name}, {each}": Arm(("--recipe", f"zhao-{name.lower()}", "--student", f"{each}x6x4"),
+        f"{name}, {size}": Arm(("--recipe", f"zhao-{name.lower()}", "--student", f"{size}x6x4"),
                                (number,))
-        for number, each in enumerate(HIDDEN_SIZES) for name in ("mixed", "NoKD")
+        for number, size in enumerate(HIDDEN_SIZES) for name in ("mixed", "NoKD")
     } | {OURS: Arm((*OUR_LOSSES, "--vocab", "mixed-vocab", *STAGE_TWO), (2,))},
     claims=(
         Claim("the smallest student has 95 % of the teacher's slots (published: of BERT-base's, a"
               " smaller one than the teacher)", "4, Table 2", TEACHER,
               "mixed, 96", (" ".join(SLOTS),), share=0.95),
-        *(Claim("mixed beats no distillation", "4, Table 2", f"mixed, {each}", f"NoKD, {each}")
-          for each in HIDDEN_SIZES),
+        *(Claim("mixed beats no distillation", "4, Table 2", f"mixed, {size}", f"NoKD, {size}")
+          for size in HIDDEN_SIZES),
     ),
     best="mixed, 256",
     prepare=snips_teacher,

@@ -43,7 +43,7 @@ IGNORED = -100
 HEAD = ("vocabulary, targets", "teacher tokens/s", "times the first row", "time waiting for data")
 HOURS = ("way", "dump, h", f"{STUDENTS} students, h", "total, h", "times ours")
 Loss = Callable[[Any, Tensor, Tensor, list[int]], Tensor]
-"""Takes the student, ids and attention mask, [B,S], and the places of the texts in the store."""
+"""Takes the student, ids and attention mask, [B,S], and the indices of the texts in the store."""
 
 
 def from_store(options: TrainOptions) -> Figures:
@@ -52,8 +52,8 @@ def from_store(options: TrainOptions) -> Figures:
     with open_store(options.store) as store:
         _, collator, _ = prepare(options, store)
         texts = list(store.texts())
-        own = sum(map(len, collator.student_tokenizer(texts)["input_ids"]))
-        return {**figures, "speed": figures["speed"] * store.meta["tokens"] / own}
+        tokens = sum(map(len, collator.student_tokenizer(texts)["input_ids"]))
+        return {**figures, "speed": figures["speed"] * store.meta["tokens"] / tokens}
 
 
 def plain(options: TrainOptions, make: Callable[[TrainOptions], Loss]) -> Figures:
@@ -65,13 +65,13 @@ def plain(options: TrainOptions, make: Callable[[TrainOptions], Loss]) -> Figure
     inputs = collator.student_tokenizer(texts, truncation=True)["input_ids"]
     loss_of = make(options)
 
-    def loss_of_texts(chosen: list[int]) -> Tensor:
-        rows = [torch.tensor(inputs[place]) for place in chosen]
+    def loss_of_texts(indices: list[int]) -> Tensor:
+        rows = [torch.tensor(inputs[i]) for i in indices]
         ids, mask = (
-            pad_sequence(each, batch_first=True)
-            for each in (rows, [torch.ones_like(r) for r in rows])
+            pad_sequence(values, batch_first=True)
+            for values in (rows, [torch.ones_like(r) for r in rows])
         )
-        return loss_of(student, ids, mask, chosen)
+        return loss_of(student, ids, mask, indices)
 
     sequences = round(options.batch_tokens * len(texts) / sum(sizes))
     return plain_steps(student, options, loss_of_texts, sizes, sequences)
@@ -79,31 +79,31 @@ def plain(options: TrainOptions, make: Callable[[TrainOptions], Loss]) -> Figure
 
 def _next(student: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy with the next tokens, and the logits, [B,S,V]."""
-    found = student(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, IGNORED))
-    return found.loss, found.logits
+    output = student(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, IGNORED))
+    return output.loss, output.logits
 
 
 def text_alone(options: TrainOptions) -> Loss:
     """Compute cross-entropy, by the loss of transformers."""
-    return lambda student, ids, mask, chosen: _next(student, ids, mask)[0]
+    return lambda student, ids, mask, indices: _next(student, ids, mask)[0]
 
 
 def stored_best(options: TrainOptions) -> Loss:
     """Compute cross-entropy and KL over the stored best ids, in memory, for a student with the
     teacher's tokens."""
     with open_store(options.store) as store:
-        found = [record.views[0].logits for record in store]
-    pieces = [torch.from_numpy(each.ids.astype(np.int64)) for each in found]
-    shares = [torch.from_numpy(each.logprobs.astype(np.float32)) for each in found]
+        stored = [record.views[0].logits for record in store]
+    pieces = [torch.from_numpy(entry.ids.astype(np.int64)) for entry in stored]
+    shares = [torch.from_numpy(entry.logprobs.astype(np.float32)) for entry in stored]
 
-    def loss_of(student: Any, ids: Tensor, mask: Tensor, chosen: list[int]) -> Tensor:
+    def loss_of(student: Any, ids: Tensor, mask: Tensor, indices: list[int]) -> Tensor:
         cross_entropy, logits = _next(student, ids, mask)
-        own = functional.log_softmax(logits.float(), -1)
-        kl, tokens = own.new_zeros(()), 0
-        for row, place in enumerate(chosen):
-            predicted = own[row, : len(pieces[place])].gather(1, pieces[place])
-            kl = kl + (shares[place].exp() * (shares[place] - predicted)).sum()
-            tokens += len(pieces[place])
+        logprobs = functional.log_softmax(logits.float(), -1)
+        kl, tokens = logprobs.new_zeros(()), 0
+        for row, index in enumerate(indices):
+            predicted = logprobs[row, : len(pieces[index])].gather(1, pieces[index])
+            kl = kl + (shares[index].exp() * (shares[index] - predicted)).sum()
+            tokens += len(pieces[index])
         return 0.5 * cross_entropy + 0.5 * kl / tokens
 
     return loss_of
@@ -116,13 +116,13 @@ def teacher_in_memory(model: str, options: TrainOptions) -> Loss:
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
     teacher: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
 
-    def loss_of(student: Any, ids: Tensor, mask: Tensor, chosen: list[int]) -> Tensor:
+    def loss_of(student: Any, ids: Tensor, mask: Tensor, indices: list[int]) -> Tensor:
         with torch.no_grad():
-            taught = teacher(input_ids=ids, attention_mask=mask).logits
-            expected = functional.log_softmax(taught.float(), -1)
+            teacher_logits = teacher(input_ids=ids, attention_mask=mask).logits
+            target = functional.log_softmax(teacher_logits.float(), -1)
         cross_entropy, logits = _next(student, ids, mask)
-        own = functional.log_softmax(logits.float(), -1)
-        kl = functional.kl_div(own, expected, reduction="none", log_target=True).sum(-1)
+        logprobs = functional.log_softmax(logits.float(), -1)
+        kl = functional.kl_div(logprobs, target, reduction="none", log_target=True).sum(-1)
         return 0.5 * cross_entropy + 0.5 * (kl * mask).sum() / mask.sum()
 
     return loss_of
@@ -130,13 +130,13 @@ def teacher_in_memory(model: str, options: TrainOptions) -> Loss:
 
 def hours(dump: float, speeds: dict[str, float]) -> list[list[object]]:
     """Return the hours for ten students of 2M tokens, from measured tokens per second."""
-    own, rows = STORED / dump + STUDENTS * TOKENS / speeds["ours"], list[list[object]]()
-    for way, speed in speeds.items():
-        dumped = 0.0 if way == "teacher in memory" else STORED / dump
+    our_seconds, rows = STORED / dump + STUDENTS * TOKENS / speeds["ours"], list[list[object]]()
+    for name, speed in speeds.items():
+        dumped = 0.0 if name == "teacher in memory" else STORED / dump
         trained = STUDENTS * TOKENS / speed
         seconds = dumped + trained
-        cells = [f"{each / 3600:.1f}" for each in (dumped, trained, seconds)]
-        rows.append([way, *cells, f"{seconds / own:.1f}"])
+        cells = [f"{s / 3600:.1f}" for s in (dumped, trained, seconds)]
+        rows.append([name, *cells, f"{seconds / our_seconds:.1f}"])
     return rows
 
 
@@ -167,20 +167,20 @@ def main(
         store = Path(folder) / "store.zarr"
         started = time.perf_counter()
         small_store(model, corpus, tokens, store, logits=f"topk:{TOP}", hidden="none")
-        with open_store(store) as made:
-            dump = made.meta["tokens"] / (time.perf_counter() - started)
-        other = TrainOptions(
+        with open_store(store) as opened:
+            dump = opened.meta["tokens"] / (time.perf_counter() - started)
+        base = TrainOptions(
             store=str(store), view=0, held_out=0.0, student=student, vocab=vocab, init="random",
             loss=parse_losses(("next=1",)), batch_tokens=batch_tokens, steps=steps,
         ).resolved()  # fmt: skip
-        same = replace(other, vocab="teacher")
-        taught = dict(NEXT_LOSS)
-        found = interleaved(
+        same = replace(base, vocab="teacher")
+        losses = dict(NEXT_LOSS)
+        measured = interleaved(
             {
-                f"{vocab}, text alone: plain": partial(plain, other, text_alone),
-                f"{vocab}, text alone: ours": partial(from_store, other),
-                f"{vocab}, default losses: ours": partial(from_store, replace(other, loss=taught)),
-                "teacher's, default losses: ours": partial(from_store, replace(same, loss=taught)),
+                f"{vocab}, text alone: plain": partial(plain, base, text_alone),
+                f"{vocab}, text alone: ours": partial(from_store, base),
+                f"{vocab}, default losses: ours": partial(from_store, replace(base, loss=losses)),
+                "teacher's, default losses: ours": partial(from_store, replace(same, loss=losses)),
                 "teacher's, stored best ids: plain": partial(plain, same, stored_best),
                 "teacher's, teacher in memory: plain": partial(
                     plain, same, partial(teacher_in_memory, model)
@@ -188,26 +188,26 @@ def main(
             },
             repeats,
         )
-    speeds = [figures["speed"] for figures in found.values()]
+    speeds = [figures["speed"] for figures in measured.values()]
     rows: list[list[object]] = [
-        [name, f"{each['speed']:,.0f}", f"{each['speed'] / speeds[0]:.2f}",
-         "" if name.endswith("plain") else f"{each['waiting']:.1%}"]
-        for name, each in found.items()
+        [name, f"{figures['speed']:,.0f}", f"{figures['speed'] / speeds[0]:.2f}",
+         "" if name.endswith("plain") else f"{figures['waiting']:.1%}"]
+        for name, figures in measured.items()
     ]  # fmt: skip
     ways = {"ours": speeds[2], "stored, teacher's vocabulary": speeds[4]}
     ways["teacher in memory"] = speeds[5]
     text = (
         f"`python -m benchmarks.speed.decoders`. Teacher: {Path(model).name}; student: {student}."
         f" Data: {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP},"
-        f" about {batch_tokens:,} teacher tokens per batch, {other.precision}. Medians of {repeats}"
+        f" about {batch_tokens:,} teacher tokens per batch, {base.precision}. Medians of {repeats}"
         f" interleaved processes of {steps} steps. The default losses of ours are"
         f" `{loss_words(NEXT_LOSS)}`; plain scripts with a teacher use half cross-entropy and half"
         f" KL. The second table is computed from the first: {STUDENTS} students of {TOKENS:,}"
         f" tokens each, from a dump of {STORED:,} tokens at the {dump:,.0f} tokens/s of this run,"
         " loading included."
     )
-    both = f"{table(HEAD, rows)}\n\n{table(HOURS, hours(dump, ways))}"
-    publish("A decoder student's step", text, both, results)
+    tables = f"{table(HEAD, rows)}\n\n{table(HOURS, hours(dump, ways))}"
+    publish("A decoder student's step", text, tables, results)
 
 
 if __name__ == "__main__":

@@ -164,20 +164,20 @@ def straightforward(options: DumpOptions) -> Figures:
                 max_length=options.max_length,
                 return_tensors="pt",
             ).to(model.device)
-            found = model(
+            output = model(
                 **inputs,
                 output_hidden_states=True,
                 output_attentions=options.attention != "none",
             )
             present = inputs["attention_mask"].bool()
-            arrays.put("hidden", torch.stack(found.hidden_states[1:]).mean(0)[present])
+            arrays.put("hidden", torch.stack(output.hidden_states[1:]).mean(0)[present])
             if options.attention != "none":
-                maps = torch.stack(found.attentions).mean((0, 2))
+                maps = torch.stack(output.attentions).mean((0, 2))
                 flat = [m[:n, :n].flatten() for m, n in zip(maps, present.sum(1), strict=True)]
                 arrays.put("attention", torch.cat(flat))
             if options.logits != "none":
-                best, ids = found.logits.topk(KEPT, dim=-1)
-                partition = found.logits.float().logsumexp(-1)
+                best, ids = output.logits.topk(KEPT, dim=-1)
+                partition = output.logits.float().logsumexp(-1)
                 arrays.put("ids", ids.int()[present])
                 arrays.put("logprobs", (best - partition[..., None])[present])
                 arrays.put("log_partition", partition[present])
@@ -206,8 +206,8 @@ def encoded(options: DumpOptions) -> Figures:
 def batches_of_texts(parts: list[list[Window]]) -> Iterator[tuple[int, list[str]]]:
     """Yield batches of texts in the order of the corpus, each with the number of its part."""
     for number, part in enumerate(parts):
-        for first in range(0, len(part), PLAIN_BATCH):
-            yield number, [window.text for window in part[first : first + PLAIN_BATCH]]
+        for begin in range(0, len(part), PLAIN_BATCH):
+            yield number, [window.text for window in part[begin : begin + PLAIN_BATCH]]
 
 
 class Arrays:
@@ -240,11 +240,11 @@ def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[li
     """Return a row for each setting."""
     rows: list[list[object]] = []
     for features in kinds:
-        found = interleaved(compared(replace(options, **FEATURES[features])), repeats)
-        speed = {name: figures["speed"] for name, figures in found.items()}
-        for name, figures in found.items():
-            others = (speed[other] for other in ("bare forward pass", "straightforward"))
-            ratios = [f"{speed[name] / other:.2f}" for other in others]
+        results = interleaved(compared(replace(options, **FEATURES[features])), repeats)
+        speed = {name: figures["speed"] for name, figures in results.items()}
+        for name, figures in results.items():
+            bases = (speed[base] for base in ("bare forward pass", "straightforward"))
+            ratios = [f"{speed[name] / base:.2f}" for base in bases]
             memory = f"{figures['memory']:,.0f}"
             rows.append([features, name, f"{speed[name]:,.0f}", *ratios, memory])
     return rows
@@ -289,14 +289,14 @@ def main(
         precision=precision,
         max_length=128,
     )
-    chosen = f' --features "{features}"' if features else ""
+    option = f' --features "{features}"' if features else ""
     cut_alone = interleaved({"": partial(cutting, options)}, repeats)[""]["speed"]
     tables = [table(HEAD, measure(options, [features] if features else [*FEATURES], repeats))]
     if not features:
         tables.append(table(("--batch-tokens", "all features, peak memory, MB"), memories(options)))
     publish(
         f"Dumping {features}, {precision}" if features else f"Dumping, {precision}",
-        f"`python -m benchmarks.speed.dumping{chosen} --tokens {tokens} --part-tokens {part_tokens}"
+        f"`python -m benchmarks.speed.dumping{option} --tokens {tokens} --part-tokens {part_tokens}"
         f" --batch-tokens {batch_tokens} --precision {precision} --repeats {repeats}`."
         " `ours` is a dump, `bare forward pass` runs the teacher on the same batches and stores"
         " nothing, and `straightforward` is a plain script in batches of"

@@ -50,20 +50,20 @@ SETTINGS = (
 def many_parts(path: Path, parts: int, few: int = FEW_PARTS) -> Figures:
     """Make a store with `parts` parts, all of them links to the first. Above `few` parts, the store
     has an index."""
-    one = path.with_name("one-part.zarr")
-    if not one.exists():
-        synthetic.make_store(one, 200, synthetic.features_of(8, 2))
-    with closing(open_store(one)) as source:
+    template = path.with_name("one-part.zarr")
+    if not template.exists():
+        synthetic.make_store(template, 200, synthetic.features_of(8, 2))
+    with closing(open_store(template)) as source:
         copied = begin_copy(path, source, source.features, source.identity, range(parts))
         with closing(copied) as writer:
             copy_part(writer, 0, source, 0, source, 0)
-            known = writer.published_part(0)
+            published = writer.published_part(0)
     for number in range(1, parts):
         (path / f"parts/{number}").symlink_to("0")
     staging = staging_of(path)
     with closing(staging.source()) as started:
         attributes = started.attributes()
-    pairs = _repeated(known, source, parts)
+    pairs = _repeated(published, source, parts)
     with mock.patch("teachonce.store.write.tree.FEW_PARTS", few):
         staging.seal(partial(root_of_parts, attributes, source.features, pairs, parts))
     return {}
@@ -111,11 +111,11 @@ def content(fs: Any) -> None:
 def row(path: Path, repeats: int = 3) -> list[object]:
     """Return the figures of a store."""
     quick = {work: partial(timed, path, work) for work in (nothing, first_batch)}
-    found = interleaved({work.__name__: run for work, run in quick.items()}, repeats)
-    found |= {work.__name__: alone(partial(timed, path, work)) for work in (planned, content)}
-    printed = found[nothing.__name__]  # the peak memory of a process includes its parent's
-    cells: list[object] = [f"{printed['parts']:,.0f}", f"{printed['version']:.0f}"]
-    for figures in found.values():
+    results = interleaved({work.__name__: run for work, run in quick.items()}, repeats)
+    results |= {work.__name__: alone(partial(timed, path, work)) for work in (planned, content)}
+    opening = results[nothing.__name__]  # the peak memory of a process includes its parent's
+    cells: list[object] = [f"{opening['parts']:,.0f}", f"{opening['version']:.0f}"]
+    for figures in results.values():
         cells += [f"{figures['seconds']:.3f}", f"{figures['cpu']:.3f}"]
         cells.append(f"{figures['memory']:,.0f}")
     return cells

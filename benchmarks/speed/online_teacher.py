@@ -44,37 +44,37 @@ class OnlineTeacher:
         rows = [self._read(batch, i, view) for i in range(len(batch))]
         ids, present = padded(rows, self.teacher.tokenizer.pad_token_id)
         with self.one_at_a_time:
-            got = self.teacher.run(ids, present)
-        here = torch.from_numpy(present).to(self.teacher.device)
+            activations = self.teacher.run(ids, present)
+        mask = torch.from_numpy(present).to(self.teacher.device)
         hidden = {
             name: HiddenBatch(
-                {"values": states[here].cpu().numpy()}, *self.store.calibration[name], EXACT.hidden
+                {"values": states[mask].cpu().numpy()}, *self.store.calibration[name], EXACT.hidden
             )
-            for name, states in got.hidden.items()
+            for name, states in activations.hidden.items()
         }
         maps = {
             name: np.concatenate(
                 [
                     m[:n, :n].ravel()
-                    for m, n in zip(found.cpu().numpy(), present.sum(1), strict=True)
+                    for m, n in zip(attention.cpu().numpy(), present.sum(1), strict=True)
                 ]
             )
-            for name, found in got.attention.items()
+            for name, attention in activations.attention.items()
         }
         return replace(
             batch,
             hidden=hidden,
-            logits=self._logits(got, here) if logits else None,
+            logits=self._logits(activations, mask) if logits else None,
             attention=maps,
             stored={f"view{view}/attention/{name}/values": flat for name, flat in maps.items()},
             level=EXACT,
         )
 
-    def _logits(self, got: Activations, here: torch.Tensor) -> Logits | None:
+    def _logits(self, activations: Activations, mask: torch.Tensor) -> Logits | None:
         if self.features.logits is None:
             return None
-        assert self.teacher.decoder is not None and got.head_input is not None
-        values = got.head_input[here]
+        assert self.teacher.decoder is not None and activations.head_input is not None
+        values = activations.head_input[mask]
         with torch.inference_mode():
             ids, logprobs, rest, log_partition = top_logits(
                 self.teacher.decoder, values, self.features.logits.size

@@ -59,9 +59,9 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
                 waited.append(time.perf_counter() - started)
                 yield batch
 
-    def watch(_: int, found: dict[str, float]) -> None:
+    def watch(_: int, metrics: dict[str, float]) -> None:
         times.append(time.perf_counter())
-        tokens.append(found["tokens"])
+        tokens.append(metrics["tokens"])
 
     with mock.patch.object(store_training, "prepared_batches", watched):
         train(store, student, collator, options, on_step=watch)
@@ -82,8 +82,8 @@ def plain(options: TrainOptions, sequences: int) -> Figures:
     masked = DataCollatorForLanguageModeling(tokenizer, mlm_probability=options.mask_prob)
     inputs = tokenizer(list(store.texts()), truncation=True)["input_ids"]
 
-    def loss_of(chosen: list[int]) -> torch.Tensor:
-        loss: torch.Tensor = student(**masked([{"input_ids": inputs[i]} for i in chosen])).loss
+    def loss_of(indices: list[int]) -> torch.Tensor:
+        loss: torch.Tensor = student(**masked([{"input_ids": inputs[i]} for i in indices])).loss
         return loss
 
     return plain_steps(student, options, loss_of, [len(ids) for ids in inputs], sequences)
@@ -108,15 +108,15 @@ def plain_steps(
     times, tokens = list[float](), list[int]()
     bf16 = options.precision == "bf16"
     for step in range(options.steps or 0):
-        chosen = order.take(range(step * sequences, (step + 1) * sequences), mode="wrap").tolist()
+        indices = order.take(range(step * sequences, (step + 1) * sequences), mode="wrap").tolist()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = loss_of(chosen)
+            loss = loss_of(indices)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters(), options.clip)
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter())
-        tokens.append(sum(sizes[i] for i in chosen))
+        tokens.append(sum(sizes[i] for i in indices))
     return {"speed": sum(tokens[WARM:]) / (times[-1] - times[WARM - 1]), "waiting": 0.0}
 
 
@@ -137,11 +137,11 @@ def measure(base: TrainOptions, students: list[str], repeats: int) -> list[list[
             "ours, MLM and states, span": partial(ours, replace(hidden, align="span")),
             "ours, MLM and states, reduce": partial(ours, replace(hidden, align="reduce")),
         }
-        found = interleaved(settings, repeats)
-        for label, figures in found.items():
+        results = interleaved(settings, repeats)
+        for label, figures in results.items():
             ratios = [
-                f"{figures['speed'] / found[other]['speed']:.2f}"
-                for other in ("plain, float32", "plain, bf16")
+                f"{figures['speed'] / results[reference]['speed']:.2f}"
+                for reference in ("plain, float32", "plain, bf16")
             ]
             waiting = "" if label.startswith("plain") else f"{figures['waiting']:.1%}"
             rows.append([name, label, f"{figures['speed']:,.0f}", *ratios, waiting])

@@ -99,7 +99,7 @@ def reading(before: Path, tokens: int, width: int, repeats: int, folder: Path) -
     convert(str(zarr), hdf5)
     rows = []
     for store in (zarr, hdf5):
-        old, new = (each["printed"] for each in both(before, repeats, READ, str(store), "3"))
+        old, new = (f["printed"] for f in both(before, repeats, READ, str(store), "3"))
         rows.append((store.suffix[1:], width, f"{old:,.0f}", f"{new:,.0f}", new / old))
     return table(("store", "width", "before, tokens/CPU s", "after", "after / before"), rows)
 
@@ -111,12 +111,12 @@ def commands(before: Path, model: str, corpus: str, repeats: int, folder: Path) 
     dump = ("--model", teacher, "--corpus", corpus, "--limit", "40000", "--logits", "topk:16")
     train = ("--store", store, "--vocab", "2k", "--student", "bert:128x2x2", "--steps", "100")
     rows = []
-    for name, words, out in (
+    for name, arguments, out in (
         ("teacher_dump.cli", dump, store),
         ("student_train.cli", train, str(folder / "student")),
     ):
-        found = both(before, repeats, RUN % name, *words, "--device", "cpu", "--out", out)
-        old, new = (each["seconds"] for each in found)
+        results = both(before, repeats, RUN % name, *arguments, "--device", "cpu", "--out", out)
+        old, new = (f["seconds"] for f in results)
         rows.append((name, old, new, new / old))
     return table(("command", "before, CPU s", "after", "after / before"), rows)
 
@@ -130,7 +130,7 @@ def starts(before: Path, repeats: int) -> str:
     """Return the table of the times of `--help` of each command."""
     rows = []
     for command in COMMANDS:
-        old, new = (each["seconds"] for each in both(before, repeats, HELP % command))
+        old, new = (f["seconds"] for f in both(before, repeats, HELP % command))
         rows.append((f"{command} --help", old, new, new / old))
     return table(("command", "before, CPU s", "after", "after / before"), rows)
 

@@ -51,18 +51,18 @@ def taught_by(folder: Path, texts: Sequence[str]) -> list[Taught]:
         AutoTokenizer.from_pretrained(folder),
         GPT2LMHeadModel.from_pretrained(folder),
     )
-    seen: list[torch.Tensor] = []
-    hook = model.transformer.ln_f.register_forward_pre_hook(lambda _, x: seen.append(x[0][0]))
-    found = []
+    unnormed: list[torch.Tensor] = []
+    hook = model.transformer.ln_f.register_forward_pre_hook(lambda _, x: unnormed.append(x[0][0]))
+    samples = []
     with torch.inference_mode():
         for text in texts:
             ids = tokenizer(text, return_tensors="pt").input_ids
-            given = model(ids, output_hidden_states=True)
-            states = [state[0] for state in given.hidden_states]
-            logprobs = torch.log_softmax(given.logits[0].float(), -1).numpy()
-            found.append(Taught(text, ids[0].numpy(), logprobs, states, seen[-1]))
+            output = model(ids, output_hidden_states=True)
+            states = [state[0] for state in output.hidden_states]
+            logprobs = torch.log_softmax(output.logits[0].float(), -1).numpy()
+            samples.append(Taught(text, ids[0].numpy(), logprobs, states, unnormed[-1]))
     hook.remove()
-    return found
+    return samples
 
 
 def packed(ids: Array, bits: int) -> list[list[int]]:
@@ -103,9 +103,9 @@ def distillkit(
     nested = pa.list_(pa.list_(pa.uint8()))
     kinds = {"input_ids": pa.list_(pa.uint64()), "attention_mask": pa.list_(pa.int64())}
     arrays = {name: pa.array(values, kinds.get(name, nested)) for name, values in table.items()}
-    whole = pa.table(arrays)
-    half = max(1, len(whole) // 2)
-    for number, part in enumerate((whole[:half], whole[half:])):
+    arrow = pa.table(arrays)
+    half = max(1, len(arrow) // 2)
+    for number, part in enumerate((arrow[:half], arrow[half:])):
         if len(part):
             parquet.write_table(part, folder / f"data_{number}.parquet")
     return folder
@@ -115,8 +115,8 @@ def _compressed(sample: Taught, exact: int, kept: int) -> tuple[list[Any], ...]:
     values, ids = torch.from_numpy(sample.logprobs).topk(kept)
     chunks = [values[:, :exact].bfloat16().view(torch.uint8)]
     if exact < kept:
-        places = torch.arange(kept - exact, dtype=torch.float32)
-        terms = torch.stack([torch.ones_like(places), places, places.sqrt()], 1)
+        t = torch.arange(kept - exact, dtype=torch.float32)
+        terms = torch.stack([torch.ones_like(t), t, t.sqrt()], 1)
         fitted = torch.linalg.lstsq(terms, values[:, exact:].T).solution.T
         chunks.append(fitted.contiguous().view(torch.uint8))
     bits = (sample.logprobs.shape[1] - 1).bit_length()
@@ -143,8 +143,8 @@ def megatron(
                 name = f"cp{context}_dp{data}__{numbers[-1]}.tar"
                 members = [("_meta.json", json.dumps(meta).encode())]
                 for number in numbers:
-                    own = [_of_rank(b, context, cp) for b in batches[number][data::dp]]
-                    payload = _payload([_top(each, kept, nucleus) for each in own])
+                    rank_batches = [_of_rank(b, context, cp) for b in batches[number][data::dp]]
+                    payload = _payload([_top(batch, kept, nucleus) for batch in rank_batches])
                     members.append((f"{number}.pt.zst", payload))
                 write_archive(folder / name, members)
     return folder
@@ -184,13 +184,13 @@ def _top(batch: torch.Tensor, kept: int, nucleus: float | None) -> tuple[torch.T
     if nucleus is not None:
         inside = values.exp().cumsum(-1) - values.exp() < nucleus
         most = int(inside.sum(-1).max())
-        values, ids, inside = (each[..., :most] for each in (values, ids, inside))
+        values, ids, inside = (t[..., :most] for t in (values, ids, inside))
         values, ids = torch.where(inside, values, -1e3), torch.where(inside, ids, -1)
     return values.half(), (ids & 0xFFFF).to(torch.uint16), (ids >> 16).to(torch.bool)
 
 
 def _payload(batches: list[tuple[torch.Tensor, ...]]) -> bytes:
-    values, low, high = (list(each) for each in zip(*batches, strict=True))
+    values, low, high = (list(tensors) for tensors in zip(*batches, strict=True))
     payload = saved({"values": values, "indices_low": low, "bit_17": high})
     return bytes(Zstd(level=3).encode(payload))
 
@@ -250,20 +250,20 @@ class Engine:
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
         with torch.inference_mode():
-            found: torch.Tensor = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        return found
+            logprobs: torch.Tensor = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return logprobs
 
     def generate(
         self,
         prompts: Sequence[Any] = (),
         settings: Any = None,
         input_ids: Sequence[list[int]] = (),
-        **asked: Any,
+        **options: Any,
     ) -> list[Any]:
         if input_ids:
-            assert asked["return_logprob"] and asked["logprob_start_len"] == 0
+            assert options["return_logprob"] and options["logprob_start_len"] == 0
             return [self._sglang(ids) for ids in input_ids]
-        return [self._vllm(each["prompt_token_ids"]) for each in prompts]
+        return [self._vllm(prompt["prompt_token_ids"]) for prompt in prompts]
 
     def _vllm(self, ids: list[int]) -> Any:
         """Return flat lists: for each token except the first, its own entry, then the best ones."""
@@ -277,20 +277,20 @@ class Engine:
         return SimpleNamespace(prompt_token_ids=ids, prompt_logprobs=flat)
 
     def _sglang(self, ids: list[int]) -> Any:
-        own: list[Any] = [(None, ids[0], None)]
+        token_logprobs: list[Any] = [(None, ids[0], None)]
         best: list[Any] = [None]
         for row, follows in zip(self.logprobs(ids), ids[1:], strict=False):
-            values, places = row.topk(self.kept)
-            own.append((float(row[follows]), follows, None))
-            pairs = zip(values.tolist(), places.tolist(), strict=True)
+            values, top_ids = row.topk(self.kept)
+            token_logprobs.append((float(row[follows]), follows, None))
+            pairs = zip(values.tolist(), top_ids.tolist(), strict=True)
             best.append([(value, token, None) for value, token in pairs])
-        return {"meta_info": {"input_token_logprobs": own, "input_top_logprobs": best}}
+        return {"meta_info": {"input_token_logprobs": token_logprobs, "input_top_logprobs": best}}
 
 
 def engine_rows(engine: str, folder: Path, out: Path, texts: Iterable[str], kept: int) -> Path:
     """Return a capture of the GPT-2 in `folder`, as the example script of an engine writes it."""
-    script, made = example(f"capture_{engine}"), Engine(folder, kept)
+    script, gpt2 = example(f"capture_{engine}"), Engine(folder, kept)
     script.K, script.TOKENS = kept, 100
-    about = "settings" if engine == "vllm" else made.tokenizer
-    script.capture(made, about, [f"{text}\n" for text in texts], str(out))
+    about = "settings" if engine == "vllm" else gpt2.tokenizer
+    script.capture(gpt2, about, [f"{text}\n" for text in texts], str(out))
     return out

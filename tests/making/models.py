@@ -200,8 +200,8 @@ def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str
     }
     if kind not in settings:
         raise ValueError(f"teacher kind {kind!r}: expected one of {', '.join(settings)}")
-    prefix, own = settings[kind]
-    config = getattr(transformers, f"{prefix}Config")(**common, **own)
+    prefix, family_config = settings[kind]
+    config = getattr(transformers, f"{prefix}Config")(**common, **family_config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed([*TEACHER_KINDS, "gpt2"].index(kind))
         model = getattr(transformers, prefix + HEADS[head])(config)

@@ -11,12 +11,12 @@ TinyTeacher = Callable[..., Path]
 PROMPTS = {"query": "find: ", "document": ""}
 
 
-def modules(*made: Any, base: Path, folder: Path, **settings: Any) -> Path:
+def modules(*extra: Any, base: Path, folder: Path, **settings: Any) -> Path:
     """Save a transformer and the modules after it as a folder; return the folder."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Transformer
 
-    model = SentenceTransformer(modules=[Transformer(str(base)), *made], device="cpu", **settings)
+    model = SentenceTransformer(modules=[Transformer(str(base)), *extra], device="cpu", **settings)
     model.save(str(folder), create_model_card=False)
     return folder
 
@@ -32,10 +32,10 @@ def layer_norm(width: int) -> Any:
     import torch
     from sentence_transformers.sentence_transformer.modules import LayerNorm
 
-    made = LayerNorm(width)
-    made.norm.weight.data = torch.linspace(0.5, 2, width)
-    made.norm.bias.data = torch.linspace(-1, 1, width)
-    return made
+    module = LayerNorm(width)
+    module.norm.weight.data = torch.linspace(0.5, 2, width)
+    module.norm.bias.data = torch.linspace(-1, 1, width)
+    return module
 
 
 def dropout() -> Any:

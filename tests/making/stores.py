@@ -109,20 +109,20 @@ TOKENIZER = json.dumps(
 ).encode()
 
 
-def _tokens(text: str, place: int = 0) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return ids and spans of a text or a pair of texts; spans count characters from `place`."""
+def _tokens(text: str, offset: int = 0) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return ids and spans of a text or a pair of texts; spans count characters from `offset`."""
     first, pair, second = text.partition(SEPARATOR)
     if pair:
-        one, two = _tokens(first), _tokens(second, len(first) + 1)
-        return one[0] + two[0][1:], one[1] + two[1][1:]
+        left, right = _tokens(first), _tokens(second, len(first) + 1)
+        return left[0] + right[0][1:], left[1] + right[1][1:]
     ids, spans = [2], [(0, 0)]
     for word in text.split(" "):
         cut = min(len(word), 4)
         for begin, end in ((0, cut), (cut, len(word))):
             if begin < end:
                 ids.append(PIECES["##" * (begin > 0) + word[begin:end]])
-                spans.append((place + begin, place + end))
-        place += len(word) + 1
+                spans.append((offset + begin, offset + end))
+        offset += len(word) + 1
     return [*ids, 3], [*spans, (0, 0)]
 
 
@@ -161,10 +161,10 @@ def _made_part(features: Features, seed: int, sequences: int) -> Part:
     if features.messages:
         # Not from `rng`: without messages, the values of a part must equal those in the golden
         # stores.
-        own = np.random.default_rng(seed)
-        part.messages = [_mask(text, own) for text in texts]
+        message_rng = np.random.default_rng(seed)
+        part.messages = [_mask(text, message_rng) for text in texts]
         for rows in part.messages:
-            rows[:, 2] = own.choice([0, 3, len(ROLES) - 1, UNLISTED_ROLE], len(rows))
+            rows[:, 2] = message_rng.choice([0, 3, len(ROLES) - 1, UNLISTED_ROLE], len(rows))
     for view in range(features.views):
         for name in features.hidden:
             states = rng.normal(size=(total, features.width)) * channel_scale(features.width)
@@ -191,11 +191,11 @@ def channel_scale(width: int) -> Array:
 
 
 def _mask(text: str, rng: np.random.Generator) -> Array:
-    rows, place = [], 0
+    rows, offset = [], 0
     for word in text.replace(SEPARATOR, " ").split(" "):
         if rng.random() < 0.3:
-            rows.append((place, place + len(word), int(rng.integers(0, 3))))
-        place += len(word) + 1
+            rows.append((offset, offset + len(word), int(rng.integers(0, 3))))
+        offset += len(word) + 1
     return np.array(rows, np.int32).reshape(-1, 3)
 
 
@@ -208,12 +208,12 @@ def _logits(
     if features.logits.observed:  # often among the best, as with a real teacher
         raw[np.arange(tokens), np.roll(token_ids, -1)] += 6
     partition = np.log(np.exp(raw).sum(axis=1)).astype(np.float32)
-    found = _of_tier(features, raw, partition, rng)
+    logits = _of_tier(features, raw, partition, rng)
     if features.logits.observed:
         observed = raw[np.arange(tokens), np.roll(token_ids, -1)] - partition
         observed[np.cumsum(counts) - 1] = -np.inf
-        found["observed"] = observed.astype(np.float32)
-    return found
+        logits["observed"] = observed.astype(np.float32)
+    return logits
 
 
 def _of_tier(
@@ -275,11 +275,11 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
             w.put_hidden(view, name, rows, states[rows])
         for view, logits in part.logits.items():
             assert features.logits
-            taken = {name: array[rows] for name, array in logits.items()}
-            if "observed" in taken:
-                w.put_observed(view, rows, taken.pop("observed"))
+            batch = {name: array[rows] for name, array in logits.items()}
+            if "observed" in batch:
+                w.put_observed(view, rows, batch.pop("observed"))
             put: dict[str, Any] = {"topk": w.put_topk, "sample": w.put_samples, "head": w.put_head}
-            put[features.logits.tier](view, rows, **taken)
+            put[features.logits.tier](view, rows, **batch)
     for view, outputs in part.task.items():
         for rows in np.array_split(rng.permutation(len(outputs)), 2):
             w.put_task(view, rows, outputs[rows])
@@ -287,8 +287,8 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
         for sequence in rng.permutation(len(maps)):
             w.put_attention(view, name, int(sequence), maps[sequence])
     if part.vectors is not None:
-        for chosen in np.array_split(rng.permutation(len(part.vectors)), 2):
-            w.put_embedding(chosen, part.vectors[chosen])
+        for rows in np.array_split(rng.permutation(len(part.vectors)), 2):
+            w.put_embedding(rows, part.vectors[rows])
     writer.publish(w)
 
 
@@ -297,12 +297,12 @@ def make_store(
 ) -> list[Part]:
     """Make a sealed store, in which some parts may exist already; return the values written."""
     writer = begin(path, features, **changes)
-    made = [make_part(features, seed, sequences) for seed in range(parts)]
-    for number, part in enumerate(made):
+    written = [make_part(features, seed, sequences) for seed in range(parts)]
+    for number, part in enumerate(written):
         if number not in writer.published:
             put_part(writer, number, part)
     writer.seal()
-    return made
+    return written
 
 
 def unfinished(path: Path | str, features: Features, parts: int = 1) -> None:
