@@ -121,10 +121,10 @@ def main(what: str, seed: int, results: Path, **options: Any) -> None:
     settings = {"seed": seed, **{name: options[name] for name in names}}
     argv = [sys.executable, "-m", "tests.integrity", what, json.dumps(settings)]
     root = Path(__file__).parents[1]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=root)
-    if done.returncode:
-        raise UserError(f"the checks ended with exit code {done.returncode}")
-    head, rows, wrong = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=root)
+    if process.returncode:
+        raise UserError(f"the checks ended with exit code {process.returncode}")
+    head, rows, wrong = json.loads(process.stdout.splitlines()[-1])
     flags = " ".join(f"--{name} {options[name]}" for name in SETTINGS.get(what, ()))
     command = f"python -m benchmarks.integrity {what} {flags}".rstrip()
     title, about = SECTIONS[what]

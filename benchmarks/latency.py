@@ -106,9 +106,9 @@ def random_model(folder: Path, shape: str, pieces: int) -> Path:
 
 def measured(models: list[Path], teacher: Path, size: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return a row of `downstream --task speed` for each model, the teacher last."""
-    named = [word for model in models for word in ("--model", model)]
+    flags = [word for model in models for word in ("--model", model)]
     with tempfile.TemporaryDirectory() as out:
-        arguments = ("--task", "speed", *named, "--teacher", teacher, *size, "--out", out)
+        arguments = ("--task", "speed", *flags, "--teacher", teacher, *size, "--out", out)
         in_own_process("teachonce.downstream.cli", *arguments)
         rows: list[dict[str, Any]] = json.loads((Path(out) / "scores.json").read_text())["models"]
     return rows

@@ -120,16 +120,16 @@ class Job:
         """Kill and finish the job `kills` times; return a row. Raises RuntimeError at any
         difference."""
         chance = random.Random(f"{self.name} {seed}")
-        number = struck = 0
-        while struck < kills:
+        number = killed = 0
+        while killed < kills:
             number += 1
-            by_shell = struck >= kills - real
+            by_shell = killed >= kills - real
             if not (self.kill_real(chance) if by_shell else self.kill(chance, number)):
                 continue
-            struck += 1
+            killed += 1
             self.finish()
             if self.content(self.out) != self.wanted:
-                raise RuntimeError(f"{self.name}: kill {struck} has changed what it gives")
+                raise RuntimeError(f"{self.name}: kill {killed} has changed what it gives")
         printed = ", ".join(f"{moment} {count}" for moment, count in sorted(self.moments.items()))
         return [self.name, kills, printed, kills, kills]
 
@@ -139,7 +139,7 @@ def moment_of_dump(out: Path) -> str:
     parts = out / "parts" if out.suffix == ".zarr" else Path(f"{out}.parts")
     with suppress(OSError):
         siblings = [path.name for path in out.parent.iterdir()]
-        inside = [path.name for path in parts.iterdir()] if parts.exists() else []
+        part_files = [path.name for path in parts.iterdir()] if parts.exists() else []
         if not out.exists():
             return "beginning"
         sealing = any(name.startswith(f".{out.name}.new-") for name in siblings)
@@ -150,7 +150,7 @@ def moment_of_dump(out: Path) -> str:
             return "done"
         if sealing:
             return "sealing"
-        return "writing" if any(name.startswith(".tmp-") for name in inside) else "computing"
+        return "writing" if any(name.startswith(".tmp-") for name in part_files) else "computing"
     return "computing"
 
 

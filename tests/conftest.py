@@ -100,10 +100,10 @@ def tiny_store(
     root = tmp_path_factory.mktemp("stores")
 
     @cache
-    def made(kind: str, documents: int = 60, **options: Any) -> Path:
+    def dumped_once(kind: str, documents: int = 60, **options: Any) -> Path:
         folder = root / str(len(list(root.iterdir())))
         folder.mkdir()
         corpus = write_corpus(folder / "corpus.txt", documents)
         return dumped(tiny_teacher(kind), corpus, folder / "store.zarr", **options)
 
-    return made
+    return dumped_once

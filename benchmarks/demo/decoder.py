@@ -103,7 +103,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
     corpus = settings.out / "passages.txt"
     write_passages(corpus, settings.every)
     say(f"1. the teacher reads {settings.tokens:,} tokens of Python's documentation")
-    done = dump(
+    result = dump(
         DumpOptions(
             str(settings.teacher),
             settings.store,
@@ -118,7 +118,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
         ),
         lambda line: click.echo(indent(line, "   ")),
     )
-    say(f"   {settings.store}: {done.tokens:,} tokens")
+    say(f"   {settings.store}: {result.tokens:,} tokens")
 
 
 def continued(name: str, folder: Path, gguf: Path | None = None) -> Continued:

@@ -159,7 +159,7 @@ def _dump(settings: Settings) -> None:
 
     count = write_passages(settings.corpus, settings.every)
     say(f"1. the teacher {settings.model} reads {count:,} passages of Python's documentation")
-    done = dump(
+    result = dump(
         DumpOptions(
             settings.model,
             settings.store,
@@ -172,6 +172,6 @@ def _dump(settings: Settings) -> None:
     )
     size = whole_size(settings.store)
     say(
-        f"   {settings.store}: {done.tokens:,} tokens, a vector a passage,"
+        f"   {settings.store}: {result.tokens:,} tokens, a vector a passage,"
         f" {size / 1e6:.0f} MB with the teacher's weights"
     )

@@ -129,8 +129,8 @@ def _stage_one(words: Sequence[str], tokens: float, teacher: Size) -> Cost:
 
     options = given(mixed_vocab, words)
     lengths = {**RECIPES.get(options.get("recipe", ""), {}), **options}
-    read = lengths["steps"] * lengths["batch_tokens"] * lengths.get("accumulate", 1)
-    return Cost(TRAINING * teacher.parameters * read, tokens * OFFSETS)
+    trained_tokens = lengths["steps"] * lengths["batch_tokens"] * lengths.get("accumulate", 1)
+    return Cost(TRAINING * teacher.parameters * trained_tokens, tokens * OFFSETS)
 
 
 def _logit_bytes(logits: str, teacher: Size) -> float:
@@ -182,11 +182,11 @@ def masked_lm_cost(words: Sequence[str], like: Path | None = None) -> Cost:
     if "steps" in args:
         length = args.get("max_length", MlmSettings.max_length)
         batch = args.get("batch_tokens", args.get("batch_size", MlmSettings.batch_size) * length)
-        read = args["steps"] * batch
+        trained_tokens = args["steps"] * batch
     else:
         text = sum(tokens_of(path, model) for path in ([like] if like else args["train"]))
-        read = args.get("epochs", MlmSettings.epochs) * text
-    return Cost(TRAINING * parameters * read, 4 * parameters)
+        trained_tokens = args.get("epochs", MlmSettings.epochs) * text
+    return Cost(TRAINING * parameters * trained_tokens, 4 * parameters)
 
 
 def _option(options: Mapping[str, object], name: str, default: str) -> str:

@@ -156,17 +156,17 @@ def few_labels(
     """Return the first few rows of each class, and at most `unlabelled` others without their
     labels. A row is a text, a tab and a label, which may be empty."""
     remaining = Counter(dict.fromkeys({row.rpartition("\t")[2] for row in rows} - {""}, per_class))
-    few, every, without = [], [], 0
+    few, all_rows, count = [], [], 0
     for row in rows:
         text, _, label = row.rpartition("\t")
         if remaining[label] > 0:
             remaining[label] -= 1
             few.append(row)
-            every.append(row)
-        elif unlabelled is None or without < unlabelled:
-            without += 1
-            every.append(f"{text}\t")
-    return few, every
+            all_rows.append(row)
+        elif unlabelled is None or count < unlabelled:
+            count += 1
+            all_rows.append(f"{text}\t")
+    return few, all_rows
 
 
 def _write(folder: Path, head: str, **tables: Sequence[str]) -> None:
@@ -185,10 +185,10 @@ def cut_labels(path: Path, folder: Path, per_class: int) -> None:
     head, rows = _rows(path)
     random.Random(0).shuffle(rows)
     dev, rows = rows[:DEV], rows[DEV:]
-    few, every = few_labels(rows, per_class, UNLABELLED)
-    texts = {row.rpartition("\t")[0] for row in (*every, *dev)}
+    few, all_rows = few_labels(rows, per_class, UNLABELLED)
+    texts = {row.rpartition("\t")[0] for row in (*all_rows, *dev)}
     rest = [row for row in rows if row.rpartition("\t")[0] not in texts]
-    _write(folder, head, few=few, dev=dev, all=every, rest=rest)
+    _write(folder, head, few=few, dev=dev, all=all_rows, rest=rest)
 
 
 def fine_tuned(work: Work, name: str, model: str | Path, *words: str | Path) -> Path:
@@ -235,14 +235,14 @@ def variances(work: Work) -> str:
             with closing(open_store(path)) as store:
                 of_texts = probability_variance(store)
                 assert store.task is not None
-                most = (1 - 1 / len(store.task.labels)) / len(store.task.labels)
+                maximum = (1 - 1 / len(store.task.labels)) / len(store.task.labels)
             teacher = TEACHER if name == "classes" else LARGER
-            rows.append([teacher, f"{of_texts:.3f}", f"{most:.3f}"])
-    about = (
+            rows.append([teacher, f"{of_texts:.3f}", f"{maximum:.3f}"])
+    caption = (
         "Variance of the teacher's probabilities, averaged over the texts of its store (paper:"
         f" Table 9, BERT Base and Large: {TABLE_9})."
     )
-    return f"{about}\n\n" + table(["", "variance", "variance of hard labels"], rows)
+    return f"{caption}\n\n" + table(["", "variance", "variance of hard labels"], rows)
 
 
 def probability_variance(store: FeatureStore) -> float:
@@ -344,9 +344,9 @@ def published_teacher(
 def _cut_published(all_texts: Path, folder: Path, per_class: int) -> None:
     head, rows = _rows(all_texts)
     random.Random(0).shuffle(rows)  # tables are often sorted by label
-    few, every = few_labels(rows, per_class)
+    few, all_rows = few_labels(rows, per_class)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, head, few=few, all=every)
+    _write(folder, head, few=few, all=all_rows)
     texts = (row.rpartition("\t")[0] for row in rows)
     (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts), "utf-8")
 
@@ -364,7 +364,7 @@ def published_set(data_set: str, larger: bool, per_class: int | None = None) -> 
     """
     name, column = file_name(data_set), SETS.index(data_set)
     rows = {row: (figures[column],) for row, figures in PUBLISHED.rows.items()}
-    every, claims = arms("--word-vectors", f"{{data}}/{VECTORS}"), [*CLAIMS]
+    table_arms, claims = arms("--word-vectors", f"{{data}}/{VECTORS}"), [*CLAIMS]
     if per_class is not None or larger:  # the rows have the arms' names
         claims = [replace(claim, rows=None) for claim in CLAIMS]
     models = {}
@@ -372,8 +372,8 @@ def published_set(data_set: str, larger: bool, per_class: int | None = None) -> 
         rows = {arm: rows[row] for arm, row in FEW_ROWS[per_class].items()}
     elif larger:
         models = {LARGER: LARGER_MODEL}
-        every |= {
-            of_larger(arm): replace(every[arm], stores=(1,))
+        table_arms |= {
+            of_larger(arm): replace(table_arms[arm], stores=(1,))
             for arm in ("hard", "joint", "stagewise", "once")
         }
         claims += OF_BOTH
@@ -381,7 +381,7 @@ def published_set(data_set: str, larger: bool, per_class: int | None = None) -> 
         title=f"Mukherjee & Awadallah 2019: {with_labels(data_set, per_class)}",
         about=ABOUT,
         tasks=[scored(data_set, f"{{data}}/{name}.test.tsv")],
-        arms=every,
+        arms=table_arms,
         claims=claims,
         best="stagewise",
         prepare=functools.partial(

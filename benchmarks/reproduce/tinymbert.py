@@ -143,7 +143,7 @@ def fine_tuned(work: Work, model: str | Path, data: Path, *words: str) -> Path:
 
 def write_sentences(folder: Path) -> None:
     """Write the sentences to learn from, to choose by and to test on, of each language."""
-    few, dev, every = list[str](), list[str](), list[str]()
+    few, dev, all_texts = list[str](), list[str](), list[str]()
     for name in LANGUAGES:
         train = sentences_of(name, "train")
         few += train[:LABELLED]
@@ -151,9 +151,9 @@ def write_sentences(folder: Path) -> None:
         few_tags(train[-LABELLED:], folder / f"{name}.dev.tsv", LABELLED)
         few_tags(train[:LABELLED], folder / f"{name}.train.tsv", LABELLED)
         path = few_tags(train[:-LABELLED][:UNLABELLED], folder / f"{name}.all.tsv", LABELLED)
-        every.append(path.read_text("utf-8"))
+        all_texts.append(path.read_text("utf-8"))
         few_tags(sentences_of(name, "dev")[:TESTED], folder / f"{name}.test.tsv", TESTED)
-    (folder / "all.tsv").write_text("".join(every), "utf-8")
+    (folder / "all.tsv").write_text("".join(all_texts), "utf-8")
     for role, sentences in (("train", few), ("dev", dev)):
         few_tags(sentences, folder / f"{role}.tsv", len(sentences))
 
@@ -254,12 +254,12 @@ def full(data: Path, larger: bool = False) -> dict[str, Source]:
     """Return the published setting of Tables 3 and 5, of the languages that the user's folder
     holds."""
     languages = languages_of(data)
-    every = arms(languages=languages, short=False)
+    all_arms = arms(languages=languages, short=False)
     source = Source(
         title="TinyMBERT",
         about=ABOUT,
         tasks=[tested("{data}", languages)],
-        arms=every | {COMPRESSED: Arm((*every["D4.2"].words, "--student", "bilstm:50,200"))},
+        arms=all_arms | {COMPRESSED: Arm((*all_arms["D4.2"].words, "--student", "bilstm:50,200"))},
         claims=claims(COMPRESSED),
         best="D4.2",
         prepare=functools.partial(published_teacher, ("7", "11"), True),

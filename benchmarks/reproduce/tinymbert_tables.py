@@ -242,11 +242,11 @@ def texts(data_set: str, larger: bool, per_class: int | None = None) -> Source:
     ]  # fmt: skip
     models, rows = {}, {}
     if per_class is not None:
-        every, column = OF_2019.rows, SETS.index(data_set)
-        rows = {arm: (every[FEW_ROWS[per_class][of]][column],) for arm, of in FEW_ARMS.items()}
+        figures, column = OF_2019.rows, SETS.index(data_set)
+        rows = {arm: (figures[FEW_ROWS[per_class][row]][column],) for arm, row in FEW_ARMS.items()}
     elif data_set in FIGURES:
-        named = (TEACHER, LARGER, BASE, of_larger(BASE))
-        rows = {row: (figure,) for row, figure in zip(named, FIGURES[data_set], strict=True)}
+        row_names = (TEACHER, LARGER, BASE, of_larger(BASE))
+        rows = {row: (figure,) for row, figure in zip(row_names, FIGURES[data_set], strict=True)}
     if larger and per_class is None:
         models = {LARGER: LARGER_MODEL}
         arms[of_larger(BASE)] = Arm(TEXTS, (1,))

@@ -60,9 +60,9 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
         cells.append(_share(main[name], main[TEACHER]))
         rows.append([name, " ".join(unique), *cells, *published.rows.get(name, blank)])
     floor = [f"{chances[measure]:.3f}" if measure in chances else "" for measure in scores[TEACHER]]
-    several = _over_files(scores[TEACHER], main[TEACHER])
-    rows.append([CHANCE, "", *floor, *([""] * len(several)), "", *blank])
-    head = ["", "student-train", *scores[TEACHER], *(["deviation over files"] * len(several))]
+    deviations = _over_files(scores[TEACHER], main[TEACHER])
+    rows.append([CHANCE, "", *floor, *([""] * len(deviations)), "", *blank])
+    head = ["", "student-train", *scores[TEACHER], *(["deviation over files"] * len(deviations))]
     head.append("share of the teacher's score")
     return table([*head, *(f"published: {column}" for column in published.columns)], rows)
 
@@ -99,19 +99,19 @@ def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
     if not {claim.better, claim.worse} <= scores.keys():
         return []
     names = [name for name in scores[claim.better] if name in (claim.measures or (name,))]
-    every = {
+    sides_of = {
         name: [list(scores[arm][name]) for arm in (claim.better, claim.worse)] for name in names
     }
-    lost = {name: _untrained(claim, every[name], chances.get(name, 0.0)) for name in names}
+    untrained = {name: _untrained(claim, sides_of[name], chances.get(name, 0.0)) for name in names}
     if claim.average and len(names) > 1:
         sides = [
             [statistics.mean(values) for values in zip(*of_arm, strict=True)]
-            for of_arm in zip(*every.values(), strict=True)
+            for of_arm in zip(*sides_of.values(), strict=True)
         ]
         name = f"mean of {len(names)}"
-        who = [f"{', '.join(arms)} ({measure})" for measure, arms in lost.items() if arms]
-        every, lost = {name: sides}, {name: who}
-    return [_judged(claim, name, sides, lost[name]) for name, sides in every.items()]
+        notes = [f"{', '.join(arms)} ({measure})" for measure, arms in untrained.items() if arms]
+        sides_of, untrained = {name: sides}, {name: notes}
+    return [_judged(claim, name, sides, untrained[name]) for name, sides in sides_of.items()]
 
 
 def _untrained(claim: Claim, sides: Sequence[Sequence[float]], floor: float) -> list[str]:
@@ -121,14 +121,14 @@ def _untrained(claim: Claim, sides: Sequence[Sequence[float]], floor: float) -> 
 
 
 def _judged(
-    claim: Claim, measure: str, sides: Sequence[Sequence[float]], lost: Sequence[str]
+    claim: Claim, measure: str, sides: Sequence[Sequence[float]], untrained: Sequence[str]
 ) -> Judged:
     better, worse = sides
     figures = (
         f"{claim.better} {statistics.mean(better):.3f}, {claim.worse} {statistics.mean(worse):.3f}"
     )
-    if lost:
-        return Judged(measure, f"{UNTRAINED}: {', '.join(lost)}", figures)
+    if untrained:
+        return Judged(measure, f"{UNTRAINED}: {', '.join(untrained)}", figures)
     outcome, won = verdict(claim, better, worse)
     return Judged(measure, outcome, f"{figures}, {won}")
 
@@ -145,21 +145,21 @@ def verdict(claim: Claim, better: Sequence[float], worse: Sequence[float]) -> tu
     if claim.share is not None:
         least = claim.share * statistics.mean(better)
         reached = statistics.mean(worse)
-        inside, outside = reached - spread >= least, reached + spread < least
+        holds, fails = reached - spread >= least, reached + spread < least
     elif claim.near is not None:
-        inside, outside = gap + spread <= claim.near, gap - spread > claim.near
+        holds, fails = gap + spread <= claim.near, gap - spread > claim.near
     elif claim.gains:
-        inside, outside = gap > spread, gap < -spread
+        holds, fails = gap > spread, gap < -spread
     else:
-        inside, outside = gap <= 0, gap > spread
-    return HOLDS if inside else FAILS if outside else UNDECIDED, f"{won} of {seeds}"
+        holds, fails = gap <= 0, gap > spread
+    return HOLDS if holds else FAILS if fails else UNDECIDED, f"{won} of {seeds}"
 
 
 def of_tasks(source: Source, scores: Scores) -> Scores:
     """Leave out the columns of single files."""
-    every = {task.measure for task in source.tasks}
+    measures = {task.measure for task in source.tasks}
     return {
-        name: {measure: values for measure, values in by_measure.items() if measure in every}
+        name: {measure: values for measure, values in by_measure.items() if measure in measures}
         for name, by_measure in scores.items()
     }
 
@@ -170,9 +170,9 @@ def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
         return NO_DATA, ""
     outcomes = dict.fromkeys(j.found for j in judged)
     by_outcome = {o: [j.measure for j in judged if j.found == o] for o in outcomes}
-    several = [f"{o} ({', '.join(measures)})" for o, measures in by_outcome.items()]
+    phrases = [f"{o} ({', '.join(measures)})" for o, measures in by_outcome.items()]
     figures = "; ".join(f"{j.measure}: {j.figures}" for j in judged)
-    return (next(iter(outcomes)) if len(outcomes) == 1 else ", ".join(several)), figures
+    return (next(iter(outcomes)) if len(outcomes) == 1 else ", ".join(phrases)), figures
 
 
 def _published(claim: Claim, published: Published) -> str:
@@ -182,14 +182,14 @@ def _published(claim: Claim, published: Published) -> str:
     if not all(name in published.rows for name in names):
         return ""
     columns = [column for column in published.columns if column != SPREAD]
-    who = f"{' / '.join(claim.rows)}: " if claim.rows else ""
+    prefix = f"{' / '.join(claim.rows)}: " if claim.rows else ""
     cells = zip(published.columns, *(published.rows[name] for name in names), strict=True)
     figures = ", ".join(
         f"{column} {better} / {worse}"
         for column, better, worse in cells
         if "" not in (better, worse) and column in (claim.columns or columns)
     )
-    return figures and f"{who}{figures}"
+    return figures and f"{prefix}{figures}"
 
 
 def _words(source: Source, arm: str) -> dict[str, str]:

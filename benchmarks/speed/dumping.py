@@ -123,8 +123,8 @@ def run_batches(model: Any, windows: list[Window], size: int) -> Any:
     output of the last batch."""
     output = None
     for batch in length_batches([len(window.ids) for window in windows], size):
-        read = padded([windows[i].ids for i in batch], 0)
-        ids, present = (torch.from_numpy(values).long().to(model.device) for values in read)
+        arrays = padded([windows[i].ids for i in batch], 0)
+        ids, present = (torch.from_numpy(values).long().to(model.device) for values in arrays)
         output = model(ids, attention_mask=present)
     return output
 
@@ -252,9 +252,9 @@ def measure(options: DumpOptions, kinds: Sequence[str], repeats: int) -> list[li
 
 def memories(options: DumpOptions) -> list[list[object]]:
     """Return a row for each batch size: the peak memory of a dump of all features."""
-    every = replace(options, **FEATURES["all features"])
+    full = replace(options, **FEATURES["all features"])
     return [
-        [f"{size:,}", f"{alone(partial(ours, replace(every, batch_tokens=size)))['memory']:,.0f}"]
+        [f"{size:,}", f"{alone(partial(ours, replace(full, batch_tokens=size)))['memory']:,.0f}"]
         for size in BATCHES
     ]
 

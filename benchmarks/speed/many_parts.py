@@ -77,14 +77,14 @@ def _repeated(part: Part, source: Any, parts: int) -> Iterator[tuple[Part, Array
 
 def timed(path: Path, work: Callable[[Any], object]) -> Figures:
     """Open a store and use it."""
-    started, used = time.perf_counter(), time.process_time()
+    started, cpu_started = time.perf_counter(), time.process_time()
     opened = open_store(path)
     work(opened)
     return {
         "parts": opened.meta["parts"],
         "version": opened.meta["version"],
         "seconds": time.perf_counter() - started,
-        "cpu": time.process_time() - used,
+        "cpu": time.process_time() - cpu_started,
         "memory": peak_memory(),
     }
 

@@ -68,14 +68,14 @@ def program(tree: Path, words: Sequence[str]) -> Figures:
     figure that it prints."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *words], cwd=tree, env=environment, capture_output=True, text=True
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise click.ClickException(f"{tree}: {done.stderr.strip()[-300:]}")
+    if process.returncode:
+        raise click.ClickException(f"{tree}: {process.stderr.strip()[-300:]}")
     seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    printed = done.stdout.strip()
+    printed = process.stdout.strip()
     return {
         "seconds": seconds,
         "printed": float(printed) if re.fullmatch(r"[\d.]+", printed) else 0.0,

@@ -32,8 +32,8 @@ def borrowing_python(root: Path, *packages: str) -> Path:
     this one. Return its Python."""
     subprocess.run([sys.executable, "-m", "venv", root], check=True)
     python = root / "bin" / "python"
-    inside = next(root.glob("lib/python*/site-packages"))
-    (inside / "zz_borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    site_packages = next(root.glob("lib/python*/site-packages"))
+    (site_packages / "zz_borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", *packages)
     subprocess.run([python, *install], check=True)
     return python

@@ -322,12 +322,12 @@ def stores_in(folder: Path, **sizes: int) -> Callable[..., tuple[Path, list[Part
     """Return a function of container, codec and tier that makes each store once."""
 
     @cache
-    def made(ext: str, codec: str, tier: str) -> tuple[Path, list[Part]]:
+    def make_once(ext: str, codec: str, tier: str) -> tuple[Path, list[Part]]:
         path = folder / f"{codec}-{tier}.{ext}"
         return path, make_store(path, features_of(codec, tier), **sizes)
 
     def make(ext: str, codec: str = "default", tier: str = "topk") -> tuple[Path, list[Part]]:
         # `cache` would treat a default and the same value given explicitly as different calls
-        return made(ext, codec, tier)
+        return make_once(ext, codec, tier)
 
     return make
