@@ -195,8 +195,8 @@ class Source:
 
 
 def selected(source: Source, names: Sequence[str]) -> Source:
-    """Select the arms with these names, and the claims about them that a task can judge; without
-    names all.
+    """Select the arms with these names, the arms whose students they are trained on, and the claims
+    about them that a task can judge; without names all.
 
     Raises UserError for a name that the source lacks.
     """
@@ -204,7 +204,8 @@ def selected(source: Source, names: Sequence[str]) -> Source:
         return source
     if unknown := sorted(set(names) - source.arms.keys()):
         raise UserError(f"--arm {unknown[0]}: there are {', '.join(source.arms)}")
-    arms = {name: arm for name, arm in source.arms.items() if name in names}
+    teachers = {student for name in names for student in source.arms[name].students}
+    arms = {name: arm for name, arm in source.arms.items() if name in {*names, *teachers}}
     rows, measures = {*arms, *source.models, TEACHER}, {task.measure for task in source.tasks}
     claims = [
         claim

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModel
 
 from benchmarks.reproduce import __main__ as reproduce
-from benchmarks.reproduce import costs, examples, steps, verdicts
+from benchmarks.reproduce import costs, examples, slovakbert, steps, verdicts
 from benchmarks.reproduce.chance import chance, is_trained
 from benchmarks.reproduce.examples import CHOSEN, PARTS, SCORED, Data
 from benchmarks.reproduce.mukherjee import cut_labels, few_labels
@@ -29,6 +29,7 @@ from benchmarks.reproduce.source import (
     Source,
     Task,
     Work,
+    selected,
 )
 from benchmarks.reproduce.steps import Steps
 from benchmarks.reproduce.tinymbert import few_tags
@@ -232,6 +233,10 @@ SCORES: dict[str, dict[str, list[float]]] = {
 
 def judged(claim: Claim, scores: Scores = SCORES, **chances: float) -> str:
     return verdicts._cells(verdicts.judge(claim, scores, chances))[0]
+
+
+def test_an_arm_brings_the_arms_whose_students_are_its_teachers() -> None:
+    assert list(selected(slovakbert.MINIATURE, ["4", "6"]).arms) == ["1", "2", "4", "6"]
 
 
 def test_a_claim_is_decided_by_more_than_the_deviation() -> None:
