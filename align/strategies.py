@@ -230,8 +230,8 @@ def align_match(
     _check_ids(teacher, len(vocabulary.teacher))
     pairs = align_span(text, teacher, student)
     t, s = pairs.teacher[:, 0], pairs.student[:, 0]
-    equal = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
-    t, s = t[equal], s[equal]
+    single = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
+    t, s = t[single], s[single]
     # The piece that the student reads shows which of the maps holds at its place.
     equal = np.zeros(len(t), bool)
     for mapping in vocabulary.maps:

@@ -132,8 +132,8 @@ class DamagedStore:
 
     attributes: the root attributes, derived from the rest of the store if they were lost.
     found: the problems that a normal reader would raise.
-    manifest, checksum: those of the sealed store, if known; a derived manifest that matches one of
-        them equals the lost one.
+    manifest, checksum: the manifest and the checksum of the sealed store, if known; a derived
+        manifest that matches one of them equals the lost one.
     """
 
     store: FeatureStore

@@ -121,7 +121,7 @@ def labelled(store: FeatureStore) -> Array:
         _GOLD[store] = np.concatenate(
             [
                 np.zeros(0, bool),
-                *(_gold_of_part(store, number) for number in range(len(store.manifest.parts))),
+                *(_gold_of_part(store, index) for index in range(len(store.manifest.parts))),
             ]
         )
     return _GOLD[store]
@@ -141,8 +141,8 @@ def output_kind_of(store: FeatureStore) -> OutputKind | None:
     return store.task.output_kind if store.task else None
 
 
-def _gold_of_part(store: FeatureStore, number: int) -> Array:
-    task, part = store.features.task, store.part(number)
+def _gold_of_part(store: FeatureStore, index: int) -> Array:
+    task, part = store.features.task, store.part(index)
     if task is None:
         return np.zeros(part.part.counts.sequences, bool)
     gold = part.all(task.gold) >= 0

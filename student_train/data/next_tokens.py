@@ -130,8 +130,8 @@ def chunk_targets(
 
 
 def inside_tokens(alignment: Alignment, labels: Array) -> Tensor:
-    """Return which of the next tokens do not begin where one of the teacher's tokens begins: bool
-    [M].
+    """Return which of the next tokens begin no run of the alignment, so that the teacher has no
+    distribution for them: bool [M].
 
     labels: int64 [N], the token after each token; IGNORED where there is none (`following`).
     """

@@ -165,8 +165,9 @@ def next_inside(student: Tensor, inside: Tensor) -> Tensor:
 
     student: the student's log-probabilities of all next tokens [M]. inside: bool [M].
 
-    The teacher has no distribution there: it predicts the whole of its token. With equal weights,
-    `kl` and this loss together count every token once.
+    The teacher has no distribution there: it predicts the whole of its token. Each of these tokens
+    has the weight 1/M, and each of the others has 1/G in `kl`. With equal weights of both losses,
+    every token counts about the same.
     """
     if len(student) == 0:
         return student.sum()

@@ -136,8 +136,8 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
 
 
 def _check_vectors(plan: TrainPlan) -> None:
-    """Raise UserError if a loss compares text vectors, and `--combine outputs` is given, the
-    stores' vectors differ in size, or `check_space` refuses them."""
+    """Raise UserError for a loss of text vectors if `--combine outputs` is given, if the stores'
+    vectors differ in size, or if `check_space` refuses a store."""
     options, stores = plan.options, plan.stores
     losses = [term.loss for term in plan.terms if term.loss.of_text]
     first = stores[0].features.embedding

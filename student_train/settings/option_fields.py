@@ -197,10 +197,10 @@ class OptionFields:
         DefaultText("auto"),
         "Start from these weights. layers:I,J,...: the teacher's embeddings and these layers of it"
         " (from 1), one for each student layer, cut to the student's hidden size."
-        " layers:I,J,...@DIR: those of the model in DIR. teacher: the same with averages of"
+        " layers:I,J,...@DIR: layers of the model in DIR. teacher: the same with averages of"
         " consecutive teacher layers. svd: the teacher's word embeddings only, reduced by SVD;"
-        " svd:STORE: those of another store's teacher. mixed-vocab: the embeddings that"
-        " teacher-dump mixed-vocab stored. random: random weights. auto: layers, evenly spaced"
+        " svd:STORE: the word embeddings of another store's teacher. mixed-vocab: the embeddings"
+        " that teacher-dump mixed-vocab stored. random: random weights. auto: layers, evenly spaced"
         " (teacher for a task or text vectors), if the shapes fit, else svd; random if the store"
         " has no embeddings. For decoders: layers and teacher (evenly spaced layers) copy the"
         " channels, heads and units that contribute most. vocab: word embeddings only, each the"

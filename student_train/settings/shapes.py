@@ -194,13 +194,15 @@ def _decoder(kind: str, size: str, inner: Callable[[int], int], grouped: bool) -
         )
     # The factor 1 is replaced below by the feed-forward size of the kind.
     shape = _transformer(kind, match[1], 1, head_size)
-    heads = int(match[3] or shape.heads)
+    key_value_heads = int(match[3] or shape.heads)
     feed_forward = int(match[2] or inner(shape.width))
-    if heads < 1 or shape.heads % heads:
-        raise ValueError(f"{shape.heads} heads are not a multiple of {heads} key-value heads")
+    if key_value_heads < 1 or shape.heads % key_value_heads:
+        raise ValueError(
+            f"{shape.heads} heads are not a multiple of {key_value_heads} key-value heads"
+        )
     if feed_forward < 1:
         raise ValueError(f"feed-forward size {feed_forward}; give at least 1, or HxLxA")
-    return replace(shape, feed_forward=feed_forward, key_value_heads=heads)
+    return replace(shape, feed_forward=feed_forward, key_value_heads=key_value_heads)
 
 
 def _gated(width: int) -> int:

@@ -123,8 +123,8 @@ class Sweep:
         return ListedRuns(runs, Study("asha", runs.varied, "--prune asha") if halves else None)
 
     def _add_run(self, runs: Runs, point: Point, options: TrainOptions | None = None) -> Run:
-        """Add the run of a point to the sweep, and return it. options: those of the point, if
-        known."""
+        """Add the run of a point to the sweep, and return it. options: the options of the point,
+        if they are known."""
         options = options or self._options(point)
         arguments = {"loss": loss_words(options.loss), **arguments_of(point)}
         settings = {name: str(arguments[name]) for name in runs.varied}

@@ -340,14 +340,14 @@ def warning_of_one_label(figures: Mapping[str, float]) -> str:
     return ""
 
 
-def _ranked(student: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+def _ranked(student: torch.Tensor, teacher: torch.Tensor) -> dict[str, float]:
     """Return the rank correlation with the teacher's numbers [G,C], mean over the outputs, or {} if
     an output is constant."""
     # Imported here: scipy.stats takes a second, and few students need it.
     from scipy.stats import spearmanr
 
-    predicted, expected = student.numpy().T, other.numpy().T
+    predicted, expected = student.numpy().T, teacher.numpy().T
     if predicted.shape[1] < 2 or not (predicted.std(axis=1) * expected.std(axis=1)).all():
         return {}
-    rhos = [spearmanr(one, other).statistic for one, other in zip(predicted, expected, strict=True)]
+    rhos = [spearmanr(p, e).statistic for p, e in zip(predicted, expected, strict=True)]
     return {"valid_spearman": float(sum(rhos) / len(rhos))}

@@ -100,9 +100,9 @@ def main(**values: Any) -> None:
     _check_out(options)
     check_task(options)
     work = WORK.get(options.kind, _fine_tune)
-    trained = work is _mlm and not options.as_is
+    trains_mlm = work is _mlm and not options.as_is
     if options.kind != "table":
-        if trained:
+        if trains_mlm:
             check_torchrun()  # the Trainer reads its variables
         else:
             check_one_process(f"--task {options.task}" + " --as-is" * options.as_is)
@@ -110,7 +110,7 @@ def main(**values: Any) -> None:
     from teachonce.downstream import score_tables
 
     # A masked-LM training makes its own folder, for --resume.
-    with _made_early(options.out) if options.out and not trained else nullcontext():
+    with _made_early(options.out) if options.out and not trains_mlm else nullcontext():
         results = work(options)
         if results is None:
             return

@@ -358,8 +358,9 @@ def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Out
     "sequences",
     multiple=True,
     default=("0",),
+    show_default=True,
     help="Show these sequences, a comma-separated list of numbers such as 17,42; negative numbers"
-    " count from the end.  [default: 0]",
+    " count from the end.",
 )
 @click.option(
     "--vocab",

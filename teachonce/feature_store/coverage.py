@@ -106,10 +106,10 @@ def coverage_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     heads = ("teacher's", "student's", "[UNK]", "runs", *sizes, "other")
     yield f"{'':<10}" + "".join(f"{head:>11}" for head in heads)
     for name, row in measured["alignments"].items():
-        runs, shares = max(1, row["runs"]), [row["runs_by_size"].get(size, 0) for size in sizes]
+        runs, counts = max(1, row["runs"]), [row["runs_by_size"].get(size, 0) for size in sizes]
         cells = [f"{row['teacher_share']:.1%}", f"{row['student_share']:.1%}"]
         cells += [f"{row['unknown'] / max(1, row['student_tokens']):.2%}", f"{row['runs']:,}"]
-        cells += [f"{share / runs:.1%}" for share in (*shares, row["runs"] - sum(shares))]
+        cells += [f"{count / runs:.1%}" for count in (*counts, row["runs"] - sum(counts))]
         yield f"{name:<10}" + "".join(f"{cell:>11}" for cell in cells)
     yield (
         "teacher's, student's: share of tokens that are paired; [UNK]: share of student's tokens;"

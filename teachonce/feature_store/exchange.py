@@ -91,8 +91,8 @@ FILE = LocalPath(exists=True, dir_okay=False)
 @click.option(
     "--prompt",
     metavar="TEXT",
-    help="Put this prompt, with which the teacher computed the vectors, before each text that has"
-    " one.  [default: none]",
+    help="Put this prompt before each text that has a vector; the teacher computed the vectors with"
+    " it.  [default: none]",
 )
 @printed
 def import_(

@@ -51,6 +51,11 @@ class CachedVectors(TableCapture):
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         super().__init__(options.source, _has_vectors, f"table with a column {LABEL} of vectors")
         texts, named = _text_columns(self._table), options.text_column
+        if not texts:
+            raise UserError(
+                f"{options.source}: has no column of strings, expected the texts whose vectors are"
+                f" in {LABEL}; add one"
+            )
         columns = texts if named is None else [named]
         if len(columns) != 1 or columns[0] not in texts:
             problem = (
@@ -58,11 +63,6 @@ class CachedVectors(TableCapture):
                 if named is None
                 else f"--text-column {named}: there is no such column of texts"
             )
-            if not texts:
-                raise UserError(
-                    f"{options.source}: has no column of strings, expected the texts whose vectors"
-                    f" are in {LABEL}; add one"
-                )
             raise UserError(
                 f"{options.source}: {problem}; its columns of texts are {', '.join(texts)}"
             )

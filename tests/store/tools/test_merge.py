@@ -79,7 +79,7 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
     assert not target.exists()
 
 
-def test_merge_tells_of_a_source_that_two_stores_have(tmp_path: Path) -> None:
+def test_merge_names_a_source_that_two_stores_have(tmp_path: Path) -> None:
     sources = ["a.txt", "1"], ["b.txt", "2"], ["renamed.txt", "1"]
     paths = [tmp_path / f"{number}.zarr" for number in range(3)]
     for parts, (path, (name, digest)) in enumerate(zip(paths, sources, strict=True), 1):
