@@ -134,7 +134,8 @@ class DumpOptions:
     )
     prompt: str | None = option(
         None,
-        "With --head embedding: put the model's prompt of this name before each text.",
+        "With --head embedding: put the model's prompt of this name before each text; '' for none.",
+        words=("",),
         default_text="the model's own default, if it has one",
     )
     logits: str | None = option(  # None: DEFAULT_LOGITS where there is an LM head

@@ -32,7 +32,8 @@ class Text(click.types.StringParamType):
     """Reads text, as a click type. A shell completes it to paths, to `words`, or to both.
 
     words: the words that a value may equal or start with, or a function that returns them if that
-        takes time. paths: complete paths as well; without `words`, paths are always completed.
+        takes time. An empty word is refused unless it is one of them. paths: complete paths as
+        well; without `words`, paths are always completed.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class Text(click.types.StringParamType):
         self._words, self._paths = words, paths or words == ()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        _refuse_empty(self, value, param, ctx)
+        if callable(self._words) or "" not in self._words:
+            _refuse_empty(self, value, param, ctx)
         return super().convert(value, param, ctx)
 
     def shell_complete(

@@ -76,6 +76,9 @@ def test_every_path_on_this_machine_refuses_a_url(top: str) -> None:
 def test_an_empty_word_is_not_taken_for_a_missing_option(top: str) -> None:
     for name, command in every(top, COMMANDS[top]):
         for each in (p for p in command.params if isinstance(p.type, Text | LocalPath)):
+            if (name, each.name) == ("teacher-dump", "prompt"):  # the name of no prompt
+                assert each.type.convert("", each, None) == ""
+                continue
             with pytest.raises(click.BadParameter) as refused:
                 each.type.convert("", each, None)
             assert refused.value.message.startswith("is empty"), (name, each.name)
