@@ -43,7 +43,7 @@ class Corpus:
         return np.dtype([(name, s.dtype, s.shape[1:]) for name, s in self._specs.items()])
 
     def _whole(self, name: str) -> Array:
-        parts = [self.store.part(number) for number in range(len(self.store.manifest.parts))]
+        parts = [self.store.part(index) for index in range(len(self.store.manifest.parts))]
         return np.concatenate([part.read(name, 0, part.array(name).shape[0]) for part in parts])
 
     @cached_property

@@ -76,8 +76,8 @@ class ResidentFeatures:
         counts = [part.counts for part in store.manifest.parts]
         shapes = [part_arrays(store.features, count)[path].shape for count in counts]
         table: Tensor | None = None
-        for number, (rows, *row) in enumerate(shapes):
-            values = torch.from_numpy(store.part(number).all(path))
+        for index, (rows, *row) in enumerate(shapes):
+            values = torch.from_numpy(store.part(index).all(path))
             if table is None:
                 # Allocated once and filled part by part: concatenating would need the memory twice.
                 total = sum(shape[0] for shape in shapes)

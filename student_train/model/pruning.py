@@ -64,8 +64,8 @@ def _counts(store: FeatureStore, blocks: Array | None) -> Array:
         for batch in store.stream(blocks=blocks, features=(), shuffle=False):
             counts += np.bincount(batch.token_ids, minlength=len(counts))
         return counts
-    for number in range(len(store.manifest.parts)):
-        counts += np.bincount(store.part(number).all("token/id"), minlength=len(counts))
+    for index in range(len(store.manifest.parts)):
+        counts += np.bincount(store.part(index).all("token/id"), minlength=len(counts))
     return counts
 
 

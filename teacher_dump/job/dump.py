@@ -313,7 +313,7 @@ def check_finished(
         with closing(open_store(out)) as store:
             # An array of each part is read, so that a missing part is found here.
             parts = len(store.manifest.parts)
-            numbers = [store.part(number).all("sequence/document") for number in range(parts)]
+            numbers = [store.part(index).all("sequence/document") for index in range(parts)]
             # Documents are numbered from 0, and parts hold them in order.
             documents = 1 + int(numbers[-1][-1])
             return documents, len(store), int(store.meta["tokens"]), parts

@@ -20,7 +20,7 @@ from teachonce.student_train.losses.logits import kl
 from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.support.errors import UserError
 
-PLACES = 50_000
+POSITIONS = 50_000
 """Number of predictions to compare: batches of the store are read in random order until it is
 reached."""
 STUDENT = "llama:64x1x1"  # any decoder: only its kind is read, and no model is made
@@ -60,7 +60,7 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
         max_length=min(limit, store.features.max_length),
     )
     positions, equal, nats = 0, 0, 0.0
-    with tqdm(total=PLACES, desc=str(path), unit="token", disable=None) as bar:
+    with tqdm(total=POSITIONS, desc=str(path), unit="token", disable=None) as bar:
         for batch in batches:
             predicted, targets = _compared(network, batch)
             best = targets.ids.gather(1, targets.logprobs.argmax(dim=1, keepdim=True))[:, 0]
@@ -68,7 +68,7 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
             nats += float(kl(predicted, targets, 1.0)) * len(predicted)
             positions += len(predicted)
             bar.update(len(predicted))
-            if positions >= PLACES:
+            if positions >= POSITIONS:
                 break
     if not positions:
         raise UserError(
