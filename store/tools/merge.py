@@ -193,7 +193,9 @@ def check_sources(sources: Sequence[str | Path]) -> list[str]:
             )
         contents[content] = path
         for source in identities:
-            key = str(source.get("sha256") or sorted(source.items()))
+            # By content, because a file may be renamed. A hash of a folder covers all its splits.
+            by_content = [source.get(field) for field in ("sha256", "config", "split")]
+            key = str(by_content if by_content[0] else sorted(source.items()))
             if (other := dumped.setdefault(key, path)) != path:
                 lines.append(
                     f"{'note':9} {other} and {path} were both dumped from {source.get('name')}:"
