@@ -169,6 +169,13 @@ def _documents(store: FeatureStore) -> int:
     return 1 + max(int(numbers.max()) for numbers in document_numbers(store))
 
 
+def _content_key(source: Mapping[str, Any]) -> str:
+    """Return a key that is equal for sources of the same text: a file may be renamed."""
+    # The hash of a local dataset covers all its splits.
+    by_content = [source.get(field) for field in ("sha256", "config", "split")]
+    return str(by_content if by_content[0] else sorted(source.items()))
+
+
 def check_sources(sources: Sequence[str | Path]) -> list[str]:
     """Return a line for each file or dataset that two of the stores were dumped from.
 
@@ -180,11 +187,12 @@ def check_sources(sources: Sequence[str | Path]) -> list[str]:
     for path in sources:
         with open_store(path) as store:
             content = store.manifest.content()
-            identities = [
-                source
+            # Each content once: a merged store may itself have several sources of equal content.
+            identities = {
+                _content_key(source): source
                 for corpus in corpora(store.identity.get("corpus"))
                 for source in corpus_sources(corpus)
-            ]
+            }
         if content in contents:
             raise UserError(
                 f"{path}: has the same content as {contents[content]} (SHA-256 {content[:12]}... in"
@@ -192,10 +200,7 @@ def check_sources(sources: Sequence[str | Path]) -> list[str]:
                 " parts of a held-out split; name each store once"
             )
         contents[content] = path
-        for source in identities:
-            # By content, because a file may be renamed. A hash of a folder covers all its splits.
-            by_content = [source.get(field) for field in ("sha256", "config", "split")]
-            key = str(by_content if by_content[0] else sorted(source.items()))
+        for key, source in identities.items():
             if (other := dumped.setdefault(key, path)) != path:
                 lines.append(
                     f"{'note':9} {other} and {path} were both dumped from {source.get('name')}:"

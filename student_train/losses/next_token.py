@@ -167,11 +167,11 @@ def next_inside(student: Tensor, inside: Tensor) -> Tensor:
 
     The teacher has no distribution there: it predicts the whole of its token. Each of these tokens
     has the weight 1/M, and each of the others has 1/G in `kl`. With equal weights of both losses,
-    every token counts about the same.
+    every token counts about the same. With the teacher's vocabulary this loss is 0.
     """
     if len(student) == 0:
         return student.sum()
-    return -student.masked_fill(~inside, 0.0).mean()
+    return (-student).masked_fill(~inside, 0.0).mean()  # 0 without such tokens, not -0
 
 
 def kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor:

@@ -28,7 +28,13 @@ SEVERAL: OutputKind = "several labels"
 LOSSES = (
     Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
     Loss("next", "next_token.next_token", "nothing", "next", "nats a token"),
-    Loss("next-inside", "next_token.next_inside", "edges", "next", "nats a token"),
+    Loss(
+        "next-inside",
+        "next_token.next_inside",
+        "edges",
+        "next",
+        "nats a token, 0 for each that begins where one of the teacher's begins",
+    ),
     Loss("hidden", "states.hidden", "normalised", "runs", DEVIATIONS, "always"),
     Loss(
         "hidden-sum",

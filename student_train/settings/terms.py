@@ -77,7 +77,7 @@ class BatchPlan:
         """Return the terms of a validation. For a decoder they always include `next`, with weight 0
         if it is not trained."""
         # Only bits per byte, which `next` gives, compare decoders of any vocabulary and losses.
-        if not self.causal or any(term.loss.of_text_alone for term in self.terms):
+        if not self.causal or any(term.name == "next" for term in self.terms):
             return self.terms
         return (*(Term(loss, 0.0) for loss in named(["next"])), *self.terms)
 

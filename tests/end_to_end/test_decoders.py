@@ -107,6 +107,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     assert len(made[0]) == read["input_ids"].shape[1] + 5
     card = (out / "README.md").read_text()
     assert "AutoModelForCausalLM" in card and "text-generation" in card
+    assert "`valid_next-inside` is in nats a token, 0 for each that begins where one of" in card
     assert "| lr |" in card
     assert not [name for name in ("mask_prob", "align", "pool") if f"| {name} |" in card]
 
@@ -137,6 +138,22 @@ def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
         for row, here in zip(batch.inputs.ids, batch.inputs.present, strict=True)
     ]
     assert batch.predicted_bytes == sum(len(text.encode()) for text in texts)
+
+
+def test_a_loss_of_another_module_has_bits_a_byte_as_well(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_next_loss.py").write_text(
+        "from teachonce.losses import Loss\n"
+        "OWN = Loss('own', lambda s: -s.mean(), 'nothing', 'next', 'nats')\n"
+    )
+    loss = {"own_next_loss:OWN": 1.0}
+    batches = StudentBatches(store, "400", student="llama:32x1x4", loss=loss)
+    distiller = batches.distiller(random_llama(len(batches.tokenizer), layers=1))
+    figures = batches.validate(distiller)
+    assert figures["valid_loss"] == pytest.approx(figures["valid_next"])
+    assert 3 < figures["valid_bits_per_byte"] < 9
 
 
 @pytest.mark.parametrize(

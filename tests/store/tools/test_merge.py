@@ -81,17 +81,19 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
 
 def test_merge_names_a_source_that_two_stores_have(tmp_path: Path) -> None:
     # The hash of a folder of datasets is the same for all its splits.
-    sources = ("folder", "train"), ("folder", "test"), ("renamed", "train")
-    paths = [tmp_path / f"{number}.zarr" for number in range(3)]
+    sources = ("folder", "train"), ("folder", "test"), ("renamed", "train"), ("again", "train")
+    paths = [tmp_path / f"{number}.zarr" for number in range(4)]
     for parts, (path, (name, split)) in enumerate(zip(paths, sources, strict=True), 1):
         corpus = {"sources": [{"kind": "hf", "name": name, "split": split, "sha256": "1"}]}
         make_store(path, features_of(), parts, identity=IDENTITY | {"corpus": corpus})
-    one, two, three = paths
+    one, two, three, four = paths
     assert not run("merge", one, two, tmp_path / "both.zarr").stderr
     result = run("merge", tmp_path / "both.zarr", three, tmp_path / "all.zarr")
     assert result.exit_code == 0
     line = f"{tmp_path / 'both.zarr'} and {three} were both dumped from renamed: texts that both"
     assert line in result.stderr
+    result = run("merge", four, tmp_path / "all.zarr", tmp_path / "more.zarr")
+    assert result.stderr.count("dumped from") == 1  # though all.zarr has the source twice
 
 
 def test_merge_of_tasks(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_tokens_inside_those_of_the_teacher_count_by_all_tokens() -> None:
     assert logprobs.grad is not None and logprobs.grad.tolist() == [0, -0.25, 0, -0.25]
     others = next_inside(logprobs, ~inside)
     assert (found + others).item() == next_token(logprobs).item()
+    assert str(next_inside(logprobs, torch.zeros(4, dtype=torch.bool)).item()) == "0.0"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
