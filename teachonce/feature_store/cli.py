@@ -258,9 +258,10 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     from teachonce.store.tools.merge import merge as join
 
     # Only on the command line, where it is a slip; from Python it is allowed.
-    for line in check_sources(sources):
-        say(line)
+    notes = check_sources(sources)
     join(sources, target, recode, progress=part_bars)
+    for line in notes:
+        say(line)
     yield written(target)
 
 

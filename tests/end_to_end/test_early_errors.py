@@ -131,8 +131,8 @@ TRAIN = """
 --held-out 0.99 | too few to hold out | 0.99
 """
 DECODER = """
---loss mlm | --loss mlm | a decoder | next, kl-next
---loss kl=1,next=1 | --loss kl | a decoder | next, kl-next
+--loss mlm | --loss mlm | a decoder | next, next-inside
+--loss kl=1,next=1 | --loss kl | a decoder | next, next-inside
 --loss sentence=1,next=1 | --loss sentence | a decoder | hidden
 --align kl-next=span | --align kl-next=span | white space | kl-next=bytes
 --align reduce | --align reduce | white space | give bytes

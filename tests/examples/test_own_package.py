@@ -121,7 +121,7 @@ ARGUMENTS, FAILS = made(lambda s, t, more: s.sum()), made(lambda s, t: s @ t)
 @pytest.mark.parametrize(
     ("name", "printed"),
     {
-        "NO_TEACHER": "teacher='hidden': expected one of gold, nothing, normalised, raw,",
+        "NO_TEACHER": "teacher='hidden': expected one of gold, nothing, edges, normalised,",
         "NO_STUDENT": "student='states': with teacher='normalised' expected one of runs (docs",
         "NO_MAP": "projection='sometimes': expected none, always or widths differ",
         "NUMBER": "its formula returns float; expected a tensor of one number, the mean",
