@@ -208,7 +208,8 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
 @pytest.mark.slow
 def test_several_teachers_of_one_text(tmp_path: Path, store: Path) -> None:
     """The mean of a teacher and itself is the teacher."""
-    words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", "next=0.5,kl-next=0.5")
+    loss = "next=0.5,next-inside=0.5,kl-next=0.5"  # the default of several teachers
+    words = ("--student", "llama:32x1x4", "--vocab", "400", "--loss", loss)
     found = []
     for name, stores in (("one", (store,)), ("two", (store, store))):
         given = [word for each in stores for word in ("--store", each)]
