@@ -167,16 +167,16 @@ def _mlm(options: DownstreamOptions) -> list[Result] | Result | None:
     """Score masked LMs without training, or train one. Only the first process returns a result."""
     from teachonce.downstream.mlm.scoring import score_as_is, train_seeds
 
-    length, batch = options.max_length or MlmSettings.max_length, {}
+    length, sizes = options.max_length or MlmSettings.max_length, {}
     if options.batch_tokens:
-        batch["batch_size"] = max(1, options.batch_tokens // length)
+        sizes["batch_size"] = max(1, options.batch_tokens // length)
     tests = splits_to_test(options.test)
     if options.as_is:
         return [score_as_is(model, tests, length, _say(options, model)) for model in options.model]
     from teachonce.training.device import resolved_device
     from teachonce.training.ranks import join_ranks
 
-    settings = options.settings(MlmSettings, model=options.model[0], **batch)
+    settings = options.settings(MlmSettings, model=options.model[0], **sizes)
     with join_ranks(resolved_device("auto")) as ranks:
         say = _say(options) if ranks.is_main else lambda line: None
         result = train_seeds(settings, options.seeds or 1, tests, say, ranks, options.log)
