@@ -207,7 +207,10 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
     for store in stores:
         _check_direction(given, shape.causal, store)
     if shape.causal:
-        return _next_losses(stores, given.get("combine") == "outputs")
+        losses = _next_losses(stores, given.get("combine") == "outputs")
+        if given.get("vocab") == "teacher" and len(stores) == 1:
+            losses.pop("next-inside", None)  # no token begins inside one of the teacher's
+        return losses
     store, task = stores[0], stores[0].task
     states = shape.kind != "static" and all(store.features.hidden for store in stores)
     if task and task.output_kind == "numbers":
