@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from shlex import quote
+from typing import cast
 
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.packed import (
@@ -35,8 +38,12 @@ INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")
 FREE = (".csv", ".json")  # a carriage return may be inside of quotes, or between brackets
 
 
+STDIN = Path("stdin")
+"""Standard input: `read_lines` compares by identity, so a file named stdin is read as a file."""
+
+
 def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file without their ends.
+    """Yield the lines of a UTF-8 file, or of STDIN, without their ends.
 
     `longest` is the maximum number of bytes of a line, and so of the memory for it; by default
     MAX_LINE. Raises CorpusError for a longer line, for a carriage return inside a line, and if the
@@ -44,7 +51,7 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
     """
     longest = longest or MAX_LINE
     position = characters = 0
-    with open_bytes(path, seen) as file:
+    with open_bytes(path, seen) if path is not STDIN else nullcontext(_standard_input()) as file:
         for number, raw in enumerate(_raw_lines(file, path, longest), 1):
             if not is_packed(path):
                 seen(raw)
@@ -81,6 +88,11 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
             yield line.removesuffix("\n").removesuffix("\r")
 
 
+def _standard_input() -> io.BufferedReader:
+    # Not by its path, /dev/stdin, which cannot be opened if it is a socket or another user's.
+    return cast(io.BufferedReader, sys.stdin.buffer)
+
+
 def _raw_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
     """Yield lines with their ends; the caller refuses a line that is longer than `longest`."""
     head = _head(file)
@@ -96,8 +108,9 @@ def _head(file: io.BufferedReader) -> bytes:
     # A decompressed stream cannot seek back. Its buffer has BLOCK bytes, which `peek` returns.
     if not file.seekable():
         return file.peek(BLOCK)
+    start = file.tell()  # a shell may have read the first lines of STDIN
     head = file.read(BLOCK)
-    file.seek(0)
+    file.seek(start)
     return head
 
 
@@ -128,7 +141,10 @@ def inner_return(path: Path, number: int) -> CorpusError:
 
 
 def unpacked(path: Path) -> str:
-    """Return the shell command that writes a file, decompressed, to a pipe."""
+    """Return the shell command that writes a file, decompressed, to a pipe. For STDIN it reads
+    what was piped to this program."""
+    if path is STDIN:
+        return "cat"
     program = f"{PACKED[path.suffix.lower()][0]} -dc" if is_packed(path) else "cat"
     return f"{program} {quote(str(path))}"
 
@@ -152,8 +168,7 @@ def _not_utf8(
     where = f"{path}, line {number}: not UTF-8 at byte {position + start} (0x{raw[start]:02x})"
     if error.reason == "unexpected end of data" and not raw.endswith((b"\n", b"\r")):
         return CorpusError(
-            f"{where}: the file ends inside a character, because it was truncated; download it"
-            " again"
+            f"{where}: the text ends inside a character, because it was truncated; get all of it"
         )
     # Text of another encoding has few bytes that are valid as UTF-8, and broken ones on each line.
     text = sample.decode("utf-8", "ignore")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from teachonce.teacher_dump.corpus.tagged_files import (
     is_tagged,
     tagged_sentences,
 )
-from teachonce.teacher_dump.corpus.text_files import read_lines
+from teachonce.teacher_dump.corpus.text_files import STDIN, read_lines
 
 TAB = "\t"
 WORDS = "; a file of word<TAB>tag lines has an empty line after each sentence, or the suffix .conll"
@@ -52,10 +51,10 @@ def input_texts(options: PredictOptions) -> list[InputText]:
     try:
         items = list(_given(options))
     except OSError as error:
-        where = f"--input {options.input}" if options.input else "stdin"
+        where = f"--input {options.input}" if options.input else STDIN
         raise UserError(f"{where}: cannot be read: {error.strerror}; check the path") from None
     if all(item.blank for item in items):
-        source = str(options.input or ("the texts" if options.texts else "stdin"))
+        source = str(options.input or ("the texts" if options.texts else STDIN))
         raise UserError(f"{source}: has no text; give TEXT, --input FILE or lines on stdin")
     for item in items:
         for text in item.texts:
@@ -80,7 +79,7 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
     if options.texts:
         yield from _lines(options.texts, "TEXT", options.pairs)
     elif path is None or str(path) == "-":
-        yield from _lines((line.rstrip("\r\n") for line in _stdin()), "stdin, line", options.pairs)
+        yield from _lines(read_lines(STDIN), f"{STDIN}, line", options.pairs)
     elif _has_words(path, options.columns):
         if options.pairs:
             raise UserError(f"--pairs: {path} has words with tags; leave --pairs out")
@@ -118,16 +117,6 @@ def _sentences(path: Path) -> Iterator[InputText]:
                 )
         text, spans = joined([word for _, word, _ in sentence])
         yield InputText((text,), f"{path}, line {sentence[0][0]}", tuple(spans))
-
-
-def _stdin() -> Iterator[str]:
-    # as UTF-8 in every locale, as files are
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            # Some programs begin a text with a byte order mark.
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"stdin, line {number}: is not UTF-8; convert it with iconv") from None
 
 
 def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]:

@@ -47,7 +47,7 @@ IOB = ("O", "B-PER", "I-PER", "B-LOC")
 __all__ = ["shallow"]  # the fixture
 
 
-def run(*words: object, input: str | None = None) -> Result:
+def run(*words: object, input: str | bytes | None = None) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words], input=input)
 
 
@@ -57,7 +57,7 @@ def answers(*words: object, input: str | None = None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def refused(*words: object, input: str | None = None) -> str:
+def refused(*words: object, input: str | bytes | None = None) -> str:
     result = run(*words, input=input)
     assert result.exit_code == 1 and "Traceback" not in result.output, result.output
     (line,) = result.stderr.strip().splitlines()
@@ -540,6 +540,28 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
     (pair,) = answers(students["reranker"], "--input", pairs)
     (typed,) = answers(students["reranker"], "the lamp\tmoss", "--pairs")
     assert close(pair, typed)
+
+
+@pytest.mark.parametrize("words", [(), ("--input", "-")])
+def test_stdin_is_checked_like_a_file(
+    students: dict[str, Path], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The message has the line, the byte, and a command that converts what was piped."""
+    cases = {
+        "le café noir\n": ("latin-1", "line 2: not UTF-8 at byte 9 (0xe9): looks like Latin-1"),
+        "Старый маяк\n": ("cp1251", "line 2: not UTF-8 at byte 3 (0xd1): looks like cp1251"),
+    }
+    for text, (encoding, message) in cases.items():
+        raw = b"ok\n" + text.encode(encoding)
+        line = refused(students["classifier"], *words, input=raw)
+        assert line.startswith(f"stdin, {message}")
+        command = line.partition("convert it: ")[2]
+        subprocess.run(["sh", "-c", command], input=raw, cwd=tmp_path, check=True)
+        assert (tmp_path / "stdin.utf8").read_text("utf-8") == f"ok\n{text}"
+    raw = "très café\nok\n".encode() + "é".encode()[:1] + b" ok\n"
+    line = refused(students["classifier"], *words, input=raw)
+    assert line.startswith("stdin, line 3: not UTF-8 at byte 15 (0xc3): a broken character")
+    assert "remove it: cat | iconv -c -f UTF-8" in line
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_byte_positions_behind_a_byte_order_mark(tmp_path: Path) -> None:
 def test_cut_off_file_and_utf16(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("ok\nконец".encode()[:-1])
-    assert "line 2: not UTF-8 at byte 11 (0xd1): the file ends inside a character" in refusal(path)
+    assert "line 2: not UTF-8 at byte 11 (0xd1): the text ends inside a character" in refusal(path)
     path.write_text("text", encoding="utf-16")
     assert f"looks like UTF-16, expected UTF-8; convert it: cat {path} | iconv" in refusal(path)
 
