@@ -31,6 +31,8 @@ DISTILBERT = {
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
 """Names of the activation in the configs of BERT, ModernBERT and DistilBERT."""
 TYPES = "embeddings.token_type_embeddings.weight"
+NOT_IN_FIRST = "attn_norm.weight"
+"""The parameter that the first layer of a ModernBERT lacks."""
 TRANSFORM = "cls.predictions.transform."
 # The names of the masked-LM head in DistilBERT and in RoBERTa, and BERT's names.
 HEADS = {
@@ -49,10 +51,13 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
     bert_names = list(map(_bert_name, store.teacher_weights()))
     if any(name.startswith("embeddings_project.") for name in bert_names):
         return 0, "the teacher's embeddings are narrower than its layers"  # a small ELECTRA's
-    layers = [split for name in bert_names if (split := split_layer(name, parts.layers))]
-    # Compared for all layers together, as a ModernBERT's first layer lacks `attn_norm`.
+    layers = {split for name in bert_names if (split := split_layer(name, parts.layers))}
     if {part for _, part in layers} != set(parts.layer):
         return 0, f"the teacher's layers have other parameters than a {kind}'s"
+    count = len({number for number, _ in layers})
+    complete = {(number, part) for number in range(count) for part in parts.layer}
+    if missing := sorted(complete - layers - {(0, NOT_IN_FIRST)}):
+        return 0, f"the teacher's weights lack {parts.layers}{missing[0][0]}.{missing[0][1]}"
     if not parts.positions:
         # Rotary positions turn fixed pairs of channels, so no part of a head can be copied.
         configs = vars(student.config), store.teacher_settings("config.json")
@@ -63,7 +68,7 @@ def layer_count(student: PreTrainedModel, store: WeightSource) -> tuple[int, str
             return 0, "the teacher's config.json does not give the size of its heads"
         if own != theirs:
             return 0, f"the teacher's heads have size {theirs}, the student's {own}, and are rotary"
-    return 1 + max(number for number, _ in layers), ""
+    return count, ""
 
 
 def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: WeightSource) -> str:
@@ -108,7 +113,7 @@ def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: Weigh
         number, _, part = name.removeprefix(parts.layers).partition(".")
         names = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
         sources = [np.asarray(weights[bert_names[n]], np.float32) for n in names if n in bert_names]
-        if sources:  # a ModernBERT's first layer has no norm before its attention
+        if sources:  # a single layer may lack NOT_IN_FIRST
             _copy_block(target, np.mean(sources, axis=0), parts.stacked.get(part, 1))
     numbers = ", ".join("+".join(map(str, group)) for group in groups)
     differences = _differences(student, store)

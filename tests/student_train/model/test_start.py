@@ -245,6 +245,23 @@ def test_weights_without_a_number_are_in_no_layer(started: Start, store: Feature
     assert count == 0 and "other parameters than a bert's" in why
 
 
+@pytest.mark.parametrize("missing", ["encoder.layer.2.", "encoder.layer.2.output.dense.weight"])
+def test_a_teacher_with_a_missing_layer_is_not_copied(
+    missing: str, started: Start, store: FeatureStore
+) -> None:
+    """The student's layer would be random."""
+    weights = {n: v for n, v in store.teacher_weights().items() if not n.startswith(missing)}
+    given: Any = SimpleNamespace(
+        teacher_settings=store.teacher_settings, teacher_weights=lambda: weights
+    )
+    student, _, _ = started("random")
+    why = "the teacher's weights lack encoder.layer.2."
+    with torch.no_grad():
+        assert cut_layers(student, "teacher", "", given).startswith(f"random layers: {why}")
+        with pytest.raises(UserError, match=f"layers:1,3: layers cannot be copied: {why}"):
+            cut_layers(student, "layers:1,3", "1,3", given)
+
+
 def test_a_model_without_a_fast_tokenizer_is_refused(
     tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
