@@ -41,15 +41,18 @@ def test_questions_come_in_four_layouts(tmp_path: Path) -> None:
         [{"text": "lamp", "answer_start": 10}],
         ["lamp"],
         [],
+        {"text": [], "answer_start": []},
+        {},
     ]
     hub = table(tmp_path / "b.jsonl", "question context answers", [(*cells, a) for a in answers])
-    assert read_questions(hub, {}) == [asked_for, asked_for, asked_for, first, none]
+    assert read_questions(hub, {}) == [asked_for, asked_for, asked_for, first, none, none, none]
     renamed = table(tmp_path / "c.jsonl", "question context reply", [(*cells, "lamp")])
     assert read_questions(renamed, {"answer": "reply"}) == [first]
     known = {"question": "who?", "answers": answers[2]}
     unknown = {"question": "who?", "answers": [], "is_impossible": True}
-    (tmp_path / "d.json").write_text(squad(cells[1], known, unknown))
-    assert read_questions(tmp_path / "d.json", {}) == [asked_for, none]
+    empty = {"question": "who?", "answers": {}}
+    (tmp_path / "d.json").write_text(squad(cells[1], known, unknown, empty))
+    assert read_questions(tmp_path / "d.json", {}) == [asked_for, none, none]
 
 
 def test_tables_are_read_alike(tmp_path: Path) -> None:

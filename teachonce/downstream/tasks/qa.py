@@ -50,8 +50,8 @@ def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
     A .json file has SQuAD's layout, 1.1 or 2.0, or is an array of rows. Other files have one
     question per row: columns `question`, `context` and `answer` (in .jsonl also `answers`:
     {"text": ..., "answer_start": ...} of values or of lists, or a list of texts or of such tables).
-    Without `answer_start`, the first occurrence of the text is the answer. An empty answer means
-    that the context has none.
+    Without `answer_start`, the first occurrence of the text is the answer. An empty answer, list
+    or table means that the context has none.
 
     Raises UserError with file and line for any other content, and if an answer is not in its
     context.
@@ -118,7 +118,7 @@ def _answers(answers: Any, context: str, where: str) -> tuple[GoldAnswer, ...]:
     whose values may be lists."""
     if isinstance(answers, str):  # its characters would be read as answers
         raise TypeError("answers must be a list")
-    if isinstance(answers, dict):
+    if answers and isinstance(answers, dict):
         texts, begins = answers["text"], answers.get("answer_start")
         if isinstance(texts, str):
             texts, begins = [texts], [begins]
