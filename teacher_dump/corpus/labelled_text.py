@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -155,17 +157,22 @@ class LabelledText:
 
 
 def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
-    """Read a chat: a list of messages, each with the texts `role` and `content`.
+    """Read a chat: a list of messages, each with the texts `role` and `content`, or such a list as
+    JSON, as in .csv files.
 
     Raises CorpusError for any other cell.
     """
-    if not (isinstance(cell, list) and cell and all(isinstance(m, Mapping) for m in cell)):
+    chat = cell
+    if isinstance(cell, str):
+        with suppress(ValueError, RecursionError):
+            chat = json.loads(cell)
+    if not (isinstance(chat, list) and chat and all(isinstance(m, Mapping) for m in chat)):
         raise CorpusError(
-            f'{where}: expected a list of messages like {{"role": "user", "content": "..."}}'
-            f" in column {column!r}, got {cell!r:.60}; is it the right --messages?"
+            f'{where}: expected a list of messages like {{"role": "user", "content": "..."}}, or'
+            f" its JSON, in column {column!r}, got {cell!r:.60}; is it the right --messages?"
         )
     messages = list[Message]()
-    for number, message in enumerate(cell, 1):
+    for number, message in enumerate(chat, 1):
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 got = f"got {message[key]!r:.60}" if key in message else "which it lacks"

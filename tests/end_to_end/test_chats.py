@@ -497,6 +497,8 @@ def test_what_is_refused(tmp_path: Path, model: Path) -> None:
     for cell, found in [
         ([], "expected a list of"),
         ("a", "expected a list of"),
+        ("[{", "expected a list of"),
+        ('{"role": "user", "content": "a"}', "or its JSON, in column 'messages', got '{"),
         (["a"], "expected a list of"),
         ([{"role": "user"}], "message 1 in column 'messages': expected a text as 'content', which"),
         ([*chats(1)[0], {"role": "user", "content": 3}], "message 6 in"),

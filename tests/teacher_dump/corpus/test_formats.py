@@ -473,3 +473,13 @@ def test_features_of_any_form_are_read_or_refused_in_a_line(cell: Any, feature: 
         with_class_names(cell, feature, "a.parquet, row 1")
     except CorpusError as error:
         assert str(error).startswith("a.parquet, row 1: ") and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_a_chat_may_be_json(tmp_path: Path, suffix: str) -> None:
+    """Tables of single values store lists as JSON."""
+    chat = [{"role": "user", "content": 'the "lamp",\told'}, {"role": "assistant", "content": "é"}]
+    rows = [{"n": str(n), "messages": json.dumps(chat)} for n in range(3)]
+    corpus = Corpus.open([str(write_table(tmp_path / f"a{suffix}", rows))], messages="messages")
+    expected = [(message["role"], message["content"], {}) for message in chat]
+    assert [[*document.messages] for document in corpus] == [expected] * 3
