@@ -23,6 +23,7 @@ from teachonce.student_train.train.distiller import LAST, VECTORS, Distiller
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.loop import nonfinite_parts
+from teachonce.training.matthews import matthews
 
 
 def evaluate(
@@ -315,16 +316,10 @@ MATTHEWS = "_matthews"
 
 
 def _same_labels(name: str, student: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
-    """Return the share of equal labels [G], and their Matthews' correlation, which is 0 if all
-    labels of one side are the same; {} without labels."""
-    # Imported here: scikit-learn takes a second or two, and only students of a task need it.
-    from sklearn.metrics import matthews_corrcoef
-
+    """Return the share of equal labels [G], and their Matthews' correlation; {} without labels."""
     if not len(student):
         return {}
-    correlation = 0.0
-    if len(torch.cat([student, reference]).unique()) > 1:  # of a single label scikit-learn warns
-        correlation = float(matthews_corrcoef(reference.numpy(), student.numpy()))
+    correlation = matthews(reference.numpy(), student.numpy())
     return {name: _share(student, reference), f"{name}{MATTHEWS}": correlation}
 
 

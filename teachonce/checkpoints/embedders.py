@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from teachonce.checkpoints.declared import config_of, declared_head
-from teachonce.checkpoints.fields import MODULES, SETTINGS
+from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.loading import load_config, without_log_lines
 from teachonce.checkpoints.names import ResolvedModel, finder, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
@@ -155,14 +155,6 @@ def _finite(values: Floats, name: str) -> Floats:
             f"model {name}: gives NaN or infinity, so its weights are damaged; train it again"
         )
     return values
-
-
-def has_modules(name: str) -> bool:
-    """Return whether a model is a sentence-transformers folder with a list of modules.
-
-    Raises UserError if the model cannot be found.
-    """
-    return finder(resolve_vectors(name))(MODULES) is not None
 
 
 def reads_pairs(name: str) -> bool:

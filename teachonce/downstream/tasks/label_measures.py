@@ -25,12 +25,3 @@ def macro_entity_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[
     # seqeval's own mean also counts types that are only predicted.
     *_, f1, counts = precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)
     return float(f1[counts > 0].mean()) if any(counts) else 0.0
-
-
-def matthews(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Return Matthews' correlation, 0 if all gold or all predicted labels are equal."""
-    from sklearn.metrics import matthews_corrcoef
-
-    if len({*gold, *predicted}) < 2:  # of a single label scikit-learn warns
-        return 0.0
-    return float(matthews_corrcoef(gold, predicted))

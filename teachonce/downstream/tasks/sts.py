@@ -13,9 +13,10 @@ from torch.nn import functional
 from transformers import DataCollatorWithPadding
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from teachonce.checkpoints.embedders import Embedder, has_modules
+from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.loading import load_with_tokenizer
-from teachonce.checkpoints.names import ResolvedModel
+from teachonce.checkpoints.names import ResolvedModel, resolve_vectors
+from teachonce.checkpoints.sentence_settings import has_modules
 from teachonce.downstream.tasks.pair import Pair, PairScore, check_scores
 from teachonce.downstream.tasks.task_interface import encode_cut
 from teachonce.store import TaskSpec
@@ -108,7 +109,7 @@ class SentenceSimilarity(PairScore):
 
         Raises UserError also if all scores of a split are equal.
         """
-        if not has_modules(model):
+        if not has_modules(resolve_vectors(model)):
             return None
         check_scores(splits)
         embedder = Embedder(model, max_length)

@@ -14,7 +14,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
-from teachonce.downstream.tasks.label_measures import macro_entity_f1, macro_f1, matthews
+from teachonce.downstream.tasks.label_measures import macro_entity_f1, macro_f1
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_windows
 from teachonce.downstream.text_lines import check_unicode
@@ -34,6 +34,7 @@ from teachonce.teacher_dump.corpus.tag_schemes import (
     steps_of,
 )
 from teachonce.teacher_dump.corpus.tagged_files import tagged_layout, tagged_sentences
+from teachonce.training.matthews import matthews
 
 
 @dataclass(frozen=True)
