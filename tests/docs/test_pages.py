@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import MISSING, fields
 
 import click
 import pytest
 
+from teachonce.losses import Loss
 from teachonce.student_train.losses.registry import loss_names
 from teachonce.support.console import CONTEXT
 from tests.docs.pages import COMMANDS, PAGES, ROOT, blocks_of, leaf, ours
@@ -104,3 +106,10 @@ def test_every_loss_has_an_equation() -> None:
     text = (ROOT / "docs/losses.md").read_text("utf-8").partition("## Equations")[2]
     named = set(re.findall(r"`([a-z-]+)`", text.partition("## What")[0]))
     assert set(loss_names()) <= named
+
+
+def test_every_optional_field_of_a_loss_is_documented() -> None:
+    text = (ROOT / "docs/losses.md").read_text("utf-8").partition("| field |")[2]
+    documented = set(re.findall(r"^\| `(\w+)` \|", text.partition("\n## ")[0], re.MULTILINE))
+    optional = {field.name for field in fields(Loss) if field.default is not MISSING}
+    assert documented == optional - {"parameter", "value"}  # only built-in losses have numbers
