@@ -137,7 +137,8 @@ class Sweep:
         return checked_from({**self.fixed, **arguments_of(point)}, stores)
 
     def _resolved(self, options: TrainOptions) -> TrainOptions:
-        """Set the folder, and resolve the options for the checks on this machine.
+        """Set the folder, and resolve the options for the checks on this machine. A student whose
+        folder exists has its precision.
 
         Raises UserError for a GPU by number with Ray, which assigns GPUs itself.
         """
@@ -149,9 +150,12 @@ class Sweep:
                     " cuda"
                 )
             options = replace(options, device="cpu")
-        options = options.resolved()
+        students = [options.resolved()]
+        if options.precision == "auto":  # another precision on the machine that began the sweep
+            students += [replace(students[0], precision=name) for name in ("bf16", "fp32")]
         shown = varied(self.space) or MAIN
-        return replace(options, out=options.folder_in(self.folder, shown))
+        placed = [replace(each, out=each.folder_in(self.folder, shown)) for each in students]
+        return next((each for each in placed if each.out_folder().exists()), placed[0])
 
     def _execute(self, execution: Execution, planned: list[TrainOptions], lease: Lease) -> None:
         """Check all planned students, then do all runs."""

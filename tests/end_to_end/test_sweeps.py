@@ -96,6 +96,24 @@ def test_asha_ends_a_student_and_never_begins_it_again(tmp_path: Path, store: Pa
     assert states(out) == ["finished", "pruned"] and "[2/2]" not in again
 
 
+def test_a_sweep_continues_where_auto_is_another_precision(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    words = ("--store", store, *SMALL, "--loss", "mlm", "--lr", 0.01, "--lr", 0.001, "--out", out)
+    with monkeypatch.context() as other_machine:
+        other_machine.setattr("teachonce.training.device._multiplies_bf16", lambda device: True)
+        ok(student_sweep, *words)
+    first, second = (out / run["folder"] for run in read(out, "runs.json")["runs"])
+    report = read(second, "training.json")
+    del report["result"]  # as if it had been killed
+    (second / "training.json").write_text(json.dumps(report))
+    assert ok(student_sweep, *words).count("finished before") == 1
+    assert {path for path in out.iterdir() if path.is_dir()} == {first, second}
+    assert states(out) == ["finished"] * 2
+    assert read(second, "training.json")["settings"]["precision"] == "bf16"
+
+
 def test_a_folder_has_one_student(tmp_path: Path, store: Path) -> None:
     """Its name hashes the last component of a path, so the full settings are compared."""
     paths = [tmp_path / folder / store.name for folder in ("en", "ru")]
