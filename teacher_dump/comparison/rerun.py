@@ -6,6 +6,7 @@ layer, or another text.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from teachonce.teacher_dump.windows.masked_views import (
     mask_spans,
     masked_input,
 )
+from teachonce.teacher_dump.windows.sequences import TRIES
 from teachonce.teacher_dump.windows.window import Window, length_batches
 from teachonce.training.device import resolved_device
 
@@ -155,13 +157,29 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
     _check_sizes(store, teacher)
     _check_vectors(store, teacher)
     drawn = np.random.default_rng(seed).choice(len(store), min(sample, len(store)), replace=False)
-    live = _Sample(store, teacher, [store[int(i)] for i in np.sort(drawn)], arguments)
-    errors = Errors(store.features, TOLERANCE[precision], MERGED if live.merged else 1)
+    records = [store[int(i)] for i in np.sort(drawn)]
+    if captured := _is_captured(store):
+        limit = _whole_below(store, teacher)
+        records = [r for r in records if not r.document_begin and len(r.token_ids) < limit]
+        if not records:
+            more = "give a larger --sample, or " if len(drawn) < len(store) else ""
+            raise UserError(
+                f"{store.path}: {counted(len(drawn), 'sequence')} drawn, and each may lack a part"
+                f" of the text with which its output was captured; {more}verify the store without"
+                " --model"
+            )
+    # Engines run in bf16 or fp16; a capture does not record which.
+    engine = captured and store.features.embedding is None
+    tolerance = TOLERANCE["bf16" if engine else precision]
+    live = _Sample(store, teacher, records, arguments)
+    errors = Errors(store.features, tolerance, MERGED if live.merged else 1)
     problems = [*live.other_tokens()]
     for view in tqdm(range(store.features.views), desc="live", unit="view", disable=None):
         problems += live.other_masks(view)
         live.run(view, errors)
     tallies = errors.finished()
+    if captured:  # its logits are log-probabilities (FORMAT.md, 6)
+        tallies = [t for t in tallies if not t.row.feature.endswith("/log_partition")]
     problems += [
         f"{tally.row.feature}: {tally.row.share:.3g} times the error that codec and precision allow"
         f" ({tally.place})"
@@ -173,11 +191,36 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
         f"{counted(len(live.records), 'sequence')}, {counted(tokens, 'teacher token')},"
         f" {counted(store.features.views, 'view')}, by {teacher.name} in {precision} on"
         f" {teacher.device};"
-        f" tolerance in addition to the codec's error: {TOLERANCE[precision]:g} of 1 + |value|",
+        f" tolerance in addition to the codec's error: {tolerance:g} of 1 + |value|",
         [tally.row for tally in tallies],
-        live.notes(),
+        [*live.notes(), *_partial(len(drawn) - len(records))],
         problems,
     )
+
+
+def _is_captured(store: FeatureStore) -> bool:
+    """Return whether `feature-store import` made the store from the output of another tool."""
+    teacher = store.identity.get("teacher")
+    return isinstance(teacher, dict) and "captured_by" in teacher
+
+
+def _whole_below(store: FeatureStore, teacher: Teacher) -> float:
+    """Return the number of tokens below which a sequence of a capture has not been truncated."""
+    if store.features.embedding is None:
+        return math.inf  # a truncated end changes no row before it
+    own = teacher.text_vectors and teacher.text_vectors.max_length
+    # A truncated text may lack a few more tokens than it must.
+    return min(store.features.max_length, own or math.inf) - TRIES
+
+
+def _partial(count: int) -> list[str]:
+    """Return a note on captured sequences that were left out of a comparison."""
+    if not count:
+        return []
+    return [
+        f"{counted(count, 'sequence')} left out: the store may lack a part of the text with which"
+        " their outputs were captured"
+    ]
 
 
 def _arguments(store: FeatureStore) -> dict[str, Any]:

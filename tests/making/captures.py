@@ -43,8 +43,8 @@ class Taught:
     unnormed: torch.Tensor
 
 
-def taught_by(folder: Path, texts: Sequence[str]) -> list[Taught]:
-    """Run a GPT-2 of transformers over the texts."""
+def taught_by(folder: Path, texts: Sequence[str | list[int]]) -> list[Taught]:
+    """Run a GPT-2 of transformers over the texts, or token ids."""
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     tokenizer, model = (
@@ -56,7 +56,11 @@ def taught_by(folder: Path, texts: Sequence[str]) -> list[Taught]:
     samples = []
     with torch.inference_mode():
         for text in texts:
-            ids = tokenizer(text, return_tensors="pt").input_ids
+            if isinstance(text, str):
+                given = tokenizer(text).input_ids
+            else:
+                given, text = text, tokenizer.decode(text)
+            ids = torch.tensor([given])
             output = model(ids, output_hidden_states=True)
             states = [state[0] for state in output.hidden_states]
             logprobs = torch.log_softmax(output.logits[0].float(), -1).numpy()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
@@ -25,6 +26,7 @@ from tests.making.captures import (
     speculators,
     taught_by,
 )
+from tests.making.texts import ENGLISH
 
 
 def check_states(path: Path, samples: list[Taught], close: float, **states: str) -> None:
@@ -106,3 +108,23 @@ def test_states_are_compared_with_the_model(
     says(refused("batch", batch), "_5.", "token 0", "are off by up to", "of their length")
     other = taught_by(other_model(tmp_path / "other"), [s.text for s in samples])
     says(refused("rows", other), "--model", "is not the captured model")
+
+
+@pytest.mark.parametrize("kind", ["states", "logits"])
+def test_sequences_without_the_text_before_them_are_not_compared(
+    kind: str, teacher: Path, tmp_path: Path
+) -> None:
+    """Outputs of the second sequence of a cut sample were captured with the tokens before it."""
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    spelled = tokenizer.convert_tokens_to_ids(["t", "h", "e"])
+    rows = [tokenizer(text).input_ids for text in ENGLISH[:6]]
+    captured = taught_by(teacher, [[*ids[:6], *spelled, *ids[6:]] for ids in rows])
+    if kind == "states":
+        source = speculators(tmp_path / "c", captured, (1, 2, 3))
+    else:
+        source = distillkit(tmp_path / "c", captured, 8, 8)
+    words = ("--layers", "1,2,3,4") if kind == "states" else ()
+    assert "6 in part" in imported(source, tmp_path / "a.zarr", teacher, "--codec", "exact", *words)
+    done = run("verify", tmp_path / "a.zarr", "--model", teacher, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    says(done.output, "6 sequences, ", "6 sequences left out", "every error is within")

@@ -94,6 +94,23 @@ def test_imported_vectors_are_compared_with_their_teacher(
     assert "Spec(" not in line
 
 
+def test_vectors_of_truncated_texts_are_not_compared(cached: Path, tmp_path: Path) -> None:
+    """A vector is of the whole text, and a store may have only its beginning."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(cached / "teacher"), device="cpu")
+    for name, texts in (("one", ["the lamp", " ".join(ENGLISH)]), ("none", [" ".join(ENGLISH)])):
+        rows = {"sentence": texts, "label": model.encode(texts).tolist()}
+        datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / name))
+        imported(tmp_path / name, tmp_path / f"{name}.h5", cached / "teacher", "--max-length", 40)
+    words = ("--model", cached / "teacher", "--device", "cpu")
+    done = run("verify", tmp_path / "one.h5", *words)
+    assert done.exit_code == 0, done.output
+    assert "1 sequence, " in done.output and "1 sequence left out" in done.output
+    line = refused("verify", tmp_path / "none.h5", *words)
+    assert "none.h5: 1 sequence drawn, and each may lack a part of the text" in line
+
+
 def test_a_store_of_vectors_becomes_labels(cached: Path, tmp_path: Path) -> None:
     """A store of vectors, exported as labels and imported again, is the same except for the name of
     the source."""
