@@ -154,13 +154,15 @@ def finished(work: Path) -> dict[Cell, list[Trained]]:
     for scores in sorted(work.glob(f"*/{SCORES}")):
         training = json.loads((scores.parent / "training.json").read_text())
         words, result = training["settings"], training["result"]
-        default = words["loss"] == dict(NEXT_LOSS)
+        default = dict(NEXT_LOSS)
+        if words["vocab"] == "teacher":
+            default.pop("next-inside")  # as `default_losses` does
         cell = Cell(
             words["student"],
             words["vocab"],
             words["steps"] * words["batch_tokens"],
             STARTS[words["init"]],
-            "default" if default else loss_words(words["loss"]),
+            "default" if words["loss"] == default else loss_words(words["loss"]),
         )
         valid, size = result["valid_bits_per_byte"], result["parameters"]
         books = json.loads(scores.read_text())
