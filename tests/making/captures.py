@@ -56,15 +56,15 @@ def taught_by(folder: Path, texts: Sequence[str | list[int]]) -> list[Taught]:
     samples = []
     with torch.inference_mode():
         for text in texts:
-            if isinstance(text, str):
-                given = tokenizer(text).input_ids
-            else:
-                given, text = text, tokenizer.decode(text)
-            ids = torch.tensor([given])
+            ids = torch.tensor([tokenizer(text).input_ids if isinstance(text, str) else text])
             output = model(ids, output_hidden_states=True)
             states = [state[0] for state in output.hidden_states]
             logprobs = torch.log_softmax(output.logits[0].float(), -1).numpy()
-            samples.append(Taught(text, ids[0].numpy(), logprobs, states, unnormed[-1]))
+            samples.append(
+                Taught(
+                    str(tokenizer.decode(ids[0])), ids[0].numpy(), logprobs, states, unnormed[-1]
+                )
+            )
     hook.remove()
     return samples
 

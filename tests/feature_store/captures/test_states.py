@@ -115,15 +115,15 @@ def test_sequences_without_the_text_before_them_are_not_compared(
     kind: str, teacher: Path, tmp_path: Path
 ) -> None:
     """Outputs of the second sequence of a cut sample were captured with the tokens before it."""
-    tokenizer = AutoTokenizer.from_pretrained(teacher)
-    spelled = tokenizer.convert_tokens_to_ids(["t", "h", "e"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(teacher)
+    spelled = [tokenizer.convert_tokens_to_ids(letter) for letter in "the"]
     rows = [tokenizer(text).input_ids for text in ENGLISH[:6]]
     captured = taught_by(teacher, [[*ids[:6], *spelled, *ids[6:]] for ids in rows])
     if kind == "states":
         source = speculators(tmp_path / "c", captured, (1, 2, 3))
     else:
         source = distillkit(tmp_path / "c", captured, 8, 8)
-    words = ("--layers", "1,2,3,4") if kind == "states" else ()
+    words: Words = ("--layers", "1,2,3,4") if kind == "states" else ()
     assert "6 in part" in imported(source, tmp_path / "a.zarr", teacher, "--codec", "exact", *words)
     done = run("verify", tmp_path / "a.zarr", "--model", teacher, "--device", "cpu")
     assert done.exit_code == 0, done.output
