@@ -46,19 +46,18 @@ class PartIndex:
     def __len__(self) -> int:
         return int(self.first[-1])
 
-    def part(self, place: int) -> PartReader:
-        """Open the part with index `place` in the manifest. A part's number may differ from its
-        index."""
+    def part(self, index: int) -> PartReader:
+        """Open the part at `index` in the manifest; its number may differ from the index."""
         with self._opening:
-            part = self._parts.pop(place, None)
+            part = self._parts.pop(index, None)
             if part is None:
-                begin, end = self.first[place : place + 2]
+                begin, end = self.first[index : index + 2]
                 lengths = None if self._known is None else self._known[begin:end]
-                entry = self._entries[place]
+                entry = self._entries[index]
                 part = PartReader(
                     self._source, entry, self.features, lengths, self._cached, self._watch
                 )
-            self._parts[place] = part
+            self._parts[index] = part
             if len(self._parts) > self._open_parts:
                 self._parts.popitem(last=False)
             return part

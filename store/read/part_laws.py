@@ -95,24 +95,24 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
             if name.endswith("/logits/places"):
                 most = part.array(f"{name.removesuffix('places')}distinct").shape[0]
                 problem = f"has an index that is not one of its {most} distinct ids"
-                law = out_of_range(values, 0, most - 1, problem)
+                violation = out_of_range(values, 0, most - 1, problem)
             else:
-                law = find_violation(part.features, calibration, name, values)
-            if law:
-                lines[name] = line_of(part, name, Violation(begin + law.row, law.what))
+                violation = find_violation(part.features, calibration, name, values)
+            if violation:
+                lines[name] = line_of(part, name, Violation(begin + violation.row, violation.what))
                 break
     return lines
 
 
-def line_of(part: PartReader, name: str, law: Violation) -> str:
-    """Describe a violation with its place in the part; `law.row` is a row of the array `name`."""
-    row, start = law.row, part.token_start
+def line_of(part: PartReader, name: str, violation: Violation) -> str:
+    """Describe a violation, in a row of the array `name`, with its place in the part."""
+    row, start = violation.row, part.token_start
     if name in (CONTEXT, "sequence/label", f"{EMBEDDING}/values", f"{EMBEDDING}/scale") or (
         part.features.task and name.endswith("/classes/values")
     ):
-        return f"{name} {law.what} (sequence {row} of the part)"
+        return f"{name} {violation.what} (sequence {row} of the part)"
     if name.endswith("/logits/distinct"):
-        return f"{name} {law.what} (entry {row})"
+        return f"{name} {violation.what} (entry {row})"
     if part.array(name).shape[0] == part.part.counts.squares and "/attention/" in name:
         sequence = int(np.searchsorted(part.square_start, row, "right")) - 1
         row = int(start[sequence]) + (row - int(part.square_start[sequence])) // int(
@@ -122,7 +122,7 @@ def line_of(part: PartReader, name: str, law: Violation) -> str:
         view = int(name.split("/")[0].removeprefix("view"))
         draws = part.draw_start(view, 0, part.part.counts.tokens)
         row = max(0, int(np.searchsorted(draws, row, "right")) - 1)
-    return line_of_token(part, name, row, law.what)
+    return line_of_token(part, name, row, violation.what)
 
 
 def line_of_token(part: PartReader, name: str, row: int, what: str) -> str:
@@ -149,11 +149,11 @@ def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
     edges, reported = [*firsts.tolist(), part.part.counts.sequences], set[str]()
     for view in range(part.features.views):
         for first, last in pairwise(edges):
-            for name, law in _joint(part, view, names, first, last):
+            for name, violation in _joint(part, view, names, first, last):
                 if name not in reported:
                     reported.add(name)
-                    row = int(part.token_start[first]) + law.row
-                    yield line_of_token(part, law.leaf_of(name), row, law.what)
+                    row = int(part.token_start[first]) + violation.row
+                    yield line_of_token(part, violation.leaf_of(name), row, violation.what)
 
 
 def _joint(

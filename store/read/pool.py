@@ -280,16 +280,16 @@ class Pool:
             return
         arrays |= {f"view{self.view}/logits/{key}": values for key, values in self.draws.items()}
         for name, values in arrays.items():
-            if law := find_violation(self.features, calibration, name, values):
-                part, line = self._locate(name, law)
+            if violation := find_violation(self.features, calibration, name, values):
+                part, line = self._locate(name, violation)
                 raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
         seen[sequences] = True
 
-    def _locate(self, name: str, law: Violation) -> tuple[PartReader, str]:
+    def _locate(self, name: str, violation: Violation) -> tuple[PartReader, str]:
         """Return the part with a violation, and a line that describes the violation and its
         place."""
         draws = self.draw_start if name.endswith(("/logits/ids", "/logits/counts")) else None
-        row, excerpt = law.row, self.excerpt(name) if draws is None else self.ragged
+        row, excerpt = violation.row, self.excerpt(name) if draws is None else self.ragged
         if draws is not None:
             row = int(np.searchsorted(draws, row, "right")) - 1  # of the draw's token
         edges, begin = self._starts(excerpt, name), 0
@@ -298,8 +298,8 @@ class Pool:
             if sequence < begin + last - first:
                 row += int(self._starts(part, name)[first + sequence - begin] - edges[sequence])
                 if draws is not None:
-                    return part, line_of_token(part, name, row, law.what)
-                return part, line_of(part, name, law._replace(row=row))
+                    return part, line_of_token(part, name, row, violation.what)
+                return part, line_of(part, name, violation._replace(row=row))
             begin += last - first
         raise AssertionError(name)
 

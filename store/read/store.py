@@ -184,10 +184,9 @@ class FeatureStore(Sequence[Record]):
         begin = f"{group}/"
         return tuple(n.removeprefix(begin) for n in self.manifest.arrays if n.startswith(begin))
 
-    def part(self, place: int) -> PartReader:
-        """Open the part with index `place` in the manifest. A part's number may differ from its
-        index."""
-        return self._index.part(place)
+    def part(self, index: int) -> PartReader:
+        """Open the part at `index` in the manifest; its number may differ from the index."""
+        return self._index.part(index)
 
     def cache_arrays(self, chosen: Callable[[str], bool] | None) -> None:
         """Choose the arrays of parts, by path, to cache in memory after their first use.

@@ -105,21 +105,21 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
 
 
 def take_part(
-    writer: StoreWriter, number: int, store: FeatureStore, place: int, chosen: Array | None
+    writer: StoreWriter, number: int, store: FeatureStore, index: int, chosen: Array | None
 ) -> None:
-    """Publish part `place` of `store` as part `number`, unless it is published.
+    """Publish part `index` of `store` as part `number`, unless it is published.
 
-    place: index of the part in the manifest of `store`. chosen: bool [n], the sequences to copy;
+    index: of the part in the manifest of `store`. chosen: bool [n], the sequences to copy;
         None for all. A whole part of a Zarr folder on the same disk is hard-linked, and its values
         are not read. Raises StoreError for an array that does not match its checksum.
     """
     if number in writer.published:
         return
     if chosen is None and writer.adopts(store):
-        writer.adopt_part(number, store, place)
+        writer.adopt_part(number, store, index)
         return
     with store.watch.reporting_changes():
-        contents = contents_of(store.part(place), chosen)
+        contents = contents_of(store.part(index), chosen)
     writer.write_part(number, *contents)
 
 
@@ -159,44 +159,44 @@ def begin_copy(
 
 
 def copy_part(
-    writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
+    writer: StoreWriter, number: int, store: FeatureStore, index: int, target: FeatureStore,
     documents: int,
 ) -> None:  # fmt: skip
-    """Publish the part at `place` of `store` as part `number`, in the codec of `writer`.
+    """Publish the part at `index` of `store` as part `number`, in the codec of `writer`.
 
     States are encoded with the calibration of `target`, and document numbers are raised by
     `documents`. A part that was published before a stop is compared instead. Raises UserError if it
     came from another source, StoreError if an array of the source does not match its checksum.
     """
     if number in writer.published:
-        _check_copied(writer, number, store, place, target, documents)
+        _check_copied(writer, number, store, index, target, documents)
         return
     with store.watch.reporting_changes():
         # This compares each array with its checksum: the new checksums would hide any damage.
-        _, arrays = contents_of(store.part(place))
+        _, arrays = contents_of(store.part(index))
         # Encoding would turn NaN into an ordinary number, and a wrong place into an ordinary id.
         ranked = store.features.logits != writer.features.logits
         if ranked or not _is_plain(writer, store, target):
-            check_values(store.part(place), store.calibration)
+            check_values(store.part(index), store.calibration)
     arrays[DOCUMENT] = arrays[DOCUMENT] + documents
     try:
         recoded = recode_part(
             arrays, store.features, writer.features, store.calibration, target.calibration
         )
     except StoreError as error:
-        raise StoreError(f"{store.part(place).where}: {error}") from None
+        raise StoreError(f"{store.part(index).where}: {error}") from None
     writer.write_part(number, _counts(writer.features, recoded), recoded)
 
 
 def _check_copied(
-    writer: StoreWriter, number: int, store: FeatureStore, place: int, target: FeatureStore,
+    writer: StoreWriter, number: int, store: FeatureStore, index: int, target: FeatureStore,
     documents: int,
 ) -> None:  # fmt: skip
     """Compare checksums of a published part with its source, except for arrays that were encoded
     again."""
     # Stores of equal identity may have unequal parts: a merge leaves out the arguments that differ,
     # and a GPU may have rounded otherwise.
-    published, part = writer.published_part(number).arrays, store.part(place)
+    published, part = writer.published_part(number).arrays, store.part(index)
     expected = {name: entry.sha256 for name, entry in part.part.arrays.items()}
     expected[DOCUMENT] = digest(part.document + documents)
     plain = _is_plain(writer, store, target)

@@ -61,7 +61,7 @@ class Report:
     parts: int
     arrays: int = 0
     bytes: int = 0
-    found: list[Problem] = field(default_factory=list)
+    damage: list[Problem] = field(default_factory=list)
     unknown_flaws: list[Flaw] = field(default_factory=list)
     quarantine: Path | None = None
     undo: str = ""
@@ -70,12 +70,12 @@ class Report:
     def take(self, other: Report) -> None:
         """Add the counts and problems of another report."""
         self.arrays, self.bytes = self.arrays + other.arrays, self.bytes + other.bytes
-        self.found += other.found
+        self.damage += other.damage
         self.unknown_flaws += other.unknown_flaws
 
     @property
     def problems(self) -> list[str]:
-        return [problem.line for problem in self.found]
+        return [problem.line for problem in self.damage]
 
     @property
     def unknown(self) -> list[str]:
@@ -84,11 +84,11 @@ class Report:
     def damaged_parts(self) -> set[int]:
         """Return the numbers of the parts that have lost values, which nothing else in the store
         holds."""
-        return {p.part for p in self.found if p.part is not None and p.group is None}
+        return {p.part for p in self.damage if p.part is not None and p.group is None}
 
     def lost_outside(self) -> set[str]:
         """Return the paths of the arrays outside the parts that are lost."""
-        return {p.array for p in self.found if p.part is None and p.array is not None}
+        return {p.array for p in self.damage if p.part is None and p.array is not None}
 
     def facts(self, path: str) -> dict[str, Any]:
         """Return the result as JSON."""
@@ -131,14 +131,14 @@ class DamagedStore:
     """Reads a store that may be damaged. Its calibration is not read.
 
     attributes: the root attributes, derived from the rest of the store if they were lost.
-    found: the problems that a normal reader would raise.
+    damage: the problems that a normal reader would raise.
     manifest, checksum: the manifest and the checksum of the sealed store, if known; a derived
         manifest that matches one of them equals the lost one.
     """
 
     store: FeatureStore
     attributes: dict[str, Any]
-    found: list[Problem]
+    damage: list[Problem]
     manifest: bytes | None = None
     checksum: str | None = None
 

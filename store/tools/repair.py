@@ -70,7 +70,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
             staging.clean()
         opened = _opened(staging)
         report = verify_opened(opened, progress)
-        for problem in report.found:
+        for problem in report.damage:
             # The checksum of a wrong value is right: making the part again gives the same bytes.
             if (problem.part, problem.array, problem.group) == (None, None, None):
                 raise _hopeless(staging, problem.line, opened.store.identity)
@@ -79,7 +79,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
         # Another process may have taken the lease over during the verification.
         lease.check()
         sealed = opened.sealed
-        if report.found:
+        if report.damage:
             sealed = _remove_damaged(staging, opened, report, lease)
         report.advice = _advice(opened, report, sound, sealed)
         return sound, report
@@ -122,7 +122,7 @@ def _remove_damaged(
     opened.store.close()
     if unsealing.quarantine.used:
         report.quarantine, report.undo = unsealing.quarantine.path, unsealing.quarantine.undo()
-    lacking = report.lost_outside() or any(p.part is not None for p in report.found if not p.group)
+    lacking = report.lost_outside() or any(p.part is not None for p in report.damage if not p.group)
     if lacking or not opened.sealed:
         return False
     staging.mark = lease.token
@@ -149,9 +149,9 @@ def unsealed(attributes: Mapping[str, Any], arrays: Mapping[str, Entry]) -> dict
 def _advice(opened: DamagedStore, report: Report, sound: int, sealed: bool) -> str:
     """Describe in one line what was done and what to do next; "" if the store was sound."""
     lines, what = [], making_command(opened.store.identity)
-    if sealed and report.found:
+    if sealed and report.damage:
         lines.append("repaired: everything damaged could be derived from the rest of the store")
-    elif not sealed and report.found:
+    elif not sealed and report.damage:
         lines.append(
             f"{counted(sound, 'sound part')} left; repeat the command that made the store ({what}):"
             " it writes only what is missing"
@@ -196,7 +196,7 @@ class Unsealing:
         staging.parts.mkdir(exist_ok=True)
         for number in sorted(staging.published() - {part.number for part in self.parts}):
             self.quarantine.move(staging.parts / f"{number}.h5")
-        altered = {problem.part for problem in self.report.found}
+        altered = {problem.part for problem in self.report.damage}
         # Parts first: until they are written, the sealed file alone has them.
         for part in self.parts:
             if sealed or part.number in altered:
@@ -227,7 +227,7 @@ class Unsealing:
         """Return the attributes of the groups to write again: all outside the parts, and in sound
         parts the groups that have a problem."""
         groups: dict[str, dict[str, Any]] = {g: {} for g in groups_of(self.outside) - {""}}
-        reported = {problem.group for problem in self.report.found}
+        reported = {problem.group for problem in self.report.damage}
         for part in self.parts:
             prefix = f"parts/{part.number}"
             inner = groups_of((f"{prefix}/{name}" for name in part.arrays), prefix) - {prefix}

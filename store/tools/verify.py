@@ -69,11 +69,11 @@ def verify_opened(opened: DamagedStore, progress: Progress) -> Report:
     """Check a store that may be damaged as `verify` does, and close it."""
     report = verify_store(opened.store, progress)
     # Behind a URL only if something looks damaged: the check is a request there.
-    if not opened.found and (report.found or not opened.store.source.remote):
+    if not opened.damage and (report.damage or not opened.store.source.remote):
         opened.store.watch.check()  # files replaced by another process are not damage
-    if opened.found:  # these include the problems of root and manifest
-        rest = [problem for problem in report.found if problem.group not in ("", "manifest")]
-        report.found = opened.found + rest
+    if opened.damage:  # these include the problems of root and manifest
+        rest = [problem for problem in report.damage if problem.group not in ("", "manifest")]
+        report.damage = opened.damage + rest
         if opened.attributes["version"] > 1:  # without the manifest its index has no use
             report.unknown_flaws = [
                 flaw for flaw in report.unknown_flaws if flaw.path.split("/")[0] != INDEX
@@ -102,7 +102,7 @@ def verify_store(store: FeatureStore, progress: Progress = lambda items, unit: i
             for _, part_report in zip(progress(range(count), "part"), reports, strict=True):
                 report.take(part_report)
             _add_flaws(report, flaws.result(), set(names))
-            report.found += [*_broken_outside(store, report), *_broken_tokens(store, report)]
+            report.damage += [*_broken_outside(store, report), *_broken_tokens(store, report)]
             report.unknown_flaws.sort(key=lambda flaw: flaw.path)
         except BaseException:  # on Ctrl-C, do not wait for queued parts
             threads.shutdown(cancel_futures=True)
@@ -117,7 +117,7 @@ def _check_outside(store: FeatureStore, report: Report, threads: ThreadPoolExecu
     read = threads.map(lambda item: _check_with_retries(store, *item), listed)
     for (name, _), checked in zip(listed, read, strict=True):
         _record_array(report, name, *checked)
-    report.found += _check_groups(store, groups_of(name for name, _ in listed) - {""})
+    report.damage += _check_groups(store, groups_of(name for name, _ in listed) - {""})
 
 
 def _verify_part(
@@ -128,14 +128,14 @@ def _verify_part(
     part, report = store.manifest.parts[index], Report(1)
     if part.number in missing:
         line = f"part {part.number}: cannot be opened: it is missing"
-        report.found.append(Problem(line, part.number))
+        report.damage.append(Problem(line, part.number))
         return report
     prefix = f"parts/{part.number}"
-    report.found += _altered_attributes(store, shapes, part)
+    report.damage += _altered_attributes(store, shapes, part)
     names = [f"{prefix}/{name}" for name in part.arrays]
     for name, entry in zip(names, part.arrays.values(), strict=True):
         _record_array(report, name, *_check_with_retries(store, name, entry))
-    report.found += _check_groups(store, groups_of(names, prefix) - {prefix})
+    report.damage += _check_groups(store, groups_of(names, prefix) - {prefix})
     _add_flaws(report, _container_flaws(store, names, prefix), set(names))
     # The laws read the arrays again, so a damaged one would be reported twice.
     if not report.damaged_parts():
@@ -143,7 +143,7 @@ def _verify_part(
             lines = check_part(store.part(index), calibration)
         except StoreError as error:
             lines = [str(error)]
-        report.found += [Problem(line, part.number) for line in lines]
+        report.damage += [Problem(line, part.number) for line in lines]
     return report
 
 
@@ -153,7 +153,7 @@ def _record_array(report: Report, name: str, problem: str | None, size: int) -> 
     if problem:
         _, number, array = name.split("/", 2) if name.startswith("parts/") else ("", "", "")
         subject = f"part {number}: array {array}" if number else f"array {name}"
-        report.found.append(_problem(f"{subject} {problem}", name, is_array=True))
+        report.damage.append(_problem(f"{subject} {problem}", name, is_array=True))
 
 
 def _check_with_retries(store: FeatureStore, name: str, entry: Entry) -> tuple[str | None, int]:
@@ -204,7 +204,7 @@ def _missing_parts(store: FeatureStore, report: Report) -> set[int]:
                 missing -= {part_number(name) for name in store.source.members("parts")}
             except StoreError as error:
                 line = f"group parts: {without_remedy(error)}"
-                report.found.append(Problem(line, group="parts"))
+                report.damage.append(Problem(line, group="parts"))
                 break
     return missing
 
@@ -250,12 +250,12 @@ def _container_flaws(
 def _add_flaws(report: Report, flaws: list[Flaw], arrays: set[str]) -> None:
     """Add flaws of the container to the report, except for lost arrays and groups with unreadable
     metadata, which were reported already."""
-    reported = {problem.group for problem in report.found}
+    reported = {problem.group for problem in report.damage}
     for flaw in flaws:
         if flaw.unknown:
             report.unknown_flaws.append(flaw)
         elif flaw.path not in reported and not (flaw.explained_by_unknown and report.unknown_flaws):
-            report.found.append(_problem(flaw.line, flaw.path, flaw.path in arrays))
+            report.damage.append(_problem(flaw.line, flaw.path, flaw.path in arrays))
 
 
 def _problem(line: str, path: str, is_array: bool) -> Problem:
@@ -311,5 +311,5 @@ def _calibration(store: FeatureStore, report: Report) -> Calibration:
                 calibration[name] = store.read_calibration(name)
             except StoreError as error:
                 line = without_remedy(error).removeprefix(f"{store.path}: ")
-                report.found.append(Problem(line))
+                report.damage.append(Problem(line))
     return calibration

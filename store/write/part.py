@@ -107,10 +107,10 @@ class PartWriter:
                 f"{name} {what}; {remedy}"
             )
 
-    def _check_law(self, name: str, rows: Array, law: Violation | None) -> None:
-        """Raise StoreError if a law is broken at the row `law.row` of `rows`."""
-        if law is not None:
-            self._check(name, rows[[law.row]], np.ones(1, bool), law.what)
+    def _check_law(self, name: str, rows: Array, violation: Violation | None) -> None:
+        """Raise StoreError if a law is broken at the row `violation.row` of `rows`."""
+        if violation is not None:
+            self._check(name, rows[[violation.row]], np.ones(1, bool), violation.what)
 
     def _check_logs(self, name: str, rows: Array, logs: Array) -> None:
         """Raise StoreError for values that are not log-probabilities."""

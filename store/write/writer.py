@@ -207,15 +207,15 @@ class StoreWriter:
         local = isinstance(self._staging, ZarrStaging) and isinstance(store.source, ZarrSource)
         return local and not store.source.remote and store.features == self.features
 
-    def adopt_part(self, number: int, store: FeatureStore, place: int) -> None:
-        """Publish part `place` of a store, for which `adopts` is true, as part `number`.
+    def adopt_part(self, number: int, store: FeatureStore, index: int) -> None:
+        """Publish part `index` of a store, for which `adopts` is true, as part `number`.
 
-        place: index of the part in that store's manifest. The part's files become hard links to the
+        index: of the part in that store's manifest. The part's files become hard links to the
             files of that store, or copies if the disk has no links; their bytes are not read.
             Raises StoreError if a file is missing, or does not match the manifest.
         """
         assert isinstance(self._staging, ZarrStaging)
-        reader = store.part(place)
+        reader = store.part(index)
         for name in reader.names():
             reader.array(name)
         part = replace(reader.part, number=number)

@@ -57,14 +57,16 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
     return template_with_first_token(template, tokenizer, str(store.path), teacher_bos or "")
 
 
-def template_with_first_token(template: str, tokenizer: Any, where: str, theirs: str = "") -> str:
+def template_with_first_token(
+    template: str, tokenizer: Any, where: str, template_bos: str = ""
+) -> str:
     """Return a template that begins with the token which a tokenizer puts in front of each text;
     see `with_first_token`. `where` has the template, for messages."""
     if not own_bos(tokenizer):
         return template
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     begin = _begin_of_chat(template, json.dumps(specials), where)
-    return template if begin is None else with_first_token(template, tokenizer, begin, theirs)
+    return template if begin is None else with_first_token(template, tokenizer, begin, template_bos)
 
 
 @lru_cache(8)  # each store of a training is looked at several times

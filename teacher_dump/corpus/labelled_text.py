@@ -251,11 +251,11 @@ def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
     return Gold(tags=tuple(words_in(text, annotation.spans, where)))
 
 
-def several_labels(found: Sequence[object], where: object) -> CorpusError:
+def several_labels(labels: Sequence[object], where: object) -> CorpusError:
     """Return the error for a text with several labels."""
     return CorpusError(
-        f"{where}: {len(found)} labels of one text, {list(found)!r:.60}, expected one; choose one,"
-        " or write a file for each label with yes and no as labels"
+        f"{where}: {len(labels)} labels of one text, {list(labels)!r:.60}, expected one; choose"
+        " one, or write a file for each label with yes and no as labels"
     )
 
 

@@ -74,14 +74,14 @@ def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     return spans
 
 
-def as_tags(length: int, found: Iterable[tuple[int, int, str]], scheme: str) -> list[str]:
+def as_tags(length: int, spans: Iterable[tuple[int, int, str]], scheme: str) -> list[str]:
     """Return the tags of a sentence of `length` words, in IOB2 or in a scheme of LAST_AND_SINGLE.
 
-    found: its entities, as `entities` returns them.
+    spans: its entities, as `entities` returns them.
     """
     last, single = LAST_AND_SINGLE.get(scheme, (OTHER, FIRST))
     tags = [OUTSIDE] * length
-    for begin, end, kind in found:
+    for begin, end, kind in spans:
         marks = [FIRST, *[OTHER] * (end - begin - 2), last] if end - begin > 1 else [single]
         tags[begin:end] = [mark + kind for mark in marks]
     return tags

@@ -325,10 +325,10 @@ def check_finished(
         ) from error
 
 
-def check_same_dump(out: Path | str, found: Iterable[tuple[str, str, str]]) -> None:
-    """Raise UserError if the finished store at `out` was made with other arguments; `found` is the
-    result of `differences`."""
-    changes = list(found)
+def check_same_dump(out: Path | str, changes: Iterable[tuple[str, str, str]]) -> None:
+    """Raise UserError if the finished store at `out` was made with other arguments. `changes` is
+    the result of `differences`."""
+    changes = list(changes)
     differ = described(changes)
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.

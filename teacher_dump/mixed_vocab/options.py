@@ -215,10 +215,10 @@ class MixedVocabOptions:
         return out.with_name(f"{out.name}.mixed-vocab")
 
 
-def check_width(width: int, theirs: int, teacher: str) -> None:
-    """Raise UserError if the student's embeddings are larger than the teacher's (size `theirs`)."""
-    if width > theirs:
+def check_width(width: int, teacher_width: int, teacher: str) -> None:
+    """Raise UserError if the student's embeddings are larger than the teacher's."""
+    if width > teacher_width:
         raise UserError(
             f"--width {width}: the student's embeddings are projected up to the size of the"
-            f" teacher's, which is {theirs} in {teacher}; choose 1 to {theirs}"
+            f" teacher's, which is {teacher_width} in {teacher}; choose 1 to {teacher_width}"
         )

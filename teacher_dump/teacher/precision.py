@@ -49,14 +49,14 @@ def load_fastest(
 
 
 def deviations(
-    expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
+    expected: dict[str, torch.Tensor], actual: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """Return for each output [N,C] the root mean square of the differences, in standard deviations
     of its channels. Constant channels are left out."""
     errors = {}
     for name, values in expected.items():
         scale = values.std(0, correction=0)
-        changes = ((found[name] - values) / scale)[:, scale > 0]
+        changes = ((actual[name] - values) / scale)[:, scale > 0]
         errors[name] = float(changes.square().mean().sqrt()) if changes.numel() else 0.0
     return errors
 

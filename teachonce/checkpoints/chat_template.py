@@ -123,16 +123,16 @@ def begin_of_chat(template: str, specials: dict[str, Any]) -> str:
     return str(rendered[0][0])[:LONGEST]
 
 
-def with_first_token(template: str, tokenizer: Any, begin: str, theirs: str = "") -> str:
+def with_first_token(template: str, tokenizer: Any, begin: str, template_bos: str = "") -> str:
     """Return a template that begins with the token that a tokenizer puts in front of each text,
     because `apply_chat_template` adds none.
 
     begin: what the template writes first for this tokenizer.
-    theirs: the bos token with which the template begins for its own tokenizer, if it has one.
+    template_bos: the bos token with which the template begins for its own tokenizer, if it has one.
     """
     if not (bos := own_bos(tokenizer)) or begin.startswith(bos):
         return template
-    if theirs and begin.startswith(theirs):  # which the dump took out of the text
-        rest = f"chat[{len(theirs)}:]"
+    if template_bos and begin.startswith(template_bos):  # which the dump took out of the text
+        rest = f"chat[{len(template_bos)}:]"
         return f"{{% set chat %}}{template}{{% endset %}}{{{{ bos_token + {rest} }}}}"
     return "{{ bos_token }}" + template

@@ -56,7 +56,7 @@ class ExportCheck:
     share: given an export's `Runner`, returns its score as a share of the student's, or the
         agreement of their outputs; 1 is full agreement.
     score: given a `Runner`, returns its task score; None if no task is scored.
-    own: the student's own score; None if no task is scored.
+    student_score: the student's own score; None if no task is scored.
     unit: of `score`; "" for a share, which is printed in percent.
     texts: texts whose token ids are also compared, if a format has a tokenizer of its own.
     """
@@ -64,13 +64,13 @@ class ExportCheck:
     measure: str
     share: Callable[[Runner], float]
     score: Callable[[Runner], float] | None = None
-    own: float | None = None
+    student_score: float | None = None
     unit: str = ""
     texts: Sequence[str] = ()
 
     def describe(self, share: float) -> str:
         """Return a share with its meaning: a share of a score is no agreement, and may exceed 1."""
-        if self.own is not None and not self.unit:
+        if self.student_score is not None and not self.unit:
             return f"{100 * share:.2f} % of the student's score ({self.measure})"
         return f"agreement {100 * share:.2f} % ({self.measure})"
 

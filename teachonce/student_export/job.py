@@ -170,7 +170,9 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         exports = [_exported(student, check, name, options, folder, say) for name in options.to]
         say("the student is timed")
         costs = _costs(student, None, options.folder)
-        student_row = Exported(STUDENT, check.measure, 1.0, check.own, costs, unit=check.unit)
+        student_row = Exported(
+            STUDENT, check.measure, 1.0, check.student_score, costs, unit=check.unit
+        )
         write_tokenizer(student, folder)
         write_metadata(student, exports, folder)
         write_modules(student, folder)

@@ -78,10 +78,10 @@ NOUNS = {
 GROUPS = ("identity.arguments.", "identity.", "arguments.", "features.")
 
 
-def described(found: Iterable[tuple[str, str, str]]) -> list[str]:
+def described(changes: Iterable[tuple[str, str, str]]) -> list[str]:
     """Describe `differences` of a store's identity and features: "--views is A in the store and B
     now". A value in both identity and features is listed once."""
-    lines = (f"{_readable(key)} is {old} in the store and {new} now" for key, old, new in found)
+    lines = (f"{_readable(key)} is {old} in the store and {new} now" for key, old, new in changes)
     return list(dict.fromkeys(lines))
 
 
@@ -106,13 +106,15 @@ def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} was {then.get(key)} and is {now[key]}" for key in keys)
 
 
-def check_same(path: Path | str, found: Iterable[tuple[str, str, str]], versions: str = "") -> None:
+def check_same(
+    path: Path | str, changes: Iterable[tuple[str, str, str]], versions: str = ""
+) -> None:
     """Raise UserError if the unfinished store at `path` was started with other arguments.
 
-    found: the result of `differences`. versions: libraries that changed since then, which may be
+    changes: the result of `differences`. versions: libraries that changed since then, which may be
         the cause.
     """
-    differ = described(found)
+    differ = described(changes)
     if differ:
         also = f", and the same versions ({versions})" if versions else ""
         raise UserError(

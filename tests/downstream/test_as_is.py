@@ -245,7 +245,7 @@ def test_a_reranker_is_scored_by_its_activation(tiny_teacher: Teacher, tmp_path:
     found = scored("pair", folder, test, tmp_path / "out")["mean"]["test"]
     assert found["pearson"] == pytest.approx(1, abs=1e-6)
     check = export_check(load_student(folder), test)
-    assert check.own == pytest.approx(1, abs=1e-6)
+    assert check.student_score == pytest.approx(1, abs=1e-6)
     assert np.ptp(scores) > 0.1
     changed(folder, SETTINGS, activation_fn="torch.nn.modules.linear.Linear")
     line = refused(

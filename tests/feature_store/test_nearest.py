@@ -36,18 +36,18 @@ def test_they_are_those_of_all_pairs(tmp_path: Path, store: Path, kind: str) -> 
     for number in (17, 3):
         cosines = vectors @ vectors[number]
         order = [each for each in np.argsort(-cosines) if each != number][:COUNT]
-        assert [other for other, _ in found.found[number]] == order
-        assert [c for _, c in found.found[number]] == pytest.approx(cosines[order], abs=1e-4)
+        assert [other for other, _ in found.neighbours[number]] == order
+        assert [c for _, c in found.neighbours[number]] == pytest.approx(cosines[order], abs=1e-4)
 
 
 def test_a_large_store_is_sampled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STATES", 1)
     found = nearest(open_store(store), [17])
     assert found.among is not None and found.among.summary == "12 of 24 sequences, spread evenly"
-    assert {other for other, _ in found.found[17]} <= set(range(12))
+    assert {other for other, _ in found.neighbours[17]} <= set(range(12))
 
 
 def test_a_store_may_have_no_vectors(tmp_path: Path) -> None:
     make_store(tmp_path / "a.zarr", replace(features_of(), hidden=(), attention=()), parts=1)
     found = nearest(open_store(tmp_path / "a.zarr"), [0])
-    assert found.found == {} and "neither vectors of texts nor hidden states" in found.about
+    assert found.neighbours == {} and "neither vectors of texts nor hidden states" in found.about

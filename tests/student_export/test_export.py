@@ -336,7 +336,7 @@ def test_columns_of_a_check_have_the_names_that_are_given(
     student = load_student(folder)
     sentence = [word["tag"] for word in json.loads(predicted(folder, "the old lamp")[0])["words"]]
     path.write_text(json.dumps({"w": ["the", "old", "lamp"], "t": sentence}) + "\n")
-    assert export_check(student, path, {"text": "w", "label": "t"}).own == 1
+    assert export_check(student, path, {"text": "w", "label": "t"}).student_score == 1
     line = refused(*words, "--check", path)
     assert "--text-column" in line
     result = run(*words, "--check", path, *named)

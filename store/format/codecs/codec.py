@@ -85,11 +85,11 @@ class Codec(ABC):
         stored: the encoded arrays; some codecs give a tighter bound with them.
         """
 
-    def unlike(self, found: Mapping[str, Any]) -> list[str]:
-        """Return the keys of the description `found` that would change how arrays are decoded."""
+    def unlike(self, other: Mapping[str, Any]) -> list[str]:
+        """Return the keys of the description `other` that would change how arrays are decoded."""
         # Only these keys: writers may word the others differently (FORMAT.md, section 7).
         expected = self.description
-        return [key for key in ("encoding", *self.binds) if found.get(key) != expected[key]]
+        return [key for key in ("encoding", *self.binds) if other.get(key) != expected[key]]
 
 
 class Elementwise(Codec):
@@ -148,10 +148,10 @@ class HiddenCodec:
         """Return the codec's description, with the formula of the normalisation."""
         return self.codec.description | ({"normalised": NORMALISED} if self.normalised else {})
 
-    def unlike(self, found: Mapping[str, Any]) -> list[str]:
+    def unlike(self, other: Mapping[str, Any]) -> list[str]:
         """See `Codec.unlike`. Only the presence of `normalised` matters, not its text."""
-        differs = bool(found.get("normalised")) != self.normalised
-        return self.codec.unlike(found) + ["normalised"] * differs
+        differs = bool(other.get("normalised")) != self.normalised
+        return self.codec.unlike(other) + ["normalised"] * differs
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
         """Return the error bound of `values`, which are normalised; see `Codec.bound`."""

@@ -22,13 +22,13 @@ BATCH_TOKENS = 2**15
 class Nearest:
     """Lists the nearest sequences of some sequences.
 
-    about: which vectors were compared, as text. among: the sample that was searched. found: for
-        each sequence its nearest sequences and their cosines, the nearest first.
+    about: which vectors were compared, as text. among: the sample that was searched.
+    neighbours: for each sequence its nearest sequences and their cosines, the nearest first.
     """
 
     about: str
     among: SpreadSample | None = None
-    found: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    neighbours: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
 def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:

@@ -131,7 +131,7 @@ def _student_rows(side: Sequence[TokenRow]) -> Iterator[tuple[str, ...]]:
 def _neighbours(
     store: FeatureStore, near: Nearest, number: int
 ) -> Iterator[tuple[int, float, str]]:
-    for other, cosine in near.found[number]:
+    for other, cosine in near.neighbours[number]:
         text = " | ".join(store[other].texts)
         yield other, cosine, text[:LONGEST] + ("…" if len(text) > LONGEST else "")
 
