@@ -23,9 +23,9 @@ from teachonce.support.arrays import Array, begins, ranges, starts
 
 # Asking the disk for 64 tiny parts takes longer than waiting for them.
 FEW_TOKENS = 65_536
-# At 100 ms of latency the reader has 50 % of a cold disk's speed; with 32, and with less requested
-# by name, it had 39 %.
-AT_ONCE = 64  # concurrent reads over a network
+# The first pool of a store with logits, states and maps has about 120 arrays in 8 parts; with 64
+# threads, opening them took two round trips.
+AT_ONCE = 256  # threads that wait for the network
 DECODERS = 2  # threads that decode: more would only wait for one another
 RAGGED_BYTES = 64  # upper estimate for the masked words and draws of a token
 

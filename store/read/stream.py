@@ -241,15 +241,14 @@ class Streamer:
         free = [Buffers(), Buffers()]
         requested: deque[tuple[PoolBatches, Future[None]]] = deque()
 
-        def ask() -> None:
-            while sum(pool.nbytes for (pool, _), _ in requested) < AHEAD:
-                if (current := next(pools, None)) is None:
-                    return
+        def request_next() -> bool:
+            """Request the next pool; return whether there is one."""
+            if current := next(pools, None):
                 requested.append((current, asking.submit(current[0].prefetch)))
+            return current is not None
 
         def start_next() -> tuple[PoolBatches, Future[None]] | None:
-            ask()
-            if not requested:
+            if not requested and not request_next():
                 return None
             (current, asking_it), buffers = requested.popleft(), free.pop(0)
             free.append(buffers)  # batches of the previous pool still use the other buffers
@@ -259,10 +258,7 @@ class Streamer:
                 current[0].read(buffers)
                 current[0].check_values(self._calibration, self._lawful)
 
-            future = reading.submit(read)
-            # Again, because the pool that is being read no longer counts towards AHEAD.
-            ask()
-            return current, future
+            return current, reading.submit(read)
 
         try:
             following = start_next()
@@ -270,6 +266,10 @@ class Streamer:
                 current, future = following
                 future.result()
                 following = start_next()
+                # Not before the first pool is read: it would share the network with later ones, and
+                # the first batch took a tenth longer.
+                while sum(pool.nbytes for (pool, _), _ in requested) < AHEAD and request_next():
+                    pass
                 yield current
         finally:  # a thread may still write into the buffers, so they are not reused
             for threads in (asking, reading):

@@ -10,6 +10,7 @@ import pytest
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import StoreError, StoreWriter, Unreachable, UserError, open_store
+from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.tools.copy import upload
 from teachonce.store.tools.verify import verify
 from tests.end_to_end.support import ok, refused
@@ -49,6 +50,34 @@ def test_reading_and_verifying_from_memory(made: Made, memory: Any) -> None:
     memory.rm("/held/a.zarr/parts/1/token/id/c/0")
     found = "\n".join(verify("memory://held/a.zarr").problems)
     assert "part 1: array token/id cannot be read" in found
+
+
+def test_later_pools_are_requested_when_the_first_is_read(
+    made: Made, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, events = made("zarr")[0], list[str]()
+    prefetch, read = Pool.prefetch, Pool.read
+
+    def logged_prefetch(self: Pool) -> None:
+        events.append("requested")
+        prefetch(self)
+
+    def logged_read(self: Pool, buffers: Buffers) -> None:
+        read(self, buffers)
+        events.append("read")
+
+    def order(address: str | Path) -> list[list[int]]:
+        with open_store(address) as fs:
+            stream = fs.stream(1, blocks=fs.blocks(64), pool_blocks=1)
+            return [batch.index.tolist() for batch in stream]
+
+    near = order(path)
+    upload(path, "memory://pools/a.zarr")
+    monkeypatch.setattr(Pool, "prefetch", logged_prefetch)
+    monkeypatch.setattr(Pool, "read", logged_read)
+    assert order("memory://pools/a.zarr") == near
+    assert events[:2] == ["requested", "read"]
+    assert events.count("requested") == events.count("read") > 2
 
 
 def test_a_server_that_lists_nothing(
