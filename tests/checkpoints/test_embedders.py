@@ -20,12 +20,11 @@ from teachonce.checkpoints.fields import CONFIG, MODULES, SETTINGS
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.tasks.test_sts import alike
 from tests.downstream.test_as_is import refused, scored
+from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed, dense, modules, normalize, pooling
 
-Teacher = Callable[..., Path]
 
-
-def static(make_tokenizer: Callable[[str], object], folder: Path) -> Path:
+def static(make_tokenizer: Tokenizers, folder: Path) -> Path:
     """Save word vectors with their mean, without a transformer."""
     tokenizer = make_tokenizer("wordpiece").backend_tokenizer  # type: ignore[attr-defined]
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
@@ -35,7 +34,7 @@ def static(make_tokenizer: Callable[[str], object], folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["modules", "static"])
 def test_a_folder_is_scored_by_its_own_modules(
-    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], object], tmp_path: Path
+    kind: str, tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     folder, pairs = tmp_path / "model", alike(tmp_path / "test.tsv", 24, 0)
     if kind == "static":
@@ -57,7 +56,7 @@ def test_a_folder_is_scored_by_its_own_modules(
     assert found["spearman"] == pytest.approx(expected["spearman_cosine"], abs=1e-3)
 
 
-def test_loading_prints_nothing(tiny_teacher: Teacher, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_prints_nothing(tiny_teacher: Teachers, capfd: pytest.CaptureFixture[str]) -> None:
     """transformers would report the masked-LM head, which the embedder does not load."""
     folder = tiny_teacher("bert")
     capfd.readouterr()  # saving the teacher prints
@@ -102,7 +101,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", SPOILED)
 def test_what_cannot_be_scored_is_refused_in_a_line(
-    tiny_teacher: Teacher, tmp_path: Path, case: str
+    tiny_teacher: Teachers, tmp_path: Path, case: str
 ) -> None:
     spoil, line = SPOILED[case]
     folder = modules(pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "model")
@@ -144,7 +143,7 @@ def test_a_text_without_pieces_has_a_vector_in_half_precision_too(tmp_path: Path
 
 
 def test_a_folder_that_compares_by_dot_products_is_scored_by_cosines(
-    make_tokenizer: Callable[[str], object], tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     folder, test = static(make_tokenizer, tmp_path / "model"), alike(tmp_path / "test.tsv", 20, 0)
     expected = scored("sts", folder, test, tmp_path / "cosine")["mean"]

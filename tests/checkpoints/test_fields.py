@@ -27,6 +27,7 @@ from tests.checkpoints.test_text_vectors import library, texts_of
 from tests.end_to_end.support import ok, says
 from tests.hub_server import asked_by_this_process, serving
 from tests.making.dumps import dumped
+from tests.making.models import Tokenizers
 from tests.making.sentence_folders import TinyTeacher, changed, dense, modules, normalize, pooling
 from tests.making.texts import ENGLISH
 
@@ -246,7 +247,9 @@ def test_an_adapter_is_no_model(tiny_teacher: TinyTeacher, tmp_path: Path, confi
         load_teacher(str(folder), attention="none")
 
 
-def test_layers_that_are_not_seen_are_not_averaged(make_tokenizer: Any, tmp_path: Path) -> None:
+def test_layers_that_are_not_seen_are_not_averaged(
+    make_tokenizer: Tokenizers, tmp_path: Path
+) -> None:
     """A mean is refused if a layer does not run: OPT's LM model bypasses its base model."""
     from transformers import OPTConfig, OPTForCausalLM
 
@@ -399,7 +402,7 @@ def test_settings_of_vectors_that_are_honoured(embedder: Path, tmp_path: Path, n
     ),
 )
 def test_a_tokenizer_that_lower_cases_stays_as_it_is(
-    make_tokenizer: Callable[[str], Any], normalizer: normalizers.Normalizer
+    make_tokenizer: Tokenizers, normalizer: normalizers.Normalizer
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
     tokenizer.backend_tokenizer.normalizer = normalizer

@@ -37,13 +37,14 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.end_to_end.support import ok, refused
+from tests.making.models import Teachers
 from tests.making.texts import SENTENCES
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> Path:
+def folder(tmp_path: Path, tiny_teacher: Teachers) -> Path:
     """Copy a teacher, to be damaged."""
     return Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "teacher"))
 
@@ -295,7 +296,7 @@ def test_the_class_decides_which_heads_a_checkpoint_may_have(
 
 @pytest.mark.parametrize(("labels", "kept"), [(("neg", "pos"), True), (("apples", "pears"), False)])
 def test_a_head_of_other_labels_is_not_taken_over(
-    tiny_teacher: Callable[..., Path], labels: tuple[str, ...], kept: bool
+    tiny_teacher: Teachers, labels: tuple[str, ...], kept: bool
 ) -> None:
     """A head for other labels is not reused, even if the number of outputs is equal."""
     folder = tiny_teacher("bert", "classification", ("neg", "pos"))

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from teachonce.checkpoints import names as checkpoint_names
 from teachonce.checkpoints.names import corpus_of, resolve_model, resolve_teacher, resolve_vectors
 from teachonce.support.errors import UserError
+from tests.making.models import Teachers
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def test_a_folder_is_itself(tiny_teacher: Callable[[str], Path]) -> None:
+def test_a_folder_is_itself(tiny_teacher: Teachers) -> None:
     folder = tiny_teacher("bert")
     assert resolve_model(str(folder)).path_or_id == str(folder)
     assert corpus_of(str(folder)) is None
@@ -151,7 +151,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(name: str, tmp_path: Path) -> 
     assert "not cached, and the hub cannot be reached; check the name, connect" in line
 
 
-def test_a_cached_model_needs_no_hub(tiny_teacher: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_cached_model_needs_no_hub(tiny_teacher: Teachers, tmp_path: Path) -> None:
     repository, commit = tmp_path / "models--acme--mini", "0123456789abcdef" * 2 + "01234567"
     shutil.copytree(tiny_teacher("bert"), repository / "snapshots" / commit)
     (repository / "refs").mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,14 @@ from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.checkpoints.test_text_vectors import library, texts_of
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dumped
+from tests.making.models import Tokenizers
 from tests.making.sentence_folders import PROMPTS, changed, dense, normalize
 from tests.making.texts import ENGLISH
 
-MakeTokenizer = Callable[[str], Any]
 VECTORS: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
 
 
-def saved(make_tokenizer: MakeTokenizer, kind: str, folder: Path, **settings: Any) -> Path:
+def saved(make_tokenizer: Tokenizers, kind: str, folder: Path, **settings: Any) -> Path:
     """Save a folder of a StaticEmbedding, a Dense and a Normalize with vectors of 12 numbers."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -69,7 +68,7 @@ def like_model2vec(folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ("wordpiece", "bpe", "unigram"))
 @pytest.mark.parametrize("model2vec", (False, True))
 def test_word_vectors_are_a_teacher(
-    make_tokenizer: MakeTokenizer, tmp_path: Path, kind: str, model2vec: bool
+    make_tokenizer: Tokenizers, tmp_path: Path, kind: str, model2vec: bool
 ) -> None:
     settings = {"prompts": PROMPTS, "default_prompt_name": "query", "truncate_dim": 9}
     folder = saved(make_tokenizer, kind, tmp_path / "m", **settings)
@@ -90,7 +89,7 @@ def test_word_vectors_are_a_teacher(
 
 @pytest.mark.parametrize("side", ("right", "left"))
 def test_texts_are_truncated_as_by_the_tokenizer_of_the_folder(
-    make_tokenizer: MakeTokenizer, tmp_path: Path, side: str
+    make_tokenizer: Tokenizers, tmp_path: Path, side: str
 ) -> None:
     """A StaticEmbedding that was made from a transformer's tokenizer often has its truncation."""
     folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
@@ -122,9 +121,7 @@ def test_texts_are_truncated_as_by_the_tokenizer_of_the_folder(
     assert StaticModel.from_pretrained(tmp_path / "x").max_length == 5
 
 
-def test_a_student_is_trained_on_word_vectors(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
-) -> None:
+def test_a_student_is_trained_on_word_vectors(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
     corpus, store = texts_of(tmp_path / "a.txt"), tmp_path / "a.zarr"
     words = ("--model", folder, "--corpus", corpus, "--device", "cpu")
@@ -147,7 +144,7 @@ def test_a_student_is_trained_on_word_vectors(
         assert "has no hidden states and no attention maps; give --hidden none --att" in line
 
 
-def test_a_static_student_reads_whole_texts(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_a_static_student_reads_whole_texts(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     """A tokenizer of a transformer often has a truncation, which a StaticEmbedding would apply."""
     folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
     store = dumped(folder, texts_of(tmp_path / "a.txt"), tmp_path / "a.zarr", **VECTORS)
@@ -164,7 +161,7 @@ def test_a_static_student_reads_whole_texts(make_tokenizer: MakeTokenizer, tmp_p
     assert not np.allclose(short, long, atol=1e-4)
 
 
-def test_a_damaged_table_is_one_line(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_a_damaged_table_is_one_line(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     folder = saved(make_tokenizer, "wordpiece", tmp_path / "m")
     (folder / "model.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot load its StaticEmbedding: .*copy the whole") as e:

@@ -13,6 +13,7 @@ from teachonce.checkpoints.loading import load_config, load_network, load_tokeni
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.unreadable import damaged_file
 from teachonce.support.errors import UserError
+from tests.making.models import Teachers
 
 FLAWS: dict[str, Callable[[bytes], bytes]] = {
     "is empty": lambda data: b"",
@@ -26,7 +27,7 @@ FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safete
 @pytest.mark.parametrize("flaw", FLAWS)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_named(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path, name: str, flaw: str
+    tiny_teacher: Teachers, tmp_path: Path, name: str, flaw: str
 ) -> None:
     folder = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     assert damaged_file(folder) == ""
@@ -41,9 +42,7 @@ def test_a_damaged_file_is_named(
     assert str(caught.value) == f"model mine: cannot be loaded: {found}; copy the checkpoint again"
 
 
-def test_sound_files_that_are_no_tokenizer(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_sound_files_that_are_no_tokenizer(tiny_teacher: Teachers, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
     (folder / "tokenizer.json").write_text('{"model": 3}')
     assert damaged_file(folder).startswith("tokenizer.json is damaged (")

@@ -43,10 +43,10 @@ from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import Word, Words, ok
 from tests.making.dumps import dumped
+from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed
 from tests.teacher_dump.windows.test_label_numbers import TAGS as IOB
 
-Teacher = Callable[..., Path]
 LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet
 
 
@@ -80,7 +80,7 @@ def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
     write: Callable[..., Path],
     suffix: str,
     more: Words,
-    tiny_teacher: Teacher,
+    tiny_teacher: Teachers,
     tmp_path: Path,
 ) -> None:
     train, dev = (write(tmp_path / f"{size}{suffix}", size, size) for size in (40, 70))
@@ -98,7 +98,7 @@ def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
     assert f"{dev.name} (dev)" in done("--task", "table", tuned, out)
 
 
-def test_a_student_of_a_classifier(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_a_student_of_a_classifier(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """A student of a classifier has the scores that plain transformers computes from the saved
     folder."""
     train, test = (classified(tmp_path / f"{size}.tsv", size, size) for size in (60, 30))
@@ -124,7 +124,7 @@ def test_a_student_of_a_classifier(tiny_teacher: Teacher, tmp_path: Path) -> Non
     assert found == pytest.approx(right / 30) and found > 0.5
 
 
-def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_tagger_of_words(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     """A tagger whose labels have another order than the file, and an additional one, is scored."""
     labels = ("VERB", "X", "NOUN", "DET", "ADJ")
     student = saved(make_tokenizer("wordpiece"), tmp_path / "s", TaskSpec("tagging", labels))
@@ -143,7 +143,7 @@ def test_a_tagger_of_words(make_tokenizer: Callable[[str], Any], tmp_path: Path)
     assert found == pytest.approx(sum(right) / 180)
 
 
-def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(tiny_teacher: Teachers, tmp_path: Path) -> None:
     tags = write_tagged(tmp_path / "tags", 6, 0)
     wrong = tmp_path / "wrong"
     wrong.write_text("old\tO\nlamp\tI-PER\nold\tO\nlamp\tB-PER\n")  # neither IOB1 nor IOB2
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> 
         assert 0 <= found["mean"]["test"]["accuracy"] < 1
 
 
-def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_a_head_without_its_weights_is_refused(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """A classifier according to its config without the head's weights is refused, as transformers
     would initialise them."""
     config = json.loads((tiny_teacher("bert") / "config.json").read_text())
@@ -203,7 +203,7 @@ def test_a_head_without_its_weights_is_refused(tiny_teacher: Teacher, tmp_path: 
 
 
 def test_equal_gold_labels_are_no_failure_of_the_model(
-    tiny_teacher: Teacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """Scores of 0 have other causes than equal predictions: equal gold labels, wrong answers. Each
     of several models is named."""
@@ -232,7 +232,7 @@ def test_equal_gold_labels_are_no_failure_of_the_model(
     assert "learnt nothing" not in said and "computed" not in said
 
 
-def test_a_reranker_is_scored_by_its_activation(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_a_reranker_is_scored_by_its_activation(tiny_teacher: Teachers, tmp_path: Path) -> None:
     folder = tmp_path / "reranker"
     model = CrossEncoder(str(tiny_teacher("bert")), num_labels=1, device="cpu")
     with torch.no_grad():

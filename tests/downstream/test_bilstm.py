@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ from teachonce.student_train.model.kinds import make_student
 from tests.downstream.learnable import asked, classified, entities, paired, write_tagged
 from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Word, invoke
+from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 
 
 @pytest.fixture(scope="module")
-def student(make_tokenizer: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def student(make_tokenizer: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a student with a masked LM."""
     return saved(make_tokenizer("wordpiece"), tmp_path_factory.mktemp("bilstm"), None)
 
@@ -86,9 +86,7 @@ def check_scale(pairs: list[Pair], folder: Path, pearson: float) -> None:
     assert standard.numpy() * np.std(gold) + np.mean(gold) == pytest.approx(scores, abs=1e-4)
 
 
-def test_a_student_of_a_task_takes_another_head(
-    make_tokenizer: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_a_student_of_a_task_takes_another_head(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     task = TaskSpec("classification", ("a", "b", "c", "d"))
     student = saved(make_tokenizer("wordpiece"), tmp_path / "student", task)
     tags = write_tagged(tmp_path / "tags", 30, 0)
@@ -101,9 +99,7 @@ def test_questions_are_refused_in_a_line(student: Path, tmp_path: Path) -> None:
     assert "BiLstmConfig" in refused(*words, "--out", tmp_path / "qa")
 
 
-def test_its_speed_is_measured(
-    student: Path, tiny_teacher: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_its_speed_is_measured(student: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
     done(
         *("--task", "speed", "--model", student, "--teacher", tiny_teacher("bert")),
         *("--repeat", 1, "--batch-size", 2, "--max-length", 32, "--out", tmp_path / "speed"),
@@ -126,7 +122,7 @@ def test_masked_lm_training_begins_and_goes_on(student: Path, tmp_path: Path) ->
         assert figures["held_out_loss"] < figures["held_out_loss_before"]
 
 
-def test_its_sizes_decide_nothing_but_the_rate(make_tokenizer: Callable[[str], Any]) -> None:
+def test_its_sizes_decide_nothing_but_the_rate(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("wordpiece")
     for size in ("bilstm:8,8", "bilstm:8,400"):
         model = make_student(size, tokenizer, 64)

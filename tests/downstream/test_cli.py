@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from transformers import AutoTokenizer
 from tests.downstream.learnable import entities
 from tests.downstream.support import done, refused, run, scores_of
 from tests.end_to_end.support import Words, says
+from tests.making.models import Teachers
 from tests.making.texts import SENTENCES
-
-Teacher = Callable[[str], Path]
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_mlm(text: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
     result = run(
         *("--task", "mlm", "--model", tiny_teacher("distilbert"), "--train", text),
         *("--out", tmp_path / "out", "--steps", 2, "--batch-tokens", 256, "--max-length", 64),
@@ -58,7 +56,7 @@ def test_mlm(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_mlm_over_seeds(text: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Each seed has the result of a run of that seed alone, and a resumed run trains the missing
     seeds only."""
     out, dev = tmp_path / "out", tmp_path / "dev.txt"
@@ -103,7 +101,7 @@ def test_mlm_over_seeds(text: Path, tiny_teacher: Teacher, tmp_path: Path) -> No
     assert "is finished" in refused(*words, *again)
 
 
-def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teachers, tmp_path: Path) -> None:
     for name in ("train", "dev"):
         entities(tmp_path / name, 8, 0)
     result = run(
@@ -122,7 +120,7 @@ def test_ner_prints_a_table_and_writes_scores(tiny_teacher: Teacher, tmp_path: P
 
 
 def test_a_tagger_that_gives_every_word_o_is_reported(
-    tiny_teacher: Teacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     dev = entities(tmp_path / "dev", 8, 0)
     first, *others = dev.read_text().split("\n\n")  # entities are rare in training
@@ -159,7 +157,7 @@ def test_a_tagger_that_gives_every_word_o_is_reported(
     ],
 )
 def test_mlm_mistakes(
-    arguments: Words, message: str, text: Path, tiny_teacher: Teacher, tmp_path: Path
+    arguments: Words, message: str, text: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     model = () if "--model" in arguments else ("--model", tiny_teacher("bert"))
     required = ("--task", "mlm", *model, "--train", text, "--out", tmp_path / "out")
@@ -168,7 +166,7 @@ def test_mlm_mistakes(
 
 
 def test_tasks_of_one_process_refuse_torchrun(
-    text: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out = tiny_teacher("bert"), tmp_path / "out"
     monkeypatch.setenv("WORLD_SIZE", "2")

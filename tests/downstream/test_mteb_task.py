@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ from sentence_transformers import SentenceTransformer
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.support import done, refused
 from tests.downstream.tasks.test_sts import alike
+from tests.making.models import Teachers
 from tests.making.sentence_folders import modules, pooling
-
-Teacher = Callable[..., Path]
 
 
 @pytest.fixture
-def folder(tiny_teacher: Teacher, tmp_path: Path) -> Path:
+def folder(tiny_teacher: Teachers, tmp_path: Path) -> Path:
     return modules(pooling("cls"), base=tiny_teacher("bert"), folder=tmp_path / "model")
 
 

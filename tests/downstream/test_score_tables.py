@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.support import done, refused, run, scores_of
 from tests.end_to_end.support import Words, says
 from tests.making.decoders import save_decoder
-
-Teacher = Callable[[str], Path]
+from tests.making.models import Teachers
 
 
 @pytest.fixture
-def runs(tiny_teacher: Teacher, tmp_path: Path) -> list[Path]:
+def runs(tiny_teacher: Teachers, tmp_path: Path) -> list[Path]:
     """Run classify (with renamed columns), pair and qa."""
     classified(tmp_path / "classify.csv", 12, 0, "sentence class")
     paired(tmp_path / "pair.jsonl", 12, 0)
@@ -62,7 +60,7 @@ def test_runs_are_joined_in_one_table(runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_several_models_as_they_are_have_a_mean_and_a_deviation(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     test = write_tagged(tmp_path / "test.tsv", 20, 0)
     labels = tuple(sorted({line.split("\t")[1] for line in test.read_text().split("\n") if line}))
@@ -99,7 +97,7 @@ def test_several_models_as_they_are_have_a_mean_and_a_deviation(
     assert "2 models as they are" in said and "mean: test" not in said
 
 
-def test_each_of_several_models_has_its_own_number_of_blocks(tiny_teacher: Teacher) -> None:
+def test_each_of_several_models_has_its_own_number_of_blocks(tiny_teacher: Teachers) -> None:
     about = {"task": "mlm", "measures": {"nats/token": "loss"}, "primary": "loss", "scale": 1}
     found = [
         result_of(
@@ -113,7 +111,7 @@ def test_each_of_several_models_has_its_own_number_of_blocks(tiny_teacher: Teach
 
 
 def test_several_files_to_test_are_scored_apart_and_together(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several test files are scored separately and together, for a tuned model and a model as it
     is, also in the joined table."""
@@ -160,7 +158,7 @@ def test_several_files_to_test_are_scored_apart_and_together(
         assert ran[3].count(cell) == 2
 
 
-def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_speed_compares_with_a_teacher(tiny_teacher: Teachers, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("The old lamp.\n\nA story is never finished.\n")
     said = done(
@@ -184,7 +182,7 @@ def test_speed_compares_with_a_teacher(tiny_teacher: Teacher, tmp_path: Path) ->
 
 
 def test_sizes_of_other_dtypes_are_compared_as_in_one(
-    tiny_teacher: Teacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     half = tmp_path / "half"
     teacher = AutoModel.from_pretrained(tiny_teacher("bert"), dtype=torch.bfloat16)
@@ -240,7 +238,7 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")
-def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teacher) -> None:
+def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teachers) -> None:
     from teachonce.downstream.settings import SpeedSettings
 
     subject = MeasuredModel(str(tiny_teacher("bert")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from teachonce.downstream.progress import Progress
 from teachonce.support.signals import Stopped
 from tests.downstream.learnable import classified
 from tests.end_to_end.support import Words, invoke, ok, refused, says
+from tests.making.models import Teachers
 from tests.making.texts import SENTENCES
 from tests.training.tracker_packages import install, recorded
-
-Teacher = Callable[[str], Path]
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def heard(file: Path, run: str) -> dict[str, dict[int, float]]:
 
 
 def test_each_seed_of_a_fine_tuning_is_a_run(
-    tiny_teacher: Teacher, file: Path, tmp_path: Path
+    tiny_teacher: Teachers, file: Path, tmp_path: Path
 ) -> None:
     train, out = classified(tmp_path / "train.tsv", 24, 0), tmp_path / "out"
     words: Words = ("--task", "classify", "--model", tiny_teacher("bert"), "--train", train)
@@ -65,7 +64,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run(
 
 @pytest.mark.slow
 def test_a_masked_lm_goes_on_with_its_run(
-    tiny_teacher: Teacher, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("\n".join(SENTENCES * 3), encoding="utf-8")

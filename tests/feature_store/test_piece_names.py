@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from teachonce.feature_store.piece_names import PieceNames, direction
+from tests.making.models import Tokenizers
 
 
-def test_byte_level_pieces_are_written_in_letters(make_tokenizer: Callable[[str], Any]) -> None:
+def test_byte_level_pieces_are_written_in_letters(make_tokenizer: Tokenizers) -> None:
     backend = make_tokenizer("bpe").backend_tokenizer
     names = PieceNames(backend.to_str())
     text = "Нева 🙂 x\n東"
@@ -28,7 +26,7 @@ def test_byte_level_pieces_are_written_in_letters(make_tokenizer: Callable[[str]
     assert names.unknown is None
 
 
-def test_other_pieces_stay_as_they_are(make_tokenizer: Callable[[str], Any]) -> None:
+def test_other_pieces_stay_as_they_are(make_tokenizer: Tokenizers) -> None:
     for kind, unknown in (("wordpiece", "[UNK]"), ("unigram", "<unk>")):
         names = PieceNames(make_tokenizer(kind).backend_tokenizer.to_str())
         assert names.unknown == unknown and names.readable("##ä▁é") == "##ä▁é"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from teachonce.downstream.options import TEST
 from teachonce.downstream.settings import LmSettings
 from tests.downstream.support import done, refused, scores_of
 from tests.making.decoders import save_decoder
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 
 CHOICES = [" cold", " a cat", " green and old"]
@@ -81,7 +81,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def test_an_encoder_is_refused_before_the_harness_is_loaded(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     pytest.importorskip("lm_eval")
     words = ("--task", "lm-eval:choices", "--model", tiny_teacher("bert"), "--out", tmp_path / "x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,10 @@ from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Words
 from tests.making.decoders import save_decoder
 from tests.making.dumps import dumped, write_corpus
-from tests.making.models import trained_tokenizer
+from tests.making.models import Teachers, trained_tokenizer
 from tests.making.stores import features_of, make_store
 from tests.making.texts import ENGLISH, RUSSIAN
 
-Teacher = Callable[..., Path]
 REACH = 7
 """Tokens that the prediction of `near_sighted` depends on: two layers that look back at three."""
 
@@ -129,7 +128,7 @@ def test_every_token_is_predicted_once(lengths: list[int], size: int, shared: in
         assert window.begin == 0 or window.scored - window.begin == shared
 
 
-def test_a_model_without_a_start_token(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_a_model_without_a_start_token(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """The first token of a document is not predicted, and its bytes do not count."""
     path = tmp_path / "held-out.txt"
     path.write_text("\n".join(ENGLISH[:3]) + "\n")
@@ -174,7 +173,7 @@ def test_a_tokenizer_that_changes_the_text_is_reported(change: str, tmp_path: Pa
 
 
 def test_bad_inputs_are_refused(
-    near_sighted: Path, tiny_teacher: Teacher, text: Path, tmp_path: Path
+    near_sighted: Path, tiny_teacher: Teachers, text: Path, tmp_path: Path
 ) -> None:
     words = ("--task", "lm", "--out", tmp_path / "out")
     said = refused(*words, "--model", tiny_teacher("bert"), "--test", text)
@@ -203,7 +202,7 @@ def test_a_teacher_with_a_token_in_front_agrees_with_its_own_store(
 
 @pytest.mark.slow
 def test_a_teacher_agrees_with_its_own_store(
-    near_sighted: Path, tiny_teacher: Teacher, tmp_path: Path
+    near_sighted: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 8)
     made = dumped(

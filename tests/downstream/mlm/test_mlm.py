@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,8 @@ from teachonce.downstream.text_lines import read_lines
 from teachonce.student_train.model.kinds import make_student
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped
-from tests.making.models import TEACHER_KINDS
+from tests.making.models import TEACHER_KINDS, Teachers, Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN, SENTENCES
-
-Teacher = Callable[[str], Path]
 
 
 @pytest.fixture
@@ -67,7 +64,7 @@ def held_out_trainer(folder: Path, count: int, out: Path) -> tuple[Any, MaskedBa
 
 @pytest.mark.parametrize("kind", TEACHER_KINDS)
 def test_loss_at_masked_positions_is_the_loss_of_transformers(
-    kind: str, tiny_teacher: Teacher, tmp_path: Path
+    kind: str, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     trainer, held_out = held_out_trainer(tiny_teacher(kind), 4, tmp_path)
     with torch.inference_mode():
@@ -77,7 +74,7 @@ def test_loss_at_masked_positions_is_the_loss_of_transformers(
 
 
 def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
-    text: Path, tiny_teacher: Teacher, tmp_path: Path
+    text: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     few = {"steps": 40, "evaluate_every": 20, "lr": 3e-3}
@@ -91,7 +88,7 @@ def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
 
 
 def test_a_stopped_run_continues_to_the_same_model(
-    text: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, out = str(tiny_teacher("bert")), tmp_path / "stopped"
     whole = train_mlm(settings(text, tmp_path / "whole", model))
@@ -132,7 +129,7 @@ def test_a_stopped_run_continues_to_the_same_model(
 
 @pytest.mark.parametrize("length", [{"steps": 3}, {"steps": None}])
 def test_less_text_than_a_batch_is_refused(
-    length: dict[str, Any], text: Path, tiny_teacher: Teacher, tmp_path: Path
+    length: dict[str, Any], text: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     few = settings(text, out, str(tiny_teacher("bert")), batch_size=4000, **length)
@@ -144,7 +141,7 @@ def test_less_text_than_a_batch_is_refused(
 
 @pytest.mark.parametrize("rate", [30, 1e30])  # a finite loss whose exp overflows, and NaN
 def test_a_training_that_explodes_saves_no_model(
-    rate: float, text: Path, tiny_teacher: Teacher, tmp_path: Path
+    rate: float, text: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match=r"^the model's loss is .* after .*; lower --lr and"):
@@ -152,7 +149,7 @@ def test_a_training_that_explodes_saves_no_model(
     assert not list(out.glob("*.safetensors")) and not (out / "metrics.json").exists()
 
 
-def test_a_missing_head_is_added_and_said(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_a_missing_head_is_added_and_said(tiny_teacher: Teachers, tmp_path: Path) -> None:
     source = AutoModel.from_pretrained(tiny_teacher("bert"), dtype=torch.float32)
     source.save_pretrained(tmp_path)
     said: list[str] = []
@@ -223,7 +220,7 @@ def test_a_vocabulary_smaller_than_the_characters_is_refused() -> None:
         train_tokenizer(SENTENCES, "3", 64)
 
 
-def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """A last batch of one block counts as one block, not as a whole batch."""
     trainer, held_out = held_out_trainer(tiny_teacher("bert"), 5, tmp_path)
     found = trainer.evaluate()["eval_loss"]
@@ -236,7 +233,7 @@ def test_the_held_out_loss_is_a_mean_over_tokens(tiny_teacher: Teacher, tmp_path
 
 
 def test_a_named_file_is_scored_whole_and_a_sample_is_reported(
-    tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masked_training, "EVAL_TOKENS", 2048)
     model, said = str(tiny_teacher("bert")), list[str]()
@@ -256,7 +253,7 @@ def test_a_named_file_is_scored_whole_and_a_sample_is_reported(
     assert f"64 held-out blocks (the first of {len(rows):,})" in said[1]
 
 
-def test_unknown_words_make_no_model_better(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_unknown_words_make_no_model_better(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Unknown words are not predicted, and their characters are not in the divisor."""
     model, text, said = str(tiny_teacher("bert")), tmp_path / "text.txt", list[str]()
     foreign, tokenizer = "მზე ნელა ჩავიდა ზღვაში", AutoTokenizer.from_pretrained(model)
@@ -279,7 +276,7 @@ def test_unknown_words_make_no_model_better(tiny_teacher: Teacher, tmp_path: Pat
         score_as_is(model, {"test": text}, 32)
 
 
-def test_a_separator_that_is_the_unknown_token(make_tokenizer: Callable[[str], Any]) -> None:
+def test_a_separator_that_is_the_unknown_token(make_tokenizer: Tokenizers) -> None:
     """A separator that is also the unknown token is excluded once, as it is not text."""
     tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
     tokenizer.sep_token = tokenizer.unk_token
@@ -289,7 +286,7 @@ def test_a_separator_that_is_the_unknown_token(make_tokenizer: Callable[[str], A
     assert found == Spelling(known, len("oldlampthelight"), unknown=len("მზე"))
 
 
-def test_blocks_keep_every_token_in_order(make_tokenizer: Callable[[str], Any]) -> None:
+def test_blocks_keep_every_token_in_order(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("bpe")
     rows = blocks(tokenizer, SENTENCES, 16, "text")
     flat = [
@@ -341,7 +338,7 @@ def test_wrong_text_files_are_refused(content: bytes | None, message: str, tmp_p
         read_lines(path)
 
 
-def test_masks_depend_on_seed_and_batch_only(make_tokenizer: Callable[[str], Any]) -> None:
+def test_masks_depend_on_seed_and_batch_only(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("wordpiece")
     rows = [{"input_ids": row.tolist()} for row in blocks(tokenizer, SENTENCES, 32, "text")]
     masking = BatchMasking(tokenizer, 0.15, 1)

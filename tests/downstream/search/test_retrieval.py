@@ -16,9 +16,9 @@ from teachonce.downstream.search.rankings import without_itself
 from tests.downstream.search.collections import collection, judge, write
 from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Word
+from tests.making.models import Teachers
 from tests.making.sentence_folders import dense, modules, normalize, pooling
 
-Teacher = Callable[..., Path]
 PROMPTS = {"query": "the lamp: ", "document": "old "}
 
 
@@ -28,7 +28,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a model with prompts, cls pooling and a dense layer to 16."""
     made = tmp_path_factory.mktemp("sentence") / "model"
     parts = (pooling("cls"), dense(32, 16), normalize())
@@ -80,7 +80,7 @@ def test_retrieval_is_what_the_library_finds(folder: Path, small: Path, tmp_path
 
 
 def test_two_models_and_a_teacher(
-    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+    folder: Path, small: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """A teacher agrees with itself completely; without judgements this is the only score."""
     bare = collection(tmp_path / "bare", judged=False)
@@ -99,7 +99,7 @@ def test_two_models_and_a_teacher(
 
 
 def test_documents_by_another_model(
-    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+    folder: Path, small: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     parts = (pooling("cls"), dense(32, 16), normalize())
@@ -138,7 +138,7 @@ def reranker(base: Path, folder: Path) -> Path:
 
 
 def test_rerank_by_pairs_and_by_vectors(
-    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+    folder: Path, small: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """Candidates have the order of the library's CrossEncoder; vectors rank their own candidates in
     the order of retrieval."""
@@ -210,7 +210,7 @@ def test_damaged_collections_are_one_line(small: Path, folder: Path, tmp_path: P
 
 
 def test_texts_that_are_cut_are_counted(
-    folder: Path, small: Path, tiny_teacher: Teacher, tmp_path: Path
+    folder: Path, small: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """Truncated texts are counted with the prompt; without truncation nothing is printed."""
     texts = ["lamp", "the old lamp of the keeper " * 9, "lamp " * 60]

@@ -17,8 +17,8 @@ from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.downstream.tasks.task_interface import Task
 from tests.downstream.learnable import classified, paired, splits, write_tagged
+from tests.making.models import Teachers
 
-Teacher = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
 
 
@@ -56,7 +56,7 @@ def test_accumulated_batches_have_the_gradient_of_one_large_batch(
     write: Callable[..., Path],
     rows: int,
     norms: list[float],
-    tiny_teacher: Teacher,
+    tiny_teacher: Teachers,
     tmp_path: Path,
 ) -> None:
     """Accumulated batches have the gradient of one large batch, also at the end of an epoch with an
@@ -73,7 +73,7 @@ def test_accumulated_batches_have_the_gradient_of_one_large_batch(
 
 
 def test_a_step_of_lamb_is_as_long_as_the_matrix_times_the_rate(
-    tiny_teacher: Teacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     model, lr = tiny_teacher("bert"), 1e-2
     train = classified(tmp_path / "train.tsv", 12, 0)
@@ -88,7 +88,7 @@ def test_a_step_of_lamb_is_as_long_as_the_matrix_times_the_rate(
 
 @pytest.mark.parametrize("warmup", [0.1, 0.0])
 def test_a_single_step_trains_also_with_a_warm_up(
-    warmup: float, tiny_teacher: Teacher, tmp_path: Path
+    warmup: float, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """The first step of transformers' warm-up has a rate of 0."""
     model, train = tiny_teacher("bert"), classified(tmp_path / "train.tsv", 12, 0)
@@ -99,7 +99,7 @@ def test_a_single_step_trains_also_with_a_warm_up(
 
 
 def test_steps_end_within_an_epoch_and_are_scored(
-    norms: list[float], tiny_teacher: Teacher, tmp_path: Path
+    norms: list[float], tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     train = classified(tmp_path / "train.tsv", 12, 0)
     lines = tuned(Classify(), tiny_teacher("bert"), train, batch_size=4, steps=5)
@@ -113,7 +113,7 @@ def test_steps_end_within_an_epoch_and_are_scored(
     ("optimizer", "lr"), [("lamb", 5e-3), pytest.param("adadelta", None, marks=pytest.mark.apart)]
 )
 def test_it_learns_with_other_optimizers(
-    optimizer: str, lr: float | None, tiny_teacher: Teacher, tmp_path: Path
+    optimizer: str, lr: float | None, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     """Training works with other optimizers. Adadelta's own rate is 1."""
     files = splits(write_tagged, tmp_path, train=120, dev=30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from teachonce.support.errors import UserError
 from tests.downstream.learnable import phrase, splits, table
 from tests.downstream.support import done, scores_of
 from tests.downstream.test_bilstm import saved
+from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed
 
-Teacher = Callable[..., Path]
 LEARNING = FineTuneSettings(epochs=4, batch_size=8, lr=3e-3, seeds=1)
 
 
@@ -69,7 +68,7 @@ def correlations(folder: Path, pairs: list[Pair]) -> dict[str, float]:
     }
 
 
-def student(kind: str, tiny_teacher: Teacher, make_tokenizer: Any, folder: Path) -> Path:
+def student(kind: str, tiny_teacher: Teachers, make_tokenizer: Tokenizers, folder: Path) -> Path:
     if kind == "bilstm":
         return saved(make_tokenizer("wordpiece"), folder, None)
     if kind == "classifier":
@@ -81,7 +80,7 @@ def student(kind: str, tiny_teacher: Teacher, make_tokenizer: Any, folder: Path)
     "kind", ["bert", "classifier", "roberta", "modernbert", "distilbert", "bilstm"]
 )
 def test_any_encoder_is_scored_as_it_is(
-    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    kind: str, tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     """Padding, batches and the checkpoint's head do not change the scores of an encoder."""
     model = student(kind, tiny_teacher, make_tokenizer, tmp_path / "model")
@@ -95,7 +94,7 @@ def test_any_encoder_is_scored_as_it_is(
 
 
 def test_the_labels_of_a_head_that_is_not_used_may_be_equal(
-    tiny_teacher: Teacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     model = shutil.copytree(tiny_teacher("bert", "classification", ("x", "y")), tmp_path / "model")
     changed(model, "config.json", id2label={"0": "x", "1": "x"}, label2id={"x": 0})
@@ -108,7 +107,7 @@ def test_the_labels_of_a_head_that_is_not_used_may_be_equal(
 
 @pytest.mark.parametrize("kind", ["modernbert", "bilstm"])
 def test_it_learns_and_a_kept_model_scores_as_it_did(
-    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    kind: str, tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     model = student(kind, tiny_teacher, make_tokenizer, tmp_path / "model")
     files = splits(alike, tmp_path, ".tsv", train=96, dev=32, test=40)
@@ -121,7 +120,9 @@ def test_it_learns_and_a_kept_model_scores_as_it_did(
     assert again["mean"]["test"] == pytest.approx(tuned, abs=1e-3)
 
 
-def test_the_loss_is_the_squared_error_of_the_cosine(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_the_loss_is_the_squared_error_of_the_cosine(
+    tiny_teacher: Teachers, tmp_path: Path
+) -> None:
     """Scores from 2 to 7 are 0 to 1. The texts of a batch differ in length."""
     folder, task = tiny_teacher("roberta"), SentenceSimilarity()
     pairs = [
@@ -142,13 +143,13 @@ def test_the_loss_is_the_squared_error_of_the_cosine(tiny_teacher: Teacher, tmp_
     assert found[2] == pytest.approx(1)
 
 
-def test_each_text_has_its_own_limit(make_tokenizer: Callable[[str], Any]) -> None:
+def test_each_text_has_its_own_limit(make_tokenizer: Tokenizers) -> None:
     task, tokenizer = SentenceSimilarity(), make_tokenizer("wordpiece")
     (row,) = task.encode(tokenizer, [Pair("lamp " * 40, "old lamp", 1)], 16)
     assert [len(ids) for ids in row["input_ids"]] == [16, len(tokenizer("old lamp")["input_ids"])]
 
 
-def test_the_command_tunes_and_scores(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_the_command_tunes_and_scores(tiny_teacher: Teachers, tmp_path: Path) -> None:
     train = alike(tmp_path / "train.jsonl", 24, 0, "one two score")
     columns = ("--text-a-column", "one", "--text-b-column", "two")
     out, model = tmp_path / "out", tiny_teacher("bert")
@@ -167,7 +168,7 @@ def test_the_command_tunes_and_scores(tiny_teacher: Teacher, tmp_path: Path) -> 
 
 
 def test_equal_scores_and_a_model_that_cannot_pad_are_refused(
-    tiny_teacher: Teacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     same = table(tmp_path / "b.tsv", "text_a text_b score", [("a", "b", 1.0), ("b", "c", 1.0)])
     test = alike(tmp_path / "a.tsv", 8, 0)

@@ -4,10 +4,8 @@ learn."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +20,12 @@ from teachonce.downstream.tasks.word_windows import first_of, joined, word_piece
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import splits, write_tagged
-from tests.making.models import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_first_piece_covers_the_first_character(
-    kind: str, make_tokenizer: Callable[[str], Any]
-) -> None:
+def test_first_piece_covers_the_first_character(kind: str, make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer(kind)
     for text in SENTENCES:
         words = text.split()
@@ -44,7 +40,7 @@ def test_first_piece_covers_the_first_character(
             begin += len(word) + 1
 
 
-def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], Any]) -> None:
+def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Tokenizers) -> None:
     ids, pieces = word_pieces(make_tokenizer("wordpiece"), *joined(["lamp"] * 20), 8)
     first = first_of(pieces)
     assert len(ids) == 8
@@ -54,9 +50,7 @@ def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Callable[[str], An
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @pytest.mark.parametrize("limit", [8, 16, 40])
-def test_windows_have_every_word_once(
-    kind: str, limit: int, make_tokenizer: Callable[[str], Any]
-) -> None:
+def test_windows_have_every_word_once(kind: str, limit: int, make_tokenizer: Tokenizers) -> None:
     """No window exceeds the limit in tokens, a word inside a window has context on both sides, and
     a sentence that fits has a single window."""
     tokenizer, words = make_tokenizer(kind), " ".join(SENTENCES).split()
@@ -75,7 +69,7 @@ def test_windows_have_every_word_once(
     assert (whole.ids, whole.pieces) == word_pieces(tokenizer, *joined(words), None)
 
 
-def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any]) -> None:
+def test_labels_stand_at_first_pieces_only(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("wordpiece")
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "?"), ("X", "NOUN", "unseen"))
     task = PartsOfSpeech()
@@ -87,7 +81,7 @@ def test_labels_stand_at_first_pieces_only(make_tokenizer: Callable[[str], Any])
     assert sum(label != IGNORED for label in row["labels"]) == 2
 
 
-def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Callable[[str], Any]) -> None:
+def test_the_other_pieces_of_a_word_may_have_a_label(make_tokenizer: Tokenizers) -> None:
     """Later pieces have a label even if the word's own tag is unknown. [CLS], [SEP] and words of
     another window have none."""
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "Wolkenkratzer"), ("B-X", "O", "unseen"))
@@ -202,9 +196,7 @@ def test_tags_that_are_not_iob_are_refused(tags: str, message: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_fine_tuning_learns_and_reports_every_seed(
-    tiny_teacher: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_fine_tuning_learns_and_reports_every_seed(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Every seed learns and is reported. The test file is the shortest, so each split must be
     scored against its own words."""
     sizes = {"train": 60, "dev": 50, "test": 40}
@@ -235,7 +227,7 @@ def test_tagged_files_are_read(tmp_path: Path) -> None:
     assert read_tagged(path) == [Sentence(("a", "b c"), ("X", "Y")), Sentence(("d",), ("X",))]
 
 
-def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Callable[[str], Any]) -> None:
+def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Tokenizers) -> None:
     """Predictions that are right everywhere score 1: no word beyond a cut counts as O."""
     words = ("old", "lamp", "Wolkenkratzer") * 20
     sentences = [Sentence(words, ("B-X", "I-X", "O") * 20), Sentence(("lamp",), ("B-X",))]

@@ -7,7 +7,6 @@ import copy
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,10 +34,9 @@ from teachonce.student_export.loaded_student import load_student
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import asked, classified, compared, paired, splits, table
 from tests.downstream.test_bilstm import saved
-from tests.making.models import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 
-Teacher = Callable[[str], Path]
 LEARNING = FineTuneSettings(epochs=5, batch_size=4, lr=3e-3, seeds=1, max_length=64)
 
 
@@ -47,7 +45,7 @@ def tuned(task: Task, model: Path, files: dict[str, Path], settings: Any = LEARN
 
 
 @pytest.mark.slow
-def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_classify_learns_and_repeats(tiny_teacher: Teachers, tmp_path: Path) -> None:
     files = splits(classified, tmp_path, ".tsv", train=120, dev=31, test=30)
     result = tuned(Classify(), tiny_teacher("bert"), files)
     test = result["mean"]["test"]
@@ -62,7 +60,7 @@ def test_classify_learns_and_repeats(tiny_teacher: Teacher, tmp_path: Path) -> N
 
 @pytest.mark.apart
 def test_bfloat16_learns_as_well(
-    tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     files = splits(classified, tmp_path, ".tsv", train=120, dev=31)
     bilstm = saved(make_tokenizer("wordpiece"), tmp_path / "bilstm", None)
@@ -82,7 +80,7 @@ def test_bfloat16_learns_as_well(
     ["bilstm", *(pytest.param(k, marks=pytest.mark.apart) for k in ("distilbert", "modernbert"))],
 )
 def test_pairs_are_classified_by_both_texts(
-    kind: str, tiny_teacher: Teacher, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    kind: str, tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     """Pairs are classified by both texts: one of the texts alone gives an accuracy of a half. The
     models have no token types."""
@@ -99,7 +97,7 @@ def test_pairs_are_classified_by_both_texts(
 
 
 def test_a_pair_that_is_too_long_loses_the_end_of_its_longer_text(
-    make_tokenizer: Callable[[str], Any],
+    make_tokenizer: Tokenizers,
 ) -> None:
     tokenizer, task = copy.deepcopy(make_tokenizer("wordpiece")), Classify()
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -145,7 +143,7 @@ def test_texts_beside_pairs_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_pair_learns(tiny_teacher: Teachers, tmp_path: Path) -> None:
     files = splits(paired, tmp_path, ".csv", train=100, dev=30, test=30)
     settings = replace(LEARNING, epochs=4)
     result = tuned(PairScore(), tiny_teacher("roberta"), files, settings)
@@ -153,7 +151,7 @@ def test_pair_learns(tiny_teacher: Teacher, tmp_path: Path) -> None:
     assert result["mean"]["test"]["spearman"] > 0.7
 
 
-def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """A classifier of pairs accepts another head if the fields of the scale, which mark it as such,
     are removed."""
     pair, classifier, said = tmp_path / "pair", tmp_path / "classifier", list[tuple[str, bool]]()
@@ -179,7 +177,7 @@ def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teacher, tmp_pa
 @pytest.mark.parametrize(
     ("length", "unanswered"), [pytest.param(8, 0.0, marks=pytest.mark.apart), (30, 0.3)]
 )
-def test_qa_learns(length: int, unanswered: float, tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_qa_learns(length: int, unanswered: float, tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Contexts of 30 words are read in several windows of 40 tokens."""
     write = partial(asked, length=length, unanswered=unanswered)
     files = splits(write, tmp_path, ".json", train=80, dev=24, test=30)
@@ -250,9 +248,7 @@ def test_answers_are_compared_as_squad_does(
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_the_gold_tokens_of_a_window_give_the_answer(
-    kind: str, make_tokenizer: Callable[[str], Any]
-) -> None:
+def test_the_gold_tokens_of_a_window_give_the_answer(kind: str, make_tokenizer: Tokenizers) -> None:
     """The gold tokens of a window give a score of 1 through windows, offsets and the choice of
     spans."""
     context = " ".join(SENTENCES[:7])
@@ -364,9 +360,7 @@ def test_wrong_files_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_splits_that_do_not_fit_are_refused(
-    make_tokenizer: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_splits_that_do_not_fit_are_refused(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     rows = Classify().read(classified(tmp_path / "a.tsv", 9, 0))
     with pytest.raises(UserError, match=r"line 4: label 'KEEPER' does not occur in training"):
         Classify().prepare({"train": rows[:2], "dev": rows})
@@ -408,7 +402,7 @@ def test_splits_that_do_not_fit_are_refused(
             task.encode(make_tokenizer("bpe"), [question], limit)
 
 
-def test_a_training_that_explodes_says_so(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_a_training_that_explodes_says_so(tiny_teacher: Teachers, tmp_path: Path) -> None:
     path = classified(tmp_path / "a.tsv", 12, 0)
     settings = FineTuneSettings(epochs=3, batch_size=2, lr=1e30, seeds=1)
     with pytest.raises(UserError, match="NaN or infinity.*lower --lr"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,12 @@ from click.testing import Result
 from teachonce.feature_store.cli import main
 from tests.end_to_end.support import Word, invoke
 from tests.making.captures import Taught, taught_by
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH, RUSSIAN
 
 
 @pytest.fixture(scope="session")
-def teacher(tiny_teacher: Callable[..., Path]) -> Path:
+def teacher(tiny_teacher: Teachers) -> Path:
     """Save a GPT-2 of 4 layers."""
     return tiny_teacher("gpt2")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,14 @@ from teachonce.feature_store.captures.distillkit import DistillKit
 from teachonce.feature_store.captures.formats import ImportOptions
 from teachonce.feature_store.captures.megatron import Megatron
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
+from tests.making.models import Tokenizers
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "distillkit.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def large(make_tokenizer: Callable[[str], Any]) -> TeacherFiles:
+def large(make_tokenizer: Tokenizers) -> TeacherFiles:
     """Save a teacher of 70,000 pieces, whose tokenizer has the first of them."""
     return TeacherFiles("large", make_tokenizer("bpe-plain"), {}, 70_000)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from teachonce.store import open_store
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import imported, refused, run
 from tests.making.captures import Taught, distillkit, specforge
+from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN, SLOVAK
 
 
@@ -130,7 +130,7 @@ def sample(ids: list[int], **more: Any) -> Sample:
 
 
 @pytest.mark.parametrize("kind", ("wordpiece", "wordpiece-lower", "bpe", "bpe-plain", "unigram"))
-def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Callable[[str], Any]) -> None:
+def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Tokenizers) -> None:
     """A text as any tokenizer encodes it is imported whole, and encodes to the same ids again."""
     backend = make_tokenizer(kind).backend_tokenizer
     texts = [*ENGLISH, *RUSSIAN, *SLOVAK]
@@ -146,7 +146,7 @@ def test_texts_of_all_tokenizers(kind: str, make_tokenizer: Callable[[str], Any]
     st.integers(1, 9),
 )  # fmt: skip
 def test_cut_ids_are_kept_as_far_as_they_are_text(
-    make_tokenizer: Callable[[str], Any], first: int, second: int, begin: int, end: int
+    make_tokenizer: Tokenizers, first: int, second: int, begin: int, end: int
 ) -> None:
     """Cut ids are imported in stretches: runs of the sample in order, each equal to the encoding of
     its text. The tokens between are counted."""
@@ -169,7 +169,7 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
 @pytest.mark.parametrize("kind", ("wordpiece", "wordpiece-lower", "bpe", "bpe-plain"))
 @pytest.mark.parametrize("around", (False, True))
 def test_a_stretch_begins_where_the_text_before_it_ends(
-    kind: str, around: bool, make_tokenizer: Callable[[str], Any]
+    kind: str, around: bool, make_tokenizer: Tokenizers
 ) -> None:
     """A stretch starts at the end of the previous text, also with special tokens around the sample,
     and after omitted tokens."""
@@ -222,7 +222,7 @@ def with_splits(backend: Any, ids: list[int]) -> tuple[list[int], int]:
 
 
 def test_the_work_of_a_long_sample_is_linear(
-    make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    make_tokenizer: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each stretch reaches to the next piece that the tokenizer splits differently. The tokenized
     characters and the decoded ids grow with the length of the sample."""
@@ -245,7 +245,7 @@ def test_the_work_of_a_long_sample_is_linear(
     assert characters[1] < 3 * characters[0] and decoded[1] < 2.2 * decoded[0]
 
 
-def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) -> None:
+def test_marks_of_a_chat_are_characters(make_tokenizer: Tokenizers) -> None:
     """Special tokens of a chat inside a text are spelled out, and cover their own characters."""
     from tokenizers import Tokenizer
 
@@ -258,7 +258,7 @@ def test_marks_of_a_chat_are_characters(make_tokenizer: Callable[[str], Any]) ->
     assert chat[begin:end] == "<|user|>"
 
 
-def test_a_sequence_that_begins_inside_a_word_says_so(make_tokenizer: Callable[[str], Any]) -> None:
+def test_a_sequence_that_begins_inside_a_word_says_so(make_tokenizer: Tokenizers) -> None:
     tokenizer = RoundTripTokenizer(make_tokenizer("bpe-plain").backend_tokenizer)
     encoding = tokenizer.tokenizer.encode(ENGLISH[2])
     word = next(i for i, piece in enumerate(encoding.tokens) if i and piece[0].isalpha()
@@ -268,7 +268,7 @@ def test_a_sequence_that_begins_inside_a_word_says_so(make_tokenizer: Callable[[
 
 
 def test_texts_longer_than_the_teacher_reads_are_reported(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     rows = {"text": [*ENGLISH, "\n"], "label": np.eye(13, 16).tolist()}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "rows"))

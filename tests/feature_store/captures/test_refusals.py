@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from tests.making.captures import (
     stacked,
     write_archive,
 )
+from tests.making.models import Teachers
 
 
 def importing(source: Path, tokenizer: Path, *words: Any, code: int = 1) -> str:
@@ -69,7 +69,7 @@ def test_what_is_no_capture(teacher: Path, samples: list[Taught], tmp_path: Path
 
 
 def test_ids_and_tokenizers_that_do_not_fit(
-    teacher: Path, samples: list[Taught], tiny_teacher: Callable[..., Path], tmp_path: Path
+    teacher: Path, samples: list[Taught], tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     source = distillkit(tmp_path / "capture", samples, 8, 8)
     says(importing(source, tiny_teacher("bert")), "does not fit", "gives back")
@@ -180,9 +180,7 @@ def test_pickled_objects_are_not_run(
     assert not trace.exists()
 
 
-def test_tables_of_vectors(
-    tiny_teacher: Callable[..., Path], teacher: Path, tmp_path: Path
-) -> None:
+def test_tables_of_vectors(tiny_teacher: Teachers, teacher: Path, tmp_path: Path) -> None:
     bert = tiny_teacher("bert")
     rows = {"a": ["one", "two"], "b": ["x", "y"], "label": [[1.0, 2.0], [3.0, 4.0]]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "two"))

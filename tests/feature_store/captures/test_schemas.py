@@ -31,6 +31,7 @@ from tests.making.captures import (
     speculators,
     stacked,
 )
+from tests.making.models import Teachers
 
 Change = Callable[[dict[str, Any]], Any]
 SPECULATORS: dict[str, tuple[Change, str]] = {
@@ -249,9 +250,7 @@ def test_tables_of_other_columns(teacher: Path, tmp_path: Path) -> None:
     says(importing(tmp_path / "data", teacher), "b.parquet: is not a file (but a pipe")
 
 
-def test_a_stream_of_arrow_that_was_cut_off(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_stream_of_arrow_that_was_cut_off(tiny_teacher: Teachers, tmp_path: Path) -> None:
     import datasets
 
     rows = {"text": ["one", "two"], "label": [[1.0, 2.0], [3.0, 4.0]]}

@@ -4,7 +4,6 @@ files."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -15,12 +14,13 @@ from teachonce.checkpoints import names as checkpoint_names
 from teachonce.store import open_store
 from tests.feature_store.captures.conftest import imported, refused, run
 from tests.making.dumps import dumped
+from tests.making.models import Teachers
 from tests.making.sentence_folders import modules, normalize, pooling
 from tests.making.texts import ENGLISH
 
 
 @pytest.fixture(scope="module")
-def cached(tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cached(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write texts with a teacher's vectors as labels, as a distillation script does."""
     from sentence_transformers import SentenceTransformer
 
@@ -47,7 +47,7 @@ def test_cached_vectors(cached: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_is_named_as_a_model_of_teacher_dump(
-    cached: Path, tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cached: Path, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tokenizer is named as a model of teacher-dump: here by its alias, from an installed package
     instead of the hub."""
@@ -63,7 +63,7 @@ def test_a_tokenizer_is_named_as_a_model_of_teacher_dump(
 
 
 def test_imported_vectors_are_compared_with_their_teacher(
-    tiny_teacher: Callable[..., Path], cached: Path, tmp_path: Path
+    tiny_teacher: Teachers, cached: Path, tmp_path: Path
 ) -> None:
     """`verify --model` compares imported vectors with their teacher's; a prompt that `export`
     leaves out of the texts is given to `import`."""

@@ -32,9 +32,8 @@ from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.store.dying import unsealed
-
-Teachers = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,8 @@ from teachonce.teacher_dump.windows import sequences
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Teachers
 from tests.making.stores import features_of, make_store
-
-Teacher = Callable[..., Path]
 
 
 class Killed(BaseException):
@@ -40,7 +39,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teacher) -> Any:
+def killed(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Any:
     """Return the options of a dump in its own folder that was killed just before it sealed."""
     root = tmp_path_factory.mktemp("killed")
     corpus = write_corpus(root / "c.txt", 60)
@@ -182,7 +181,7 @@ def test_other_forms_of_the_hashes_go_on(stopped: Any) -> None:
     assert dump(options).resumed_parts
 
 
-def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher: Teacher) -> None:
+def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher: Teachers) -> None:
     options = stopped("zarr")
     begun_by(options.out, lambda found: found["software"].update(torch="2.0.0"))
     shutil.copytree(tiny_teacher("bert"), options.out.parent / "other")
@@ -224,7 +223,7 @@ def test_fields_that_change_no_number_go_on(stopped: Any, tmp_path: Path) -> Non
 
 
 def test_batches_keep_the_size_that_a_store_was_started_with(
-    tmp_path: Path, tiny_teacher: Teacher
+    tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     """The default depends on the device, and earlier versions had another one."""
     corpus, first = write_corpus(tmp_path / "c.txt", 12), tmp_path / "a.zarr"
@@ -244,7 +243,7 @@ def test_batches_keep_the_size_that_a_store_was_started_with(
     ids=str,
 )
 def test_an_identity_of_any_form_is_compared(
-    identity: dict[str, Any], tmp_path: Path, tiny_teacher: Teacher
+    identity: dict[str, Any], tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     corpus, out = write_corpus(tmp_path / "c.txt", 12), tmp_path / "s.zarr"
     options = dump_options(tiny_teacher("bert"), corpus, out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.progress import Progress
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Teachers
 
 LEAN = {"logits": "none", "attention": "none", "weights": False}  # the messages are the same
 LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ left")
@@ -20,7 +20,7 @@ LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ lef
 
 @pytest.mark.parametrize("changes", [{}, {"stride": 8, "max_length": 24}, {"limit": 3000}])
 def test_every_part_tells_its_share_and_the_time_left(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], changes: dict[str, int]
+    tmp_path: Path, tiny_teacher: Teachers, changes: dict[str, int]
 ) -> None:
     corpus, said = write_corpus(tmp_path / "corpus.txt", 200), list[str]()
     options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", **LEAN, **changes)
@@ -35,9 +35,7 @@ def check_shares(said: list[str]) -> None:
     assert shares[-1] >= 97 and abs(shares[0] - 100 / len(shares)) < 25
 
 
-def test_what_is_new_of_a_grown_corpus_is_the_whole(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
-) -> None:
+def test_what_is_new_of_a_grown_corpus_is_the_whole(tmp_path: Path, tiny_teacher: Teachers) -> None:
     """When a corpus has grown, progress is relative to the new documents, not to the old store."""
     teacher, said = tiny_teacher("bert"), list[str]()
     changes = LEAN | {"stride": 8, "max_length": 24}
@@ -50,7 +48,7 @@ def test_what_is_new_of_a_grown_corpus_is_the_whole(
 
 
 def test_a_long_part_tells_how_far_it_is(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("teachonce.teacher_dump.job.progress.EVERY", 0.0)
     corpus, said = write_corpus(tmp_path / "corpus.txt", 60), list[str]()

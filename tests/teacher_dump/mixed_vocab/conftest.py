@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,13 @@ import pytest
 from teachonce.teacher_dump.cli import main as teacher_dump
 from tests.end_to_end.support import ok
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH
 
 
 @pytest.fixture(scope="session")
-def small(make_tokenizer: Callable[[str], Any]) -> Any:
+def small(make_tokenizer: Tokenizers) -> Any:
     """Return the student's tokenizer: fewer pieces of the same text."""
     from teachonce.student_train.model.student_tokenizer import train_wordpiece as student_wordpiece
 
@@ -25,7 +25,7 @@ def small(make_tokenizer: Callable[[str], Any]) -> Any:
 
 @pytest.fixture(scope="session")
 def trained(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]
+    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers
 ) -> tuple[Path, Path, tuple[Any, ...]]:
     """Make a Zarr store with the command; return it, the corpus, and the arguments."""
     folder = tmp_path_factory.mktemp("mixed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher, 
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.training.loop import Training
+from tests.making.models import Teachers
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of
 
 
@@ -30,7 +30,7 @@ def options(out: Path, steps: int, **changes: Any) -> MixedVocabOptions:
     ("optimizer", "rate"), [("adamw", 3e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.apart)]
 )
 def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
-    tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path, optimizer: str, rate: float
+    tiny_teacher: Teachers, small: Any, tmp_path: Path, optimizer: str, rate: float
 ) -> None:
     def once(name: str, until: int = 0, started: int = 30, **changes: Any) -> tuple[Any, list[str]]:
         teacher = load_teacher(
@@ -66,7 +66,7 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
 
 
 def test_a_step_of_several_batches_and_its_warm_up(
-    tiny_teacher: Callable[..., Path], small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With accumulation, several batches make one step, and the warm-up is a share of the steps."""
     taken: list[tuple[float, int, int]] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher
 from teachonce.teacher_dump.mixed_vocab.stage_one import shared_pieces
 from teachonce.teacher_dump.teacher.loading import load_teacher
+from tests.making.models import Teachers
 from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of, some
 
 
@@ -22,7 +21,7 @@ from tests.teacher_dump.mixed_vocab.support import WIDTH, mixer_of, some
     "kind", ["bert", "roberta", "deberta", "electra", "xlmr", "distilbert", "modernbert"]
 )
 def test_gradients_reach_both_vocabularies_the_map_and_the_teacher(
-    kind: str, tiny_teacher: Callable[..., Path], small: Any
+    kind: str, tiny_teacher: Teachers, small: Any
 ) -> None:
     teacher = load_teacher(str(tiny_teacher(kind)), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=0)
@@ -43,9 +42,7 @@ def test_gradients_reach_both_vocabularies_the_map_and_the_teacher(
     assert (model.student.weight.grad.abs().sum(1) > 0).nonzero().flatten().equal(read)
 
 
-def test_the_teachers_softmax_is_its_own_head(
-    tiny_teacher: Callable[..., Path], small: Any
-) -> None:
+def test_the_teachers_softmax_is_its_own_head(tiny_teacher: Teachers, small: Any) -> None:
     """Without words in the student's vocabulary, the loss equals transformers' masked LM loss."""
     folder = tiny_teacher("bert")
     teacher = load_teacher(str(folder), head="mlm", hidden="none", attention="none")
@@ -63,7 +60,7 @@ def test_the_teachers_softmax_is_its_own_head(
     torch.testing.assert_close(of_teacher / len(batch.labels), expected)
 
 
-def test_tied_pieces_have_one_embedding(tiny_teacher: Callable[..., Path], small: Any) -> None:
+def test_tied_pieces_have_one_embedding(tiny_teacher: Teachers, small: Any) -> None:
     """A piece of both vocabularies has one embedding, the student's, for input and for output."""
     folder = tiny_teacher("bert")
     teacher = load_teacher(str(folder), head="mlm", hidden="none", attention="none")
@@ -100,14 +97,14 @@ def test_tied_pieces_have_one_embedding(tiny_teacher: Callable[..., Path], small
     assert own_words is not None and not own_words[rows].any()
 
 
-def test_pieces_of_another_kind_are_not_tied(tiny_teacher: Callable[..., Path], small: Any) -> None:
+def test_pieces_of_another_kind_are_not_tied(tiny_teacher: Teachers, small: Any) -> None:
     teacher = load_teacher(str(tiny_teacher("roberta")), hidden="none", attention="none")
     with pytest.raises(UserError, match="--tie: .* is a BPE and the student's a WordPiece"):
         shared_pieces(teacher.tokenizer, small)
 
 
 def test_the_students_softmax_is_over_the_projected_embeddings(
-    tiny_teacher: Callable[..., Path], small: Any
+    tiny_teacher: Teachers, small: Any
 ) -> None:
     teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
     model = MixedTeacher(teacher, len(small), WIDTH, seed=0).eval()
@@ -124,7 +121,7 @@ def test_the_students_softmax_is_over_the_projected_embeddings(
     torch.testing.assert_close(of_student, expected)
 
 
-def test_the_loss_of_stage_one_is_equation_1(tiny_teacher: Callable[..., Path], small: Any) -> None:
+def test_the_loss_of_stage_one_is_equation_1(tiny_teacher: Teachers, small: Any) -> None:
     """The loss is eq. 1 of Zhao et al. 2021, in NumPy: the sum of minus the log-probability of each
     masked piece, under the softmax of the vocabulary of its word."""
     teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")

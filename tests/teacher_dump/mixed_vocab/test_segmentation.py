@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from teachonce.teacher_dump.mixed_vocab.segmentation import (
     word_numbers,
 )
 from teachonce.teacher_dump.teacher.loading import load_teacher
+from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import ENGLISH, SENTENCES
 from tests.teacher_dump.mixed_vocab.support import mixer_of, some
 
@@ -31,7 +30,7 @@ def encoded(text: str, teacher: Any, student: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "wordpiece-lower", "bpe", "unigram"])
 def test_each_word_is_segmented_by_exactly_one_vocabulary(
-    kind: str, make_tokenizer: Callable[[str], Any], small: Any
+    kind: str, make_tokenizer: Tokenizers, small: Any
 ) -> None:
     own = by_student = 0
     for seed, text in enumerate(SENTENCES * 5):
@@ -64,7 +63,7 @@ def test_each_word_is_segmented_by_exactly_one_vocabulary(
 
 
 def test_pieces_are_those_of_their_tokenizers_in_order(
-    make_tokenizer: Callable[[str], Any], small: Any
+    make_tokenizer: Tokenizers, small: Any
 ) -> None:
     text = ENGLISH[0]
     big = make_tokenizer("wordpiece")
@@ -88,7 +87,7 @@ def test_words_are_joined_where_a_token_covers_several() -> None:
 
 
 def test_too_long_sequences_lose_whole_words_at_their_end(
-    make_tokenizer: Callable[[str], Any], small: Any
+    make_tokenizer: Tokenizers, small: Any
 ) -> None:
     text = SENTENCES[3]
     whole = mixed(
@@ -104,9 +103,7 @@ def test_too_long_sequences_lose_whole_words_at_their_end(
             assert short.ids.tolist() == expected
 
 
-def test_masks_are_whole_pieces_and_bounded(
-    make_tokenizer: Callable[[str], Any], small: Any
-) -> None:
+def test_masks_are_whole_pieces_and_bounded(make_tokenizer: Tokenizers, small: Any) -> None:
     big = make_tokenizer("wordpiece")
     sides = Side.of(big), Side.of(small)
     text = " ".join(ENGLISH)
@@ -136,9 +133,7 @@ def same(one: MixedBatch, other: MixedBatch) -> bool:
     )
 
 
-def test_batches_are_a_function_of_seed_and_number(
-    tiny_teacher: Callable[..., Path], small: Any
-) -> None:
+def test_batches_are_a_function_of_seed_and_number(tiny_teacher: Teachers, small: Any) -> None:
     teacher = load_teacher(str(tiny_teacher("bert")), head="mlm", hidden="none", attention="none")
     mixer = mixer_of(teacher, small)
     batches = some(mixer, 8)

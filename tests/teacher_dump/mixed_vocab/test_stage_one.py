@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from teachonce.teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TE
 from teachonce.teacher_dump.mixed_vocab.stage_one import mixed_vocab
 from tests.end_to_end.support import ok, refused
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers, Tokenizers
 from tests.making.stores import features_of, make_store
 from tests.making.texts import ENGLISH
 from tests.teacher_dump.mixed_vocab.support import PIECES, WIDTH
@@ -107,7 +107,7 @@ def test_a_finished_store_of_another_training_is_refused(
 
 
 def test_a_tokenizer_folder_is_taken_as_it_is(
-    trained: Any, make_tokenizer: Callable[[str], Any], tmp_path: Path
+    trained: Any, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     make_tokenizer("bpe").save_pretrained(tmp_path / "bpe")
     words = (*trained[2], "--vocab", tmp_path / "bpe", "--out", tmp_path / "store.zarr")
@@ -140,7 +140,7 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 
 def test_teachers_without_a_masked_lm_head_are_refused(
-    trained: Any, tiny_teacher: Callable[..., Path], tmp_path: Path
+    trained: Any, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     words = trained[2]
     for teacher, message in (
@@ -158,7 +158,7 @@ def test_teachers_without_a_masked_lm_head_are_refused(
 
 
 def test_without_lambs_package_nothing_is_begun(
-    tiny_teacher: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 10)
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,13 @@ from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.training.wordpiece import train_wordpiece
 from tests.end_to_end.support import ok, refused
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 from tests.teacher_dump.mixed_vocab.support import LONGEST
 
 
 def test_a_plain_store_has_none_and_merges_behind_one_that_has(
-    trained: Any, tiny_teacher: Callable[..., Path], tmp_path: Path
+    trained: Any, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     path, corpus, _ = trained
     plain = dumped(

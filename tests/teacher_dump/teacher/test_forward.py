@@ -24,6 +24,7 @@ from teachonce.teacher_dump.job.parts import NumberedPart
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Teachers
 
 FIRST = "bert.encoder.layer.0.intermediate.dense.weight"
 HALF_MAX = float(torch.finfo(torch.half).max)
@@ -60,7 +61,7 @@ def short_of_memory(
 @pytest.mark.parametrize("kind", SHORTAGES)
 def test_batches_are_halved(
     tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
+    tiny_teacher: Teachers,
     corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
@@ -84,7 +85,7 @@ def test_batches_are_halved(
 
 def test_one_sequence_alone_is_too_large(
     tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
+    tiny_teacher: Teachers,
     corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -147,7 +148,7 @@ def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 @pytest.mark.apart
-def test_real_shortage(tmp_path: Path, tiny_teacher: Callable[[str], Path]) -> None:
+def test_real_shortage(tmp_path: Path, tiny_teacher: Teachers) -> None:
     corpus, out, log = (
         write_corpus(tmp_path / "corpus.txt", 400),
         tmp_path / "a.h5",
@@ -183,7 +184,7 @@ def overflowing(model: Path, folder: Path, most: float, corpus: Path) -> Path:
 
 def test_overflow_is_run_again_in_float32(
     tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
+    tiny_teacher: Teachers,
     corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,9 +215,7 @@ def test_overflow_is_run_again_in_float32(
     assert open_store(tmp_path / "again.h5").manifest.parts == got.manifest.parts
 
 
-def test_overflow_in_float32_is_named(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path
-) -> None:
+def test_overflow_in_float32_is_named(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     for file in tiny_teacher("bert").iterdir():
@@ -235,7 +234,7 @@ def test_overflow_in_float32_is_named(
 
 
 def test_a_weight_that_is_nan_is_named(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path], corpus: Path
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path
 ) -> None:
     """A NaN in the embedding of one piece is named; texts without the piece are not affected."""
     model = tmp_path / "model"
@@ -268,7 +267,7 @@ def test_a_weight_that_is_nan_is_named(
 
 def test_the_calibration_of_a_small_first_part_costs_no_pass(
     tmp_path: Path,
-    tiny_teacher: Callable[[str], Path],
+    tiny_teacher: Teachers,
     corpus: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

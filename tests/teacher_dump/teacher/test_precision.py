@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from teachonce.teacher_dump.teacher.precision import TOLERANCE, deviations, load
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.training import device
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 
 
@@ -29,7 +29,7 @@ def test_deviations_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", ("bert", "gpt2"))
-def test_a_decoder_that_agrees(kind: str, tiny_teacher: Callable[..., Path]) -> None:
+def test_a_decoder_that_agrees(kind: str, tiny_teacher: Teachers) -> None:
     said: list[str] = []
 
     def load(precision: str) -> Teacher:
@@ -44,7 +44,7 @@ def test_a_decoder_that_agrees(kind: str, tiny_teacher: Callable[..., Path]) -> 
     assert len(said) == 1 and said[0].startswith("precision bf16: in bf16 ")
 
 
-def test_a_teacher_that_does_not_agree(tiny_teacher: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_teacher_that_does_not_agree(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """A teacher with a large common offset in its embeddings does not agree in bfloat16."""
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
@@ -74,7 +74,7 @@ def precision_of(path: Path) -> Any:
 
 
 def test_a_store_keeps_the_precision_that_it_was_started_with(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: Any
+    tiny_teacher: Teachers, corpus: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     def options(name: str, **changes: Any) -> Any:
         return dump_options(tiny_teacher("gpt2"), corpus, tmp_path / name, codec="exact", **changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ from teachonce.teacher_dump.teacher.forward import BatchOutput
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS, spans_of
-
-Teachers = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")

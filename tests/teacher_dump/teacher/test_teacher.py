@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.teacher_dump.windows.window import length_batches, padded
 from tests.making.dumps import dump_options
-from tests.making.models import TEACHER_KINDS
+from tests.making.models import TEACHER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 
 
@@ -36,7 +35,7 @@ def tokens(teacher: Teacher, count: int = 5) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("kind", TEACHER_KINDS)
 def test_averages_maps_and_logits_are_those_of_transformers(
-    tiny_teacher: Callable[..., Path], kind: str
+    tiny_teacher: Teachers, kind: str
 ) -> None:
     folder = tiny_teacher(kind)
     teacher = load_teacher(
@@ -84,7 +83,7 @@ def test_averages_maps_and_logits_are_those_of_transformers(
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert"])
 def test_a_checkpoint_without_a_head_is_refused_not_given_a_random_one(
-    tiny_teacher: Callable[..., Path], tmp_path: Path, kind: str
+    tiny_teacher: Teachers, tmp_path: Path, kind: str
 ) -> None:
     AutoModel.from_pretrained(tiny_teacher(kind)).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -122,7 +121,7 @@ def test_batches_hold_every_row_once_and_keep_to_the_budget() -> None:
     assert [len(b) for b in length_batches([5000, 3], 1000)] == [1, 1]
 
 
-def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher: Callable[..., Path]) -> None:
+def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher: Teachers) -> None:
     teacher = load_teacher(str(tiny_teacher("bert")), attention="none")
     teacher.tokenizer(["a b c"], truncation=True, max_length=4, padding=True)
     stored = json.loads(teacher.files()["tokenizer.json"])
@@ -131,8 +130,8 @@ def test_stored_tokenizer_has_no_leftovers_of_a_call(tiny_teacher: Callable[...,
 
 @pytest.fixture(scope="module")
 def sparse_teacher(
-    tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], Any]
-) -> Callable[..., Path]:
+    tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Tokenizers
+) -> Teachers:
     """Return sparse_teacher(family, head, **fields) -> the folder of a random model."""
     root = tmp_path_factory.mktemp("sparse")
 
@@ -159,7 +158,7 @@ WINDOWED = {"attention_window": [16, 16], "max_position_embeddings": 300}
 
 
 @pytest.mark.parametrize("head", ["mlm", "classification"])
-def test_layers_that_pad_what_they_read(sparse_teacher: Callable[..., Path], head: str) -> None:
+def test_layers_that_pad_what_they_read(sparse_teacher: Teachers, head: str) -> None:
     """Longformer's padding to its windows leaves values unchanged, also with global attention."""
     kind = {"mlm": "ForMaskedLM", "classification": "ForSequenceClassification"}[head]
     folder = sparse_teacher("Longformer", kind, **WINDOWED)
@@ -185,7 +184,7 @@ def test_layers_that_pad_what_they_read(sparse_teacher: Callable[..., Path], hea
 
 
 def test_layers_that_are_not_those_of_the_text_are_refused(
-    sparse_teacher: Callable[..., Path],
+    sparse_teacher: Teachers,
 ) -> None:
     def refusal(family: str, head: str, hidden: str, attention: str, **fields: Any) -> str:
         folder = sparse_teacher(family, head, **fields)
@@ -224,7 +223,7 @@ AHEAD = "attends to later tokens, so its head does not predict the next one"
     ids=["RecurrentGemma", "XLNet", "Bert", "decoder"],
 )
 def test_causal_heads_that_a_store_cannot_hold_are_refused(
-    sparse_teacher: Callable[..., Path],
+    sparse_teacher: Teachers,
     family: str,
     head: str,
     fields: dict[str, Any],
@@ -242,7 +241,7 @@ def test_causal_heads_that_a_store_cannot_hold_are_refused(
 @pytest.mark.parametrize("family", ["FNet", "ConvBert", "Yoso"])
 @pytest.mark.parametrize("kind", ["ForMaskedLM", "ForSequenceClassification"])
 def test_padding_that_changes_numbers_is_left_out(
-    sparse_teacher: Callable[..., Path], tmp_path: Path, family: str, kind: str
+    sparse_teacher: Teachers, tmp_path: Path, family: str, kind: str
 ) -> None:
     """If padding changes values, texts run alone, and equal transformers' states and logits."""
     folder = sparse_teacher(family, kind, **({"hidden_act": "relu"} if family == "FNet" else {}))
@@ -276,7 +275,7 @@ def test_padding_that_changes_numbers_is_left_out(
 
 
 def test_models_that_are_no_stack_of_layers_over_pieces_are_refused(
-    sparse_teacher: Callable[..., Path], make_tokenizer: Callable[[str], Any], tmp_path: Path
+    sparse_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
     small: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "d_model": 16, "d_kv": 8, "d_ff": 16}
@@ -295,7 +294,7 @@ def test_models_that_are_no_stack_of_layers_over_pieces_are_refused(
 
 
 def test_bigbird_attends_to_all_tokens_of_what_it_may_read(
-    sparse_teacher: Callable[..., Path],
+    sparse_teacher: Teachers,
 ) -> None:
     """BigBird's window is limited to full attention: sparse attention depends on the batch."""
     folder = sparse_teacher("BigBird", "ForMaskedLM", block_size=16, num_random_blocks=1)

@@ -19,6 +19,7 @@ from teachonce.teacher_dump.corpus.labelled_text import Gold, is_iob
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, ENTITIES
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.label_numbers import Labels
+from tests.making.models import Tokenizers
 from tests.teacher_dump.corpus.corpora import TEXTS, write_table
 
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -124,7 +125,7 @@ class Counting(tuple[tuple[int, int, str], ...]):
 
 @pytest.mark.parametrize("single", ("B-", "S-"))
 def test_tags_of_a_long_document_are_not_read_for_each_window(
-    make_tokenizer: Any, single: str
+    make_tokenizer: Tokenizers, single: str
 ) -> None:
     Counting.read, words = 0, ["dog"] * 400
     tags = Counting((*span, f"{single}PER") for span in spans_of(words))
@@ -143,7 +144,9 @@ TAGGED = st.lists(st.tuples(ALPHABET, st.sampled_from(("", "-1", *TAGS))), min_s
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 @given(sentence=TAGGED, size=st.integers(8, 24))
-def test_laws_of_tags(make_tokenizer: Any, kind: str, sentence: list[Any], size: int) -> None:
+def test_laws_of_tags(
+    make_tokenizer: Tokenizers, kind: str, sentence: list[Any], size: int
+) -> None:
     """The tag of a token is its word's, if it is the first piece; each word has one tag at most."""
     spans = spans_of([word for word, _ in sentence])
     gold = Gold(tags=tuple((*s, tag) for s, (_, tag) in zip(spans, sentence, strict=True) if tag))
@@ -169,7 +172,7 @@ def test_laws_of_tags(make_tokenizer: Any, kind: str, sentence: list[Any], size:
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 @given(sentence=TAGGED, size=st.integers(8, 24))
 def test_laws_of_later_pieces(
-    make_tokenizer: Any, kind: str, sentence: list[Any], size: int
+    make_tokenizer: Tokenizers, kind: str, sentence: list[Any], size: int
 ) -> None:
     """First pieces have the same tags as before; exactly the other pieces within a tagged word have
     the label of later pieces."""
@@ -263,7 +266,7 @@ BIOES = ("O", "B-A", "I-A", "E-A", "S-A", "B-C", "I-C", "E-C", "S-C")
 IOB = ("O", "B-A", "I-A", "B-C", "I-C")
 
 
-def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Any) -> list[str]:
+def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Tokenizers) -> list[str]:
     """Return the names of the dumped tags of a sentence, then the messages."""
     path, said = tmp_path / "a.tsv", list[str]()
     path.write_text("".join(f"w\t{tag}\n" for tag in tags.split()) + "\nw\tO\n")
@@ -292,7 +295,12 @@ def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Any) -
     ],
 )
 def test_tags_in_the_scheme_of_the_teacher(
-    tags: str, labels: Any, found: str, scheme: str | None, tmp_path: Path, make_tokenizer: Any
+    tags: str,
+    labels: Any,
+    found: str,
+    scheme: str | None,
+    tmp_path: Path,
+    make_tokenizer: Tokenizers,
 ) -> None:
     target = "BIOES" if labels == BIOES else "IOB2"
     line = f"tags of the corpus are {scheme}; they are converted to {target}, the scheme"
@@ -311,7 +319,7 @@ def test_tags_in_the_scheme_of_the_teacher(
     ],
 )
 def test_converted_tags_are_checked_before_the_dump(
-    tags: str, labels: Any, message: str, tmp_path: Path, make_tokenizer: Any
+    tags: str, labels: Any, message: str, tmp_path: Path, make_tokenizer: Tokenizers
 ) -> None:
     with pytest.raises(UserError, match=f"a.tsv, {message}"):
         numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
@@ -329,7 +337,7 @@ def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
 
 
 def test_classes_of_a_data_set_are_those_of_the_teacher(
-    tmp_path: Path, make_tokenizer: Any
+    tmp_path: Path, make_tokenizer: Tokenizers
 ) -> None:
     """Classes of a data set are mapped by name to the teacher's labels in another order."""
     moods = Features({"text": Value("string"), "y": ClassLabel(names=["neither", "negative"])})

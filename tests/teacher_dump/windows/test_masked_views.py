@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +19,7 @@ from teachonce.teacher_dump.windows.masked_views import (
     word_spans,
     words_of,
 )
-from tests.making.models import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS, Tokenizers
 from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.cutting import cut_windows
 
@@ -157,7 +155,7 @@ def test_draws_stay_the_same_for_ever() -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_teacher_reads_the_masked_words(make_tokenizer: Any, kind: str) -> None:
+def test_teacher_reads_the_masked_words(make_tokenizer: Tokenizers, kind: str) -> None:
     tokenizer = make_tokenizer(kind)
     text = " ".join(SENTENCES)
     (window,) = cut_windows(text, tokenizer, 8000, 0)
@@ -190,7 +188,7 @@ def test_teacher_reads_the_masked_words(make_tokenizer: Any, kind: str) -> None:
     assert not np.array_equal(ids, other)
 
 
-def test_no_spans_is_the_plain_text(make_tokenizer: Any) -> None:
+def test_no_spans_is_the_plain_text(make_tokenizer: Tokenizers) -> None:
     (window,) = cut_windows("a b c", make_tokenizer("bpe"), 16, 0)
     none = mask_spans(window.text, 0, 0, 0)
     ids, mask = masked_input(

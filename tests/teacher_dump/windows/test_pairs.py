@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -20,10 +19,10 @@ from teachonce.teacher_dump.windows.cutting import SEGMENT
 from teachonce.teacher_dump.windows.sequences import iter_pairs
 from teachonce.teacher_dump.windows.window import Window
 from tests.align.support import TEXT
+from tests.making.models import Tokenizers
 from tests.making.texts import SENTENCES
 
 TEXTS = TEXT.map(lambda text: text.replace(SEPARATOR, " "))
-Make = Callable[[str], Any]
 
 
 def windows_of(tokenizer: Any, size: int, *pairs: tuple[str, str], **counted: Any) -> list[Window]:
@@ -35,7 +34,7 @@ def windows_of(tokenizer: Any, size: int, *pairs: tuple[str, str], **counted: An
 @settings(max_examples=60)
 @given(pair=st.tuples(TEXTS, TEXTS), size=st.integers(24, 64))
 def test_a_window_is_the_pair_as_the_tokenizer_reads_it(
-    make_tokenizer: Make, kind: str, pair: tuple[str, str], size: int
+    make_tokenizer: Tokenizers, kind: str, pair: tuple[str, str], size: int
 ) -> None:
     tokenizer, counters = make_tokenizer(kind), Counter[str]()
     backend = tokenizer.backend_tokenizer
@@ -62,7 +61,7 @@ def test_a_window_is_the_pair_as_the_tokenizer_reads_it(
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_the_longer_text_is_cut_first(make_tokenizer: Make, kind: str) -> None:
+def test_the_longer_text_is_cut_first(make_tokenizer: Tokenizers, kind: str) -> None:
     tokenizer, long, short = make_tokenizer(kind), " ".join(SENTENCES) * 9, SENTENCES[1][:30]
     far = "story " * (SEGMENT // 2)
     pairs = ((long, short), (short, long), (long, far), (short, short), (far, ""))
@@ -77,7 +76,7 @@ def test_the_longer_text_is_cut_first(make_tokenizer: Make, kind: str) -> None:
     assert abs(np.diff(sizes[0])[0]) <= 1
 
 
-def test_a_pair_keeps_its_number_and_its_label(make_tokenizer: Make) -> None:
+def test_a_pair_keeps_its_number_and_its_label(make_tokenizer: Tokenizers) -> None:
     texts = [f"{a}{SEPARATOR}{b}" for a, b in zip(SENTENCES, SENTENCES[1:], strict=False)] * 60
     documents = [Document(t, "x", 3 * n, Gold(str(n))) for n, t in enumerate(texts)]
     found = list(iter_pairs(documents, make_tokenizer("bpe"), 512, SEPARATOR))
@@ -87,7 +86,7 @@ def test_a_pair_keeps_its_number_and_its_label(make_tokenizer: Make) -> None:
 
 
 def test_a_pair_that_is_cut_on_the_left_begins_where_its_first_text_does(
-    make_tokenizer: Make,
+    make_tokenizer: Tokenizers,
 ) -> None:
     tokenizer, long, short = copy(make_tokenizer("bpe")), " ".join(SENTENCES), SENTENCES[1][:30]
     tokenizer.truncation_side = "left"
@@ -99,7 +98,7 @@ def test_a_pair_that_is_cut_on_the_left_begins_where_its_first_text_does(
     assert second.document_begin == 0 and not second.hard_cut
 
 
-def test_refusals(make_tokenizer: Make) -> None:
+def test_refusals(make_tokenizer: Tokenizers) -> None:
     with pytest.raises(UserError, match=r"puts no token between the two texts.*one column"):
         windows_of(make_tokenizer("bpe-plain"), 32, ("a", "b"))
     with pytest.raises(UserError, match=r"--max-length 4: expected at least 5 \(3 special"):

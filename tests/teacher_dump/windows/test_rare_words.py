@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.windows import masked_views
 from teachonce.teacher_dump.windows.masked_views import words_of
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 
 
@@ -39,7 +39,7 @@ def test_every_source_has_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_teachers_with_other_tokens_read_the_same_masks(
-    tmp_path: Path, tiny_teacher: Callable[[str], Path]
+    tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     kept = {"views": 2, "mask_words": "rare", "logits": "none", "attention": "none"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -17,11 +16,10 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import SEGMENT
 from teachonce.teacher_dump.windows.sequences import iter_truncated
 from teachonce.teacher_dump.windows.window import Window
-from tests.making.models import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS, Tokenizers
 from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.test_window import TEXTS, alone
 
-Make = Callable[[str], Any]
 PROMPT = "find: "
 
 
@@ -41,7 +39,7 @@ def on_the(side: str, tokenizer: Any) -> Any:
 @given(text=TEXTS, size=st.integers(20, 60))
 @settings(max_examples=60)
 def test_a_text_is_cut_where_a_token_ends(
-    make_tokenizer: Make, kind: str, side: str, text: str, size: int
+    make_tokenizer: Tokenizers, kind: str, side: str, text: str, size: int
 ) -> None:
     tokenizer, prompt = on_the(side, make_tokenizer(kind)), PROMPT if side == "right" else ""
     window = window_of(text, tokenizer, size, prompt)
@@ -64,7 +62,9 @@ def test_a_text_is_cut_where_a_token_ends(
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @pytest.mark.parametrize("text", ["ACGT" * 30_000, "x " + "riverstory" * 90, "деревни" * 60])
-def test_a_word_without_end_fills_the_window(make_tokenizer: Make, kind: str, text: str) -> None:
+def test_a_word_without_end_fills_the_window(
+    make_tokenizer: Tokenizers, kind: str, text: str
+) -> None:
     tokenizer = make_tokenizer(kind)
     window = window_of(text, tokenizer, 40, PROMPT)
     given = tokenizer(PROMPT + text, truncation=True, max_length=40)["input_ids"]
@@ -72,7 +72,7 @@ def test_a_word_without_end_fills_the_window(make_tokenizer: Make, kind: str, te
     assert window.lost == len(PROMPT + text) - len(window.text)
 
 
-def test_a_long_text_is_cut_on_the_left(make_tokenizer: Make) -> None:
+def test_a_long_text_is_cut_on_the_left(make_tokenizer: Tokenizers) -> None:
     tokenizer, text = on_the("left", make_tokenizer("bpe")), " ".join(SENTENCES) * 60
     assert len(text) > SEGMENT
     window = window_of(text, tokenizer, 40)
@@ -81,7 +81,7 @@ def test_a_long_text_is_cut_on_the_left(make_tokenizer: Make) -> None:
     assert window.hard_cut == (text[window.lost - 1 : window.lost + 1].isalnum())
 
 
-def test_characters_of_several_tokens_are_whole(make_tokenizer: Make) -> None:
+def test_characters_of_several_tokens_are_whole(make_tokenizer: Tokenizers) -> None:
     """A byte-level character of several tokens is never cut: all of its tokens have its span."""
     tokenizer = make_tokenizer("bpe")
     for size in range(10, 20):
@@ -92,7 +92,7 @@ def test_characters_of_several_tokens_are_whole(make_tokenizer: Make) -> None:
         assert (np.diff(starts) >= 0).all() and (np.diff(starts) == 0).any()
 
 
-def test_nothing_fits(make_tokenizer: Make) -> None:
+def test_nothing_fits(make_tokenizer: Tokenizers) -> None:
     with pytest.raises(UserError, match=r"a.txt: no character of text 8 .* after the prompt 'f"):
         window_of("story " * 9, make_tokenizer("bpe"), 6, PROMPT)
     with pytest.raises(UserError, match=r"no character of text \d+ fits into the 2 tokens"):

@@ -15,7 +15,7 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import SEGMENT, iter_windows
 from teachonce.teacher_dump.windows.masked_views import word_spans
 from teachonce.teacher_dump.windows.window import Window
-from tests.making.models import TOKENIZER_KINDS
+from tests.making.models import TOKENIZER_KINDS, Tokenizers
 from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.cutting import cut_windows
 
@@ -64,7 +64,7 @@ def assert_window(window: Window, tokenizer: Any, max_length: int, text: str) ->
 @example(text=f"¢\x0c0_{'x' * 40}", max_length=16)
 @LAWS
 def test_windows_without_stride_are_the_document(
-    make_tokenizer: Any, kind: str, text: str, max_length: int
+    make_tokenizer: Tokenizers, kind: str, text: str, max_length: int
 ) -> None:
     tokenizer = make_tokenizer(kind)
     windows = cut_windows(text, tokenizer, max_length, 0)
@@ -87,7 +87,7 @@ def test_windows_without_stride_are_the_document(
 @given(text=TEXTS, stride=st.integers(1, 30))
 @LAWS
 def test_windows_with_stride_overlap_and_leave_no_gap(
-    make_tokenizer: Any, kind: str, text: str, stride: int
+    make_tokenizer: Tokenizers, kind: str, text: str, stride: int
 ) -> None:
     tokenizer = make_tokenizer(kind)
     windows = cut_windows(text, tokenizer, 48, stride)
@@ -99,7 +99,7 @@ def test_windows_with_stride_overlap_and_leave_no_gap(
     assert covered == (len(text) if windows else 0)
 
 
-def test_overlap_is_the_stride_in_whole_words(make_tokenizer: Any) -> None:
+def test_overlap_is_the_stride_in_whole_words(make_tokenizer: Tokenizers) -> None:
     text = " ".join(SENTENCES[:12] * 3)
     for kind in TOKENIZER_KINDS:
         windows = cut_windows(text, make_tokenizer(kind), 64, 16)
@@ -114,21 +114,21 @@ def test_overlap_is_the_stride_in_whole_words(make_tokenizer: Any) -> None:
         assert np.mean(overlaps) > 11
 
 
-def test_tokens_at_random_are_refused(make_tokenizer: Any) -> None:
+def test_tokens_at_random_are_refused(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("bpe")
     tokenizer.backend_tokenizer.model.dropout = 0.1
     with pytest.raises(UserError, match="drops 10% of its merges at random.*model.dropout"):
         cut_windows("a story", tokenizer, 48, 0)
 
 
-def test_windows_are_filled(make_tokenizer: Any) -> None:
+def test_windows_are_filled(make_tokenizer: Tokenizers) -> None:
     text = " ".join(SENTENCES[:20] * 5)
     for kind in TOKENIZER_KINDS:
         windows = cut_windows(text, make_tokenizer(kind), 64, 0)
         assert np.mean([len(window.ids) for window in windows[:-1]]) > 58
 
 
-def test_cuts_are_made_before_blanks_and_cjk_characters(make_tokenizer: Any) -> None:
+def test_cuts_are_made_before_blanks_and_cjk_characters(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("wordpiece")
     english = cut_windows(" ".join(SENTENCES[:5]), tokenizer, 16, 0)
     assert len(english) > 5
@@ -139,7 +139,9 @@ def test_cuts_are_made_before_blanks_and_cjk_characters(make_tokenizer: Any) -> 
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_long_word_is_cut_hard_but_no_mark_is_torn_off(make_tokenizer: Any, kind: str) -> None:
+def test_long_word_is_cut_hard_but_no_mark_is_torn_off(
+    make_tokenizer: Tokenizers, kind: str
+) -> None:
     word = "e\u0301\u0323x" * 24
     windows = cut_windows(f"so {word} it", make_tokenizer(kind), 20, 0)
     assert "".join(window.text for window in windows) == f"so {word} it"
@@ -149,7 +151,7 @@ def test_long_word_is_cut_hard_but_no_mark_is_torn_off(make_tokenizer: Any, kind
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @pytest.mark.parametrize("stride", [0, 8])
-def test_document_longer_than_a_segment(make_tokenizer: Any, kind: str, stride: int) -> None:
+def test_document_longer_than_a_segment(make_tokenizer: Tokenizers, kind: str, stride: int) -> None:
     text = "\n".join(SENTENCES * 30)
     assert len(text) > 1.5 * SEGMENT
     tokenizer = make_tokenizer(kind)
@@ -165,14 +167,14 @@ def test_document_longer_than_a_segment(make_tokenizer: Any, kind: str, stride: 
         assert window.ids.tolist() == alone(tokenizer, window.text)[0]
 
 
-def test_one_unknown_word_longer_than_a_segment(make_tokenizer: Any) -> None:
+def test_one_unknown_word_longer_than_a_segment(make_tokenizer: Tokenizers) -> None:
     text = "a " + "b" * (3 * SEGMENT) + " " + "c " * 100
     windows = cut_windows(text, make_tokenizer("wordpiece"), 64, 0)
     assert "".join(window.text for window in windows) == text
     assert not any(window.hard_cut for window in windows)
 
 
-def test_every_window_too_long_at_first_is_cut_again(make_tokenizer: Any) -> None:
+def test_every_window_too_long_at_first_is_cut_again(make_tokenizer: Tokenizers) -> None:
     # letters that merge differently from every start
     text = "".join(np.random.default_rng(0).choice(list("theriansto"), 4000))
     for kind in TOKENIZER_KINDS:
@@ -181,7 +183,7 @@ def test_every_window_too_long_at_first_is_cut_again(make_tokenizer: Any) -> Non
         assert max(len(window.ids) for window in windows) <= 32
 
 
-def test_documents_keep_their_order_and_number(make_tokenizer: Any) -> None:
+def test_documents_keep_their_order_and_number(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("bpe")
     texts = [" ".join(SENTENCES) if i % 7 == 3 else SENTENCES[i % 49] for i in range(2100)]
     documents = [Document(text, "x", 2 * i) for i, text in enumerate(texts)]
@@ -195,7 +197,7 @@ def test_documents_keep_their_order_and_number(make_tokenizer: Any) -> None:
     assert joined == texts
 
 
-def test_text_without_tokens_is_left_out_and_counted(make_tokenizer: Any) -> None:
+def test_text_without_tokens_is_left_out_and_counted(make_tokenizer: Tokenizers) -> None:
     counters = Counter[str]()
     texts = ["\x00\x01", "a b", "\u200b\x02"]
     documents = [Document(text, "x", i) for i, text in enumerate(texts)]
@@ -204,7 +206,7 @@ def test_text_without_tokens_is_left_out_and_counted(make_tokenizer: Any) -> Non
     assert counters["no_tokens"] == 2
 
 
-def test_lone_surrogates_are_replaced_and_counted(make_tokenizer: Any) -> None:
+def test_lone_surrogates_are_replaced_and_counted(make_tokenizer: Tokenizers) -> None:
     counters = Counter[str]()
     documents = [Document("a \ud83d b\udc00", "x", 0)]
     (window,) = iter_windows(documents, make_tokenizer("bpe"), 64, 0, counters)
@@ -212,7 +214,7 @@ def test_lone_surrogates_are_replaced_and_counted(make_tokenizer: Any) -> None:
     assert counters["surrogates"] == 2
 
 
-def test_truncation_and_padding_of_the_tokenizer_do_not_matter(make_tokenizer: Any) -> None:
+def test_truncation_and_padding_of_the_tokenizer_do_not_matter(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("wordpiece")
     text = " ".join(SENTENCES[:5])
     expected = [window.text for window in cut_windows(text, tokenizer, 32, 0)]
@@ -220,7 +222,7 @@ def test_truncation_and_padding_of_the_tokenizer_do_not_matter(make_tokenizer: A
     assert [window.text for window in cut_windows(text, tokenizer, 32, 0)] == expected
 
 
-def test_refusals(make_tokenizer: Any) -> None:
+def test_refusals(make_tokenizer: Tokenizers) -> None:
     from transformers import ByT5Tokenizer
 
     tokenizer = make_tokenizer("bpe")
