@@ -26,7 +26,7 @@ from tests.making.sentence_folders import changed, dense, modules, normalize, po
 
 def static(make_tokenizer: Tokenizers, folder: Path) -> Path:
     """Save word vectors with their mean, without a transformer."""
-    tokenizer = make_tokenizer("wordpiece").backend_tokenizer  # type: ignore[attr-defined]
+    tokenizer = make_tokenizer("wordpiece").backend_tokenizer
     model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     model.save(str(folder), create_model_card=False)
     return folder
