@@ -294,8 +294,9 @@ class OptionFields:
         None,
         "Train at this peak learning rate.",
         within=POSITIVE,
-        default_text="0.5 / hidden size, at most 0.004; 0.003 for a BiLSTM;"
-        " 0.01 for a static student; 1 for adadelta; a tenth with --student DIR without --lora",
+        default_text="0.5 / hidden size, at most 0.004; twice that for a decoder cut out of the"
+        " teacher; 0.003 for a BiLSTM; 0.01 for a static student; 1 for adadelta; a tenth with"
+        " --student DIR without --lora",
         scope={STAGE},
     )
     lr_end: float = option(

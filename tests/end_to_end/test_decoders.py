@@ -75,6 +75,25 @@ def test_the_default_student_is_one_that_has_the_losses(
     assert deep == checked_from({"store": (str(store),), "student": "teacher:1"}).student
 
 
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ({}, 0.008),
+        ({"init": "layers:2,3", "optimizer": "adamw"}, 0.008),
+        ({"init": "vocab"}, 0.004),
+        ({"student": "llama:32x2x4"}, 0.004),
+        ({"student": "gpt2:32x2x2"}, 0.004),  # heads of another size
+        ({"lr": 0.001}, 0.001),
+        ({"optimizer": "adadelta"}, 1.0),
+    ],
+)
+def test_a_decoder_cut_out_of_its_teacher_has_twice_the_default_rate(
+    words: dict[str, Any], rate: float, store: Path
+) -> None:
+    given = {"store": (str(store),), "student": "gpt2:32x2x4", **words}
+    assert checked_from(given).resolved_lr == rate
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("student", "start"),
