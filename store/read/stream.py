@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,7 @@ class Streamer:
         reading, asking = ThreadPoolExecutor(1, "read-ahead"), ThreadPoolExecutor(1, "ask-ahead")
         free = [Buffers(), Buffers()]
         requested: deque[tuple[PoolBatches, Future[None]]] = deque()
+        ended = Event()
 
         def request_next() -> bool:
             """Request the next pool; return whether there is one."""
@@ -255,8 +257,9 @@ class Streamer:
 
             def read() -> None:
                 asking_it.result()
-                current[0].read(buffers)
-                current[0].check_values(self._calibration, self._lawful)
+                if not ended.is_set():
+                    current[0].read(buffers)
+                    current[0].check_values(self._calibration, self._lawful)
 
             return current, reading.submit(read)
 
@@ -272,6 +275,8 @@ class Streamer:
                     pass
                 yield current
         finally:  # a thread may still write into the buffers, so they are not reused
+            # Otherwise the process would not exit before it has fetched a pool that nobody reads.
+            ended.set()
             for threads in (asking, reading):
                 threads.shutdown(wait=False, cancel_futures=True)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from threading import Event
+from threading import enumerate as enumerate_threads
+from typing import Any, cast
 
 import pytest
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import StoreError, StoreWriter, Unreachable, UserError, open_store
+from teachonce.store import Batch, StoreError, StoreWriter, Unreachable, UserError, open_store
 from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.tools.copy import upload
 from teachonce.store.tools.verify import verify
@@ -78,6 +80,39 @@ def test_later_pools_are_requested_when_the_first_is_read(
     assert order("memory://pools/a.zarr") == near
     assert events[:2] == ["requested", "read"]
     assert events.count("requested") == events.count("read") > 2
+
+
+def test_a_stream_that_is_closed_early_reads_no_further_pool(
+    made: Made, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, closed = Event(), Event()
+    prefetched, reads = list[Pool](), list[Pool]()
+    prefetch, read = Pool.prefetch, Pool.read
+
+    def slow_prefetch(self: Pool) -> None:
+        if prefetched:
+            asking.set()
+            assert closed.wait(60)
+        prefetched.append(self)
+        prefetch(self)
+
+    def counted_read(self: Pool, buffers: Buffers) -> None:
+        reads.append(self)
+        read(self, buffers)
+
+    upload(made("zarr")[0], "memory://early/a.zarr")
+    monkeypatch.setattr(Pool, "prefetch", slow_prefetch)
+    monkeypatch.setattr(Pool, "read", counted_read)
+    with open_store("memory://early/a.zarr") as fs:
+        stream = fs.stream(1, blocks=fs.blocks(64), pool_blocks=1)
+        next(stream)
+        assert asking.wait(60)
+        threads = [thread for thread in enumerate_threads() if "-ahead" in thread.name]
+        cast("Generator[Batch]", stream).close()
+        closed.set()
+        for thread in threads:
+            thread.join(60)
+    assert len(prefetched) > len(reads) == 1
 
 
 def test_a_server_that_lists_nothing(
