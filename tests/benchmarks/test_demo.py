@@ -18,11 +18,12 @@ from teachonce.store import open_store
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.decoders import save_decoder
 from tests.making.dumps import write_corpus
-from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.models import Teachers
+from tests.making.sentence_folders import modules, normalize, pooling
 
 
 @pytest.fixture(scope="module")
-def settings(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("demo")
     made = (pooling("mean"), normalize())
     model = modules(*made, base=tiny_teacher("bert"), folder=folder / "teacher")

@@ -9,13 +9,14 @@ import pytest
 
 from benchmarks.quality import embedding_peers, embedding_students
 from tests.end_to_end.support import Words, ok, refused
-from tests.making.sentence_folders import TinyTeacher, modules, normalize, pooling
+from tests.making.models import Teachers
+from tests.making.sentence_folders import modules, normalize, pooling
 from tests.making.texts import ENGLISH, SLOVAK
 
 
 @pytest.mark.apart
 def test_students_are_trained_and_scored_beside_the_teacher(
-    tmp_path: Path, tiny_teacher: TinyTeacher, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
     for name in ("text", "sts"):

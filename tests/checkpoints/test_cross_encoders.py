@@ -24,7 +24,8 @@ from tests.downstream.support import done, refused
 from tests.downstream.tasks.test_sts import alike
 from tests.end_to_end.support import ok
 from tests.making.dumps import dumped
-from tests.making.sentence_folders import TinyTeacher, changed
+from tests.making.models import Teachers
+from tests.making.sentence_folders import changed
 from tests.making.texts import ENGLISH
 
 PAIRS = (
@@ -38,7 +39,7 @@ SCORES: dict[str, Any] = {"head": "score", "logits": None, "text_column": "one,t
 
 
 def saved(
-    tiny_teacher: TinyTeacher, folder: Path, labels: tuple[str, ...] = ("s",), **settings: Any
+    tiny_teacher: Teachers, folder: Path, labels: tuple[str, ...] = ("s",), **settings: Any
 ) -> Path:
     """Save a folder with the installed CrossEncoder, which stores its activation in SETTINGS."""
     from sentence_transformers import CrossEncoder
@@ -61,7 +62,7 @@ def scores(folder: Path, tmp_path: Path) -> Any:
     return store, np.array([record.views[0].class_logits[0] for record in store])
 
 
-def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_scores_are_those_of_the_library(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Scores follow the activation, the lower-casing and the maximum length (12 tokens, although
     the tokenizer allows 128) of the folder."""
     folder = saved(tiny_teacher, tmp_path / "m", activation_fn=torch.nn.Identity())
@@ -81,10 +82,9 @@ def test_scores_are_those_of_the_library(tiny_teacher: TinyTeacher, tmp_path: Pa
 
 
 def test_a_reranker_is_not_taken_for_an_embedding_model(
-    tiny_teacher: TinyTeacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
-    """`teacher-dump` does not offer the vectors of a reranker, and `downstream --task sts` names
-    the task that scores it."""
+    """`teacher-dump` offers no vectors; `downstream --task sts` names the task that scores it."""
     folder, table = saved(tiny_teacher, tmp_path / "m"), alike(tmp_path / "test.tsv", 8, 0)
     plan = ("--corpus", table, "--text-column", "text_a,text_b", "--device", "cpu", "--plan")
     assert "embedding" not in ok(teacher_dump, "--model", folder, *plan, "--out", tmp_path / "a.h5")
@@ -100,7 +100,7 @@ def test_a_reranker_is_not_taken_for_an_embedding_model(
 
 
 def test_what_the_library_does_by_itself_is_not_noted(
-    tiny_teacher: TinyTeacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     folder = saved(tiny_teacher, tmp_path / "m")
     teacher = load_teacher(str(folder), head="score", attention="none")
@@ -150,7 +150,7 @@ Spoil = Callable[[Path], Any]
     ),
 )
 def test_settings_that_are_refused(
-    tiny_teacher: TinyTeacher, tmp_path: Path, spoil: Spoil, line: str
+    tiny_teacher: Teachers, tmp_path: Path, spoil: Spoil, line: str
 ) -> None:
     folder = saved(tiny_teacher, tmp_path / "m")
     spoil(folder)
@@ -169,7 +169,7 @@ def test_an_activation_in_a_store_is_checked() -> None:
         )
 
 
-def test_a_cross_encoder_makes_no_vectors(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_a_cross_encoder_makes_no_vectors(tiny_teacher: Teachers, tmp_path: Path) -> None:
     folder = saved(tiny_teacher, tmp_path / "m")
     with pytest.raises(UserError, match="model_type is 'CrossEncoder' .*--head score"):
         load_teacher(str(folder), head="embedding", attention="none")

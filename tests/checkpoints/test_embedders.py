@@ -18,8 +18,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from teachonce.checkpoints.embedders import Embedder, TruncationCount
 from teachonce.checkpoints.fields import CONFIG, MODULES, SETTINGS
 from teachonce.downstream.tasks.sts import SentenceSimilarity
+from tests.downstream.support import refused
 from tests.downstream.tasks.test_sts import alike
-from tests.downstream.test_as_is import refused, scored
+from tests.downstream.test_as_is import scored
 from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed, dense, modules, normalize, pooling
 

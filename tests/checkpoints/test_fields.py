@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,16 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import VectorOptions
-from tests.checkpoints.test_text_vectors import library, texts_of
+from tests.checkpoints.test_text_vectors import VECTORS, library, texts_of
 from tests.end_to_end.support import ok, says
 from tests.hub_server import asked_by_this_process, serving
 from tests.making.dumps import dumped
-from tests.making.models import Tokenizers
-from tests.making.sentence_folders import TinyTeacher, changed, dense, modules, normalize, pooling
+from tests.making.models import Teachers, Tokenizers
+from tests.making.sentence_folders import changed, dense, modules, normalize, pooling
+from tests.making.stores import copied
 from tests.making.texts import ENGLISH
 
 ROOT = Path(__file__).parents[2]
-
-
-def copied(folder: Path, out: Path) -> Path:
-    return Path(shutil.copytree(folder, out))
 
 
 def tables() -> str:
@@ -100,7 +96,7 @@ def test_what_the_code_reads_is_listed() -> None:
 
 
 @pytest.mark.parametrize("kind", ("bert", "xlmr", "deberta", "distilbert", "modernbert", "gpt2"))
-def test_what_our_libraries_write_is_listed(tiny_teacher: TinyTeacher, kind: str) -> None:
+def test_what_our_libraries_write_is_listed(tiny_teacher: Teachers, kind: str) -> None:
     """Every field that our libraries write is known, so the line on other fields is rare."""
     folder = tiny_teacher(kind)
     for file in (CONFIG, "tokenizer_config.json"):
@@ -109,9 +105,7 @@ def test_what_our_libraries_write_is_listed(tiny_teacher: TinyTeacher, kind: str
     assert not load_teacher(str(folder), head="none", attention="none").notes
 
 
-def test_fields_that_nothing_reads_are_named_once(
-    tiny_teacher: TinyTeacher, tmp_path: Path
-) -> None:
+def test_fields_that_nothing_reads_are_named_once(tiny_teacher: Teachers, tmp_path: Path) -> None:
     folder = copied(tiny_teacher("bert"), tmp_path / "m")
     changed(folder, CONFIG, output_swirl=0.5, hidden_twist=2, architectures=["SwirlForMaskedLM"])
     changed(folder, "tokenizer_config.json", fold_hats=True)
@@ -128,34 +122,34 @@ def test_fields_that_nothing_reads_are_named_once(
     assert out.count("unread   ") == 3
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "positions": ("bert", {"position_embedding_type": "relative_key"}, "mlm",
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "positions": ({"position_embedding_type": "relative_key"}, "mlm",
                   "position_embedding_type is 'relative_key' in config.json: .* absolute"),
-    "left to right": ("bert", {"is_decoder": True}, "auto", "is_decoder is true .*--head causal"),
-    "another encoder": ("bert", {"is_decoder": True, "add_cross_attention": True}, "none",
+    "left to right": ({"is_decoder": True}, "auto", "is_decoder is true .*--head causal"),
+    "another encoder": ({"is_decoder": True, "add_cross_attention": True}, "none",
                         "add_cross_attention is True in config.json"),
-    "fewer layers": ("bert", {"num_hidden_layers": 3}, "mlm",
+    "fewer layers": ({"num_hidden_layers": 3}, "mlm",
                      "its layers have 16 weights that BertForMaskedLM does not read, first bert"),
-    "quantised": ("bert", {"quantization_config": {"quant_method": "swirl"}}, "mlm",
+    "quantised": ({"quantization_config": {"quant_method": "swirl"}}, "mlm",
                   "quantization_config of its config.json names a method"),
-    "code": ("bert", {"auto_map": {"AutoModel": "modeling_x.SwirlBertModel"}}, "mlm",
+    "code": ({"auto_map": {"AutoModel": "modeling_x.SwirlBertModel"}}, "mlm",
              "its class SwirlBertModel is Python code of its own .*--trust-remote-code"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_fields_that_nobody_honours_are_refused(
-    tiny_teacher: TinyTeacher, tmp_path: Path, name: str
+    tiny_teacher: Teachers, tmp_path: Path, name: str
 ) -> None:
-    kind, fields, head, line = REFUSED[name]
-    folder = changed(copied(tiny_teacher(kind), tmp_path / "m"), CONFIG, **fields)
+    fields, head, line = REFUSED[name]
+    folder = changed(copied(tiny_teacher("bert"), tmp_path / "m"), CONFIG, **fields)
     with pytest.raises(UserError, match=line) as error:
         load_teacher(str(folder), head=head, attention="none")
     assert "\n" not in str(error.value)
 
 
 def test_code_of_a_family_that_transformers_has_is_not_refused(
-    tiny_teacher: TinyTeacher, tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     folder = copied(tiny_teacher("bert"), tmp_path / "m")
     changed(folder, CONFIG, auto_map={"AutoConfig": "configuration_bert.BertConfig"})
@@ -174,7 +168,7 @@ def test_code_of_a_family_that_transformers_has_is_not_refused(
     ),
 )
 def test_labels_have_one_number_each(
-    tiny_teacher: TinyTeacher, tmp_path: Path, fields: dict[str, Any], line: str
+    tiny_teacher: Teachers, tmp_path: Path, fields: dict[str, Any], line: str
 ) -> None:
     teacher = tiny_teacher("bert", "classification", ("a", "b"))
     folder = changed(copied(teacher, tmp_path / "m"), CONFIG, **fields)
@@ -186,7 +180,7 @@ def test_labels_have_one_number_each(
     "fields", ({"return_dict": False}, {"chunk_size_feed_forward": 5}, {"architectures": "Bert"})
 )
 def test_fields_of_no_consequence(
-    tiny_teacher: TinyTeacher, tmp_path: Path, fields: dict[str, Any]
+    tiny_teacher: Teachers, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     plain = tiny_teacher("bert")
     folder = changed(copied(plain, tmp_path / "m"), CONFIG, **fields)
@@ -200,9 +194,7 @@ def test_fields_of_no_consequence(
     assert np.allclose(one.hidden["mean"], two.hidden["mean"], atol=1e-6)
 
 
-def test_weights_that_are_no_numbers_of_the_network(
-    tiny_teacher: TinyTeacher, tmp_path: Path
-) -> None:
+def test_weights_that_are_no_numbers_of_the_network(tiny_teacher: Teachers, tmp_path: Path) -> None:
     key = "bert.encoder.layer.0.attention.self.query.weight"
     for name, line in (
         ("int8", f"{key} in model.safetensors holds whole numbers .I8."),
@@ -223,7 +215,7 @@ def test_weights_that_are_no_numbers_of_the_network(
 
 
 def test_whole_numbers_of_the_hub(
-    tiny_teacher: TinyTeacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(tiny_teacher("bert"), tmp_path / "m")
     weights = load_file(folder / "model.safetensors")
@@ -238,7 +230,7 @@ def test_whole_numbers_of_the_hub(
 
 
 @pytest.mark.parametrize("config", (True, False))
-def test_an_adapter_is_no_model(tiny_teacher: TinyTeacher, tmp_path: Path, config: bool) -> None:
+def test_an_adapter_is_no_model(tiny_teacher: Teachers, tmp_path: Path, config: bool) -> None:
     folder = copied(tiny_teacher("bert"), tmp_path / "m")
     changed(folder, "adapter_config.json", base_model_name_or_path="some/base", peft_type="LORA")
     if not config:
@@ -325,7 +317,7 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.fixture(scope="module")
-def embedder(tiny_teacher: TinyTeacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def embedder(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("embedder") / "m"
     return modules(pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder)
 
@@ -355,7 +347,7 @@ def test_settings_of_vectors_that_are_refused(embedder: Path, tmp_path: Path, na
     assert "\n" not in str(error.value)
 
 
-def test_modules_that_do_not_fit_together(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_modules_that_do_not_fit_together(tiny_teacher: Teachers, tmp_path: Path) -> None:
     parts = (pooling("mean"), dense(32, 8), dense(9, 8))
     folder = modules(*parts, base=tiny_teacher("bert"), folder=tmp_path / "m")
     with pytest.raises(UserError, match="its modules do not fit together .*mat1 and mat2"):
@@ -388,8 +380,7 @@ def test_settings_of_vectors_that_are_honoured(embedder: Path, tmp_path: Path, n
     HONOURED[name](folder)
     texts = (*ENGLISH[:6], "The OLD Stories Were LONG")
     corpus = texts_of(tmp_path / "a.txt", texts)
-    asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
-    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **asked))
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **VECTORS))
     assert np.allclose(store.embeddings(), library(folder, list(texts)), atol=2e-6)
 
 

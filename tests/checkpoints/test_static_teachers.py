@@ -21,14 +21,12 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.teacher.loading import load_teacher
-from tests.checkpoints.test_text_vectors import library, texts_of
+from tests.checkpoints.test_text_vectors import VECTORS, library, texts_of
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dumped
 from tests.making.models import Tokenizers
 from tests.making.sentence_folders import PROMPTS, changed, dense, normalize
 from tests.making.texts import ENGLISH
-
-VECTORS: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
 
 
 def saved(make_tokenizer: Tokenizers, kind: str, folder: Path, **settings: Any) -> Path:

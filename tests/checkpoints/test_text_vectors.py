@@ -21,9 +21,10 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions
 from tests.making.dumps import dumped
+from tests.making.models import Teachers
 from tests.making.sentence_folders import (
     PROMPTS,
-    TinyTeacher,
+    changed,
     decoder,
     dense,
     dropout,
@@ -58,6 +59,9 @@ BEHIND: dict[str, Callable[[], list[Any]]] = {
 }
 
 
+VECTORS: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
+
+
 def library(
     folder: Path,
     texts: list[str],
@@ -81,17 +85,12 @@ def texts_of(path: Path, texts: tuple[str, ...] = ENGLISH[:12]) -> Path:
 @pytest.mark.parametrize("name", BEHIND)
 @pytest.mark.parametrize("prompt", ("query", None))
 def test_a_folder_is_read_as_it_is(
-    tiny_teacher: TinyTeacher, tmp_path: Path, name: str, prompt: str | None
+    tiny_teacher: Teachers, tmp_path: Path, name: str, prompt: str | None
 ) -> None:
     base = tiny_teacher("bert")
     folder = modules(*BEHIND[name](), base=base, folder=tmp_path / "m", prompts=PROMPTS)
     corpus = texts_of(tmp_path / "a.txt")
-    store = open_store(
-        dumped(
-            folder, corpus, tmp_path / "a.zarr", head="embedding", logits=None, prompt=prompt,
-            codec="exact",
-        )  # fmt: skip
-    )  # fmt: skip
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **VECTORS, prompt=prompt))
     wanted = library(folder, list(ENGLISH[:12]), prompt)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     spec = store.features.embedding
@@ -116,19 +115,18 @@ LONG = (
 @pytest.mark.parametrize("kind", ("bert", "roberta", "xlmr"))
 @pytest.mark.parametrize("prompt, side", (("query", "right"), (None, "right"), (None, "left")))
 def test_long_texts_have_the_vectors_of_the_library(
-    tiny_teacher: TinyTeacher, tmp_path: Path, kind: str, prompt: str | None, side: str
+    tiny_teacher: Teachers, tmp_path: Path, kind: str, prompt: str | None, side: str
 ) -> None:
     folder = modules(
         pooling("mean"), base=tiny_teacher(kind), folder=tmp_path / "m", prompts=PROMPTS
     )
-    _changed(folder, "tokenizer_config.json", truncation_side=side)
+    changed(folder, "tokenizer_config.json", truncation_side=side)
     texts = [*LONG[4:]] if side == "left" else [*LONG]
     # alone, a piece from inside a word becomes another piece
     if side == "left" and kind != "roberta":
         texts = ["the " * 60, "short"]
     corpus = texts_of(tmp_path / "a.txt", tuple(texts))
-    asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
-    asked |= {"prompt": prompt, "max_length": 24}
+    asked = VECTORS | {"prompt": prompt, "max_length": 24}
     store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **asked))
     wanted = library(folder, texts, prompt, 1, 24)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
@@ -147,35 +145,30 @@ def test_long_texts_have_the_vectors_of_the_library(
         assert AutoTokenizer.from_pretrained(tmp_path / "s").truncation_side == "left"
 
 
-def test_a_prompt_and_texts_cut_at_their_beginning(
-    tiny_teacher: TinyTeacher, tmp_path: Path
-) -> None:
+def test_a_prompt_and_texts_cut_at_their_beginning(tiny_teacher: Teachers, tmp_path: Path) -> None:
     folder = modules(
         pooling("mean"), base=tiny_teacher("bert"), folder=tmp_path / "m", prompts=PROMPTS
     )
-    _changed(folder, "tokenizer_config.json", truncation_side="left")
+    changed(folder, "tokenizer_config.json", truncation_side="left")
     with pytest.raises(UserError, match="--prompt query: .*truncation_side .* --prompt ''"):
         load_teacher(
             str(folder), head="embedding", attention="none", vectors=VectorOptions(prompt="query")
         )
 
 
-def test_vectors_are_cut_as_the_folder_says(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_vectors_are_cut_as_the_folder_says(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Vectors are truncated after all modules, as in the library, so their length is not 1."""
     behind = [pooling("mean"), normalize()]
     folder = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m", truncate_dim=8)
     corpus = texts_of(tmp_path / "a.txt")
-    asked: dict[str, Any] = {"head": "embedding", "logits": None, "codec": "exact"}
-    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **asked))
+    store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **VECTORS))
     wanted = library(folder, list(ENGLISH[:12]))
     assert wanted.shape == (12, 8) and np.allclose(store.embeddings(), wanted, atol=2e-5)
     assert store.features.embedding == EmbeddingSpec(8, "mean, first 8")
 
 
 @pytest.mark.parametrize("side", ("left", "right"))
-def test_decoders_pool_their_last_token(
-    tiny_teacher: TinyTeacher, tmp_path: Path, side: str
-) -> None:
+def test_decoders_pool_their_last_token(tiny_teacher: Teachers, tmp_path: Path, side: str) -> None:
     """The last token is pooled after an instruction, whichever side the library pads.
 
     The reference encodes one text at a time: GPT-2's positions count left padding.
@@ -183,19 +176,15 @@ def test_decoders_pool_their_last_token(
     base = decoder(tiny_teacher, tmp_path / "base", side)
     behind = [pooling("lasttoken"), normalize()]
     folder = modules(*behind, base=base, folder=tmp_path / "m", prompts=PROMPTS)
-    store = open_store(
-        dumped(
-            folder, texts_of(tmp_path / "a.txt"), tmp_path / "a.h5", head="embedding", logits=None,
-            prompt="query", codec="exact", hidden="layer:4",
-        )  # fmt: skip
-    )  # fmt: skip
+    corpus, asked = texts_of(tmp_path / "a.txt"), VECTORS | {"prompt": "query", "hidden": "layer:4"}
+    store = open_store(dumped(folder, corpus, tmp_path / "a.h5", **asked))
     wanted = library(folder, list(ENGLISH[:12]), "query", batch=1)
     assert np.allclose(store.embeddings(), wanted, atol=2e-5)
     last = store[0].views[0].hidden["layer4"][-1]
     assert np.allclose(last / np.linalg.norm(last), wanted[0], atol=2e-5)
 
 
-def test_a_plain_checkpoint_takes_a_pooling(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_a_plain_checkpoint_takes_a_pooling(tiny_teacher: Teachers, tmp_path: Path) -> None:
     base = tiny_teacher("roberta")
     for word, mode in {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}.items():
         folder = modules(pooling(mode), base=base, folder=tmp_path / word)
@@ -221,9 +210,7 @@ def _vectors(teacher: Teacher, texts: list[str]) -> Any:
     return np.stack(found)
 
 
-def test_what_is_written_is_what_the_library_reads(
-    tiny_teacher: TinyTeacher, tmp_path: Path
-) -> None:
+def test_what_is_written_is_what_the_library_reads(tiny_teacher: Teachers, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
     from transformers import AutoModel
 
@@ -247,11 +234,6 @@ def test_what_is_written_is_what_the_library_reads(
     assert all(torch.equal(values, read[name]) for name, values in head.state_dict().items())
 
 
-def _changed(folder: Path, file: str, **changes: Any) -> None:
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "no pooling": (
         lambda f: (f / "modules.json").unlink(), {}, "no pooling in it .* give --pooling mean",
@@ -260,11 +242,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         lambda f: None, {"prompt": "title"}, r"--prompt title: .* it has: document, query",
     ),
     "unknown activation": (
-        lambda f: _changed(f, "2_Dense/config.json", activation_function="mine.Swirl"), {},
+        lambda f: changed(f, "2_Dense/config.json", activation_function="mine.Swirl"), {},
         "2_Dense/config.json: unknown activation 'Swirl': expected one of torch.nn",
     ),
     "no activation": (
-        lambda f: _changed(f, "2_Dense/config.json", activation_function="torch.nn.Linear"), {},
+        lambda f: changed(f, "2_Dense/config.json", activation_function="torch.nn.Linear"), {},
         "unknown activation 'Linear'",
     ),
     "lost weights": (
@@ -272,7 +254,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         "2_Dense is not a Dense that .* can load: Could not find 'model.safetensors'",
     ),
     "other weights": (
-        lambda f: _changed(f, "2_Dense/config.json", out_features=9), {},
+        lambda f: changed(f, "2_Dense/config.json", out_features=9), {},
         "2_Dense is not a Dense that .* can load: .*size mismatch",
     ),
     "damaged weights": (
@@ -285,18 +267,18 @@ BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "no JSON": (lambda f: (f / "modules.json").write_text("{"), {}, "modules.json is not JSON"),
     "no list": (lambda f: (f / "modules.json").write_text("[7]"), {}, "is not a list of modules"),
     "another width": (
-        lambda f: _changed(f, "1_Pooling/config.json", embedding_dimension=64), {},
+        lambda f: changed(f, "1_Pooling/config.json", embedding_dimension=64), {},
         "its pooling expects states of size 64, and the transformer's hidden size is 32",
     ),
     "another way": (
-        lambda f: _changed(f, "1_Pooling/config.json", pooling_mode="median"), {},
+        lambda f: changed(f, "1_Pooling/config.json", pooling_mode="median"), {},
         "1_Pooling is not a Pooling that .* can load: Invalid pooling mode: 'median'",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_folders_that_cannot_be_read(tiny_teacher: TinyTeacher, tmp_path: Path, name: str) -> None:
+def test_folders_that_cannot_be_read(tiny_teacher: Teachers, tmp_path: Path, name: str) -> None:
     spoil, options, printed = BAD[name]
     behind = [pooling("mean"), dense(32, 8), normalize()]
     base = tiny_teacher("bert")
@@ -309,7 +291,7 @@ def test_folders_that_cannot_be_read(tiny_teacher: TinyTeacher, tmp_path: Path, 
     assert "\n" not in str(error.value)
 
 
-def test_modules_that_are_none_of_ours(tiny_teacher: TinyTeacher, tmp_path: Path) -> None:
+def test_modules_that_are_none_of_ours(tiny_teacher: Teachers, tmp_path: Path) -> None:
     base = tiny_teacher("bert")
     folder = modules(pooling("mean"), base=base, folder=tmp_path / "m")
     listed = json.loads((folder / "modules.json").read_text())

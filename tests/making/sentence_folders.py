@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TinyTeacher = Callable[..., Path]
+from tests.making.models import Teachers
+
 PROMPTS = {"query": "find: ", "document": ""}
 
 
@@ -67,7 +67,7 @@ def normalize(of: str = "sentence_embedding") -> Any:
     return Normalize(of)
 
 
-def decoder(tiny_teacher: TinyTeacher, folder: Path, side: str) -> Path:
+def decoder(tiny_teacher: Teachers, folder: Path, side: str) -> Path:
     """Save a causal model whose tokenizer pads on one side and ends every text with one token."""
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer, GPT2Model
