@@ -4,7 +4,6 @@ weights."""
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,6 @@ from teachonce.store.format.features import TaskSpec
 from teachonce.student_export.checking import export_check
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_train.cli import main as student_train
-from tests.downstream import support
 from tests.downstream.learnable import (
     TAGS,
     classified,
@@ -39,12 +37,13 @@ from tests.downstream.learnable import (
     table,
     write_tagged,
 )
-from tests.downstream.support import done, scores_of
+from tests.downstream.support import done, refused, scores_of
 from tests.downstream.test_bilstm import saved
 from tests.end_to_end.support import Word, Words, ok
 from tests.making.dumps import dumped
 from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed
+from tests.making.stores import copied
 from tests.teacher_dump.windows.test_label_numbers import TAGS as IOB
 
 LABELS = ("STUDENT", "KEEPER", "TEACHER")  # not in the order of the alphabet
@@ -56,9 +55,6 @@ def scored(task: str, model: Path, test: Path, out: Path, *more: Word) -> Any:
     said = done(*words, *more)
     assert "as is" in said and "±" not in said
     return scores_of(out)
-
-
-refused = support.refused
 
 
 def renamed(path: Path, size: int, seed: int) -> Path:
@@ -99,8 +95,7 @@ def test_a_kept_model_scores_as_it_did_when_it_was_tuned(
 
 
 def test_a_student_of_a_classifier(tiny_teacher: Teachers, tmp_path: Path) -> None:
-    """A student of a classifier has the scores that plain transformers computes from the saved
-    folder."""
+    """Its scores are those of plain transformers with the saved folder."""
     train, test = (classified(tmp_path / f"{size}.tsv", size, size) for size in (60, 30))
     teacher = tiny_teacher("bert", "classification", LABELS)
     store = dumped(
@@ -189,24 +184,19 @@ def test_what_does_not_fit_is_refused(tiny_teacher: Teachers, tmp_path: Path) ->
 
 
 def test_a_head_without_its_weights_is_refused(tiny_teacher: Teachers, tmp_path: Path) -> None:
-    """A classifier according to its config without the head's weights is refused, as transformers
-    would initialise them."""
-    config = json.loads((tiny_teacher("bert") / "config.json").read_text())
-    config["architectures"] = ["BertForSequenceClassification"]
-    for file in tiny_teacher("bert").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    """transformers would initialise the head that the config declares."""
+    model = copied(tiny_teacher("bert"), tmp_path / "model")
+    changed(model, "config.json", architectures=["BertForSequenceClassification"])
     texts = classified(tmp_path / "a.tsv", 6, 0)
     words = ("--task", "classify", "--as-is", "--test", texts, "--out", tmp_path / "out")
-    line = refused(*words, "--model", tmp_path)
+    line = refused(*words, "--model", model)
     assert "has no classification head" in line and "classifier.bias" in line
 
 
 def test_equal_gold_labels_are_no_failure_of_the_model(
     tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
-    """Scores of 0 have other causes than equal predictions: equal gold labels, wrong answers. Each
-    of several models is named."""
+    """Nor are wrong answers. Each of several models is named."""
     same, none = (write_tagged(tmp_path / name, 20, 0) for name in ("same", "none"))
     for path, tag in ((same, "NOUN"), (none, "O")):
         path.write_text(re.sub("\t.*", f"\t{tag}", path.read_text()))

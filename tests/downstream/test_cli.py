@@ -57,8 +57,7 @@ def test_mlm(text: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mlm_over_seeds(text: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
-    """Each seed has the result of a run of that seed alone, and a resumed run trains the missing
-    seeds only."""
+    """A resumed run trains the missing seeds only."""
     out, dev = tmp_path / "out", tmp_path / "dev.txt"
     dev.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
     words: Words = ("--task", "mlm", "--model", tiny_teacher("bert"), "--train", text, "--dev", dev)

@@ -96,6 +96,10 @@ def test_the_command_line_refuses_a_value_before_all_else(words: str) -> None:
          "--candidates and --candidates-by contradict"),
         ("classify --model m --train a --out o --limit 1 --per-class 1",
          "--limit and --per-class contradict each other; give one"),
+        ("classify --model m --train a --out o --text-column a --text-a-column b",
+         "--text-column and --text-a-column contradict"),
+        ("classify --model m --train a --out o --text-column a --text-b-column b",
+         "--text-column and --text-b-column contradict"),
         ("speed --model m --text-column x", "needs --test"),
         ("speed --model m --test nowhere.txt", "nowhere.txt: no such file or folder"),
         ("speed --model m --text-column x --test a.txt", "needs --test, the table that has"),
@@ -133,14 +137,6 @@ def test_what_was_given_decides_and_defaults_fill_up() -> None:
     assert asked.given() == {**words, "seed": 0, "lr": 1e-3, "text_column": "sentence"}
     assert asked.settings(FineTuneSettings, seeds=1) == FineTuneSettings(lr=1e-3, seeds=1)
     assert asked.columns() == {"text": "sentence"}
-
-
-@pytest.mark.parametrize("column", ["text_a_column", "text_b_column"])
-def test_a_text_and_a_pair_contradict_each_other(column: str) -> None:
-    words: dict[str, Any] = {"model": ("m",), "train": (Path("a"),), "out": Path("nowhere")}
-    words |= {"text_column": "a", column: "b"}
-    with pytest.raises(UserError, match="--text-column and --text-.-column contradict"):
-        DownstreamOptions("classify", **words)
 
 
 def test_help_tells_tasks_defaults_and_ranges() -> None:

@@ -95,14 +95,14 @@ def test_what_is_no_squad_is_refused(content: bytes | None, message: str, tmp_pa
 
 def test_tagged_files_are_those_of_teacher_dump(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    content = "\ufeff# sent_id = 1\na\tX\n# between\n#\tY \n\n\n# sent_id = 2\nb\tX\n"
+    content = "\ufeff# sent_id = 1\na\tX\n# between\n#\tY \n\n\n# sent_id = 2\nb c\tX"
     path.write_bytes(content.replace("\n", "\r\n").encode())
     one, two = read_tagged(path)
-    assert (one, two) == (Sentence(("a", "#"), ("X", "Y")), Sentence(("b",), ("X",)))
+    assert (one, two) == (Sentence(("a", "#"), ("X", "Y")), Sentence(("b c",), ("X",)))
     assert [one.where(1), two.where(0)] == [f"tags {path}, line {n}" for n in (4, 8)]
     dumped = list(Corpus.open([str(path)]))
-    assert [document.text for document in dumped] == ["a #", "b"]
-    assert [d.gold and d.gold.tags for d in dumped] == [((0, 1, "X"), (2, 3, "Y")), ((0, 1, "X"),)]
+    assert [document.text for document in dumped] == ["a #", "b c"]
+    assert [d.gold and d.gold.tags for d in dumped] == [((0, 1, "X"), (2, 3, "Y")), ((0, 3, "X"),)]
 
 
 def test_a_word_without_a_tag_is_refused(tmp_path: Path) -> None:
@@ -149,8 +149,7 @@ def test_tables_are_those_of_teacher_dump(suffix: str, tmp_path: Path) -> None:
 
 
 def test_classes_have_the_names_of_the_schema(tmp_path: Path) -> None:
-    """Classes have the schema's names, as for teacher-dump, also in a compressed file or a file
-    with nested columns."""
+    """Also in a compressed file, and in nested columns."""
     features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
     rows = {"text": ["a", "b"], "label": [1, 0]}
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")

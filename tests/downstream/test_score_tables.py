@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from teachonce.downstream.process_memory import STATUS
 from teachonce.downstream.score_tables import of_models, result_of, save, seed_table
+from teachonce.downstream.settings import SpeedSettings
 from teachonce.downstream.speed import MeasuredModel, peak_memory
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.support import done, refused, run, scores_of
@@ -113,8 +114,7 @@ def test_each_of_several_models_has_its_own_number_of_blocks(tiny_teacher: Teach
 def test_several_files_to_test_are_scored_apart_and_together(
     tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several test files are scored separately and together, for a tuned model and a model as it
-    is, also in the joined table."""
+    """For a tuned model, for a model as it is, and in the joined table."""
     monkeypatch.setenv("COLUMNS", "1000")  # otherwise a long path is folded
     train, dev, first, second = (
         write_tagged(tmp_path / f"{name}.tsv", size, seed)
@@ -239,8 +239,6 @@ def joins_speed(folder: Path, model: Path, found: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of memory is told by Linux alone")
 def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teachers) -> None:
-    from teachonce.downstream.settings import SpeedSettings
-
     subject = MeasuredModel(str(tiny_teacher("bert")))
     assert all("pooler" not in name for name, _ in subject.network.named_parameters())
     peaks = []
@@ -256,8 +254,6 @@ def test_peak_memory_counts_weights_and_grows_with_the_batch(tiny_teacher: Teach
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_decoder_is_measured_with_its_output_layer(tied: bool, tmp_path: Path) -> None:
-    from teachonce.downstream.settings import SpeedSettings
-
     folder = save_decoder(tmp_path / "decoder", "Llama", tie_word_embeddings=tied)
     subject = MeasuredModel(str(folder))
     assert subject.parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()

@@ -190,8 +190,7 @@ def test_bad_inputs_are_refused(
 def test_a_teacher_with_a_token_in_front_agrees_with_its_own_store(
     tier: str, tmp_path: Path
 ) -> None:
-    """A teacher has the loss of its store if its tokenizer adds no token but the dump put one in
-    front of each window."""
+    """The dump puts the token in front of each window; the tokenizer adds none."""
     model = save_decoder(tmp_path / "model", "Llama", bos="<end>")
     corpus = write_corpus(tmp_path / "corpus.txt", 6)
     words = {"attention": "none", "hidden": "none", "logits": tier, "codec": "exact"}

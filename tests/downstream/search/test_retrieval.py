@@ -59,8 +59,6 @@ def evaluated(folder: Path, small: Path) -> dict[str, float]:
 
 
 def test_retrieval_is_what_the_library_finds(folder: Path, small: Path, tmp_path: Path) -> None:
-    """Retrieval has the library's scores with the model's own pooling, dense layer and prompts; its
-    row is added to a table."""
     words = ("--task", "retrieval", "--model", folder, "--test", small)
     result = scored(tmp_path / "out", *words)
     found, expected = result["mean"]["test"], evaluated(folder, small)
@@ -140,8 +138,7 @@ def reranker(base: Path, folder: Path) -> Path:
 def test_rerank_by_pairs_and_by_vectors(
     folder: Path, small: Path, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
-    """Candidates have the order of the library's CrossEncoder; vectors rank their own candidates in
-    the order of retrieval."""
+    """Pairs are ordered as by the library's CrossEncoder, vectors as in retrieval."""
     from sentence_transformers import CrossEncoder
 
     base = tiny_teacher("bert", "classification", ("score",))

@@ -59,8 +59,7 @@ def test_accumulated_batches_have_the_gradient_of_one_large_batch(
     tiny_teacher: Teachers,
     tmp_path: Path,
 ) -> None:
-    """Accumulated batches have the gradient of one large batch, also at the end of an epoch with an
-    incomplete batch. The model has no dropout."""
+    """Also at the end of an epoch with an incomplete batch. The model has no dropout."""
     train, model = write(tmp_path / "train.tsv", rows, 0), tiny_teacher("modernbert")
     steps = []
     for size, accumulate in ((12, 1), (4, 3)):

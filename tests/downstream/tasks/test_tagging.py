@@ -197,8 +197,7 @@ def test_tags_that_are_not_iob_are_refused(tags: str, message: str, tmp_path: Pa
 
 @pytest.mark.slow
 def test_fine_tuning_learns_and_reports_every_seed(tiny_teacher: Teachers, tmp_path: Path) -> None:
-    """Every seed learns and is reported. The test file is the shortest, so each split must be
-    scored against its own words."""
+    """The test file is the shortest, so each split must be scored against its own words."""
     sizes = {"train": 60, "dev": 50, "test": 40}
     files = splits(write_tagged, tmp_path, "", **sizes)
     settings = FineTuneSettings(epochs=6, batch_size=4, lr=5e-3, seeds=2)
@@ -219,12 +218,6 @@ def test_narrow_encoders_learn_at_a_higher_rate() -> None:
         assert default_lr(BertModel(config)) == rate
     other = DistilBertConfig(dim=128, n_heads=1, n_layers=1, hidden_dim=8, vocab_size=9)
     assert default_lr(DistilBertModel(other)) == 5e-4
-
-
-def test_tagged_files_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "tags.tsv"
-    path.write_bytes(b"a\tX\r\nb c\tY\r\n\r\n\n\nd\tX")
-    assert read_tagged(path) == [Sentence(("a", "b c"), ("X", "Y")), Sentence(("d",), ("X",))]
 
 
 def test_every_word_of_a_long_sentence_is_scored(make_tokenizer: Tokenizers) -> None:
@@ -251,8 +244,6 @@ NAMES = ["O", "B-PER", "I-PER"]
 
 
 def test_words_and_tags_of_tables(tmp_path: Path) -> None:
-    """Tables of a data set with its tags' names, and of exports with spans, give the same words and
-    tags."""
     features = Features(
         {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))}
     )

@@ -44,13 +44,8 @@ def tuned(task: Task, model: Path, files: dict[str, Path], settings: Any = LEARN
     return fine_tune(task, str(model), files, settings, say=lambda _: None)
 
 
-@pytest.mark.slow
-def test_classify_learns_and_repeats(tiny_teacher: Teachers, tmp_path: Path) -> None:
-    files = splits(classified, tmp_path, ".tsv", train=120, dev=31, test=30)
-    result = tuned(Classify(), tiny_teacher("bert"), files)
-    test = result["mean"]["test"]
-    assert test["accuracy"] > 0.9 and test["primary"] == test["macro_f1"] > 0.9
-    assert test["weighted_f1"] > 0.9 and test["matthews"] > 0.85
+def test_a_seed_repeats(tiny_teacher: Teachers, tmp_path: Path) -> None:
+    files = splits(classified, tmp_path, ".tsv", train=12, dev=6)
     weights, short = [], replace(LEARNING, steps=3)
     for keep in (tmp_path / "once", tmp_path / "again"):
         fine_tune(Classify(), str(tiny_teacher("bert")), files, short, lambda _: None, keep)
@@ -82,8 +77,7 @@ def test_bfloat16_learns_as_well(
 def test_pairs_are_classified_by_both_texts(
     kind: str, tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
-    """Pairs are classified by both texts: one of the texts alone gives an accuracy of a half. The
-    models have no token types."""
+    """One of the texts alone gives an accuracy of a half. The models have no token types."""
     bilstm = kind == "bilstm"
     train, epochs = (120, 6) if bilstm else (200, 8)
     files = splits(compared, tmp_path, ".tsv", train=train, dev=32, test=32)
@@ -152,8 +146,7 @@ def test_pair_learns(tiny_teacher: Teachers, tmp_path: Path) -> None:
 
 
 def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teachers, tmp_path: Path) -> None:
-    """A classifier of pairs accepts another head if the fields of the scale, which mark it as such,
-    are removed."""
+    """The fields of the scale, which mark a model of pairs, are then removed."""
     pair, classifier, said = tmp_path / "pair", tmp_path / "classifier", list[tuple[str, bool]]()
     quick = replace(LEARNING, epochs=1)
 
@@ -249,8 +242,7 @@ def test_answers_are_compared_as_squad_does(
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_the_gold_tokens_of_a_window_give_the_answer(kind: str, make_tokenizer: Tokenizers) -> None:
-    """The gold tokens of a window give a score of 1 through windows, offsets and the choice of
-    spans."""
+    """The score is 1 through windows, offsets and the choice of spans."""
     context = " ".join(SENTENCES[:7])
     places = (context.index("lighthouse"), context.index("1887"), context.index("clock in the"))
     texts = ("lighthouse", "1887", "clock in the tower")
@@ -287,18 +279,14 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     (Classify({"text": "t"}), "a.tsv", b"text\tlabel\na\tx\n", r"no column 't'.*--text-column"),
     (Classify(), "a.tsv", b"text\tlabel\na\t\n", r"line 2: the text has no label"),
     (Classify(), "a.tsv", b"text\tlabel\n \tx\n", r"line 2: expected text in column 'text'"),
-    (Classify(), "a.tsv", b"text\tlabel\na\tx\ty\n", r"line 2: expected 2 columns.*got 3"),
     (
         Classify(),
         "a.jsonl",
         b'{"text": "a", "label": ["x", "y"]}\n',
         r"line 1: 2 labels of one text.*expected one",
     ),
-    (Classify(), "a.jsonl", b"text\n", r"line 1: not JSON"),
     (Classify(), "a.csv", b"text,label\n", r"has no rows"),
     (Classify(), "a.csv", b"text,text\na,b\n", r"two columns of the header are named .text."),
-    (Classify(), "a.csv", b'text,label\n"a,b\n', r"line 2: unexpected end of data"),
-    (Classify(), "a.tsv", b"text\tlabel\n\xff\tx\n", r"line 2: not UTF-8"),
     (Classify(), "a.txt", b"a\n", r"ends in \.jsonl, .*\.tsv"),
     (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\t3,5\n", r"line 2: expected a number"),
     (PairScore(), "a.tsv", b"text_a\ttext_b\tscore\na\tb\tnan\n", r"line 2: expected a number"),
@@ -316,7 +304,6 @@ MISTAKES: list[tuple[Task, str, bytes, str]] = [
     (PartsOfSpeech(), "a.tsv", b"\n\n", r"no sentence"),
     (PartsOfSpeech(), "a.tsv", b"\xfe\tX\n", r"not UTF-8"),
     (QA(), "a.json", b"{}", r"not SQuAD's layout"),
-    (QA(), "a.json", b"[", r"has no end"),
     *(
         (QA(), "a.json", f'{{"data": [{{"paragraphs": [{paragraph}]}}]}}'.encode(), message)
         for paragraph, message in (
