@@ -12,6 +12,7 @@ import pytest
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
 
+TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 TEXTS = ["Первая строка.", 'second, with "quotes"', "tab less", "日本語 🙂", " kept as it is "]
 
 

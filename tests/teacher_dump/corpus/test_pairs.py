@@ -9,9 +9,8 @@ import pytest
 
 from teachonce.store.format.pairs import SEPARATOR
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
-from tests.teacher_dump.corpus.corpora import write_table
+from tests.teacher_dump.corpus.corpora import TABLES, write_table
 
-TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 ROWS: list[dict[str, Any]] = [
     {"two": "second", "n": "7", "one": "first", "gold": "yes"},
     {"two": "", "n": "8", "one": "alone", "gold": ""},

@@ -31,7 +31,8 @@ from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
 from tests.making.dumps import dump_options, write_corpus
 from tests.making.models import Teachers
-from tests.making.stores import features_of, make_store
+from tests.making.sentence_folders import changed
+from tests.making.stores import copied, features_of, make_store
 
 
 class Killed(BaseException):
@@ -103,7 +104,6 @@ def test_parts_of_other_sequences_are_refused(
 def test_another_cut_of_the_same_tokens_is_refused(
     stopped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other offsets of the same ids and texts are refused."""
     options = stopped("zarr")
 
     def moved(*words: Any, **named: Any) -> Iterator[Any]:
@@ -184,11 +184,11 @@ def test_other_forms_of_the_hashes_go_on(stopped: Any) -> None:
 def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher: Teachers) -> None:
     options = stopped("zarr")
     begun_by(options.out, lambda found: found["software"].update(torch="2.0.0"))
-    shutil.copytree(tiny_teacher("bert"), options.out.parent / "other")
-    weights = load_file(options.out.parent / "other" / "model.safetensors")
+    model = copied(tiny_teacher("bert"), options.out.parent / "other")
+    weights = load_file(model / "model.safetensors")
     weights["bert.encoder.layer.3.output.LayerNorm.bias"] += 0.1
-    save_file(weights, options.out.parent / "other" / "model.safetensors", {"format": "pt"})
-    other = load_teacher(str(options.out.parent / "other"))
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    other = load_teacher(str(model))
     with pytest.raises(UserError) as error:
         check_numbers(options.out, None, other, print)
     line = str(error.value)
@@ -198,10 +198,8 @@ def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher
 
 def test_another_config_is_reported_by_its_fields(stopped: Any, tmp_path: Path) -> None:
     options = stopped("zarr")
-    model = tmp_path / "model"
-    shutil.copytree(options.model, model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
+    model = copied(Path(options.model), tmp_path / "model")
+    changed(model, "config.json", layer_norm_eps=0.5)
     moved = {"id": model.name}
     begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
     with pytest.raises(UserError, match="layer_norm_eps is '1e-12' in the store and '0.5' now"):
@@ -210,11 +208,9 @@ def test_another_config_is_reported_by_its_fields(stopped: Any, tmp_path: Path) 
 
 def test_fields_that_change_no_number_go_on(stopped: Any, tmp_path: Path) -> None:
     options = stopped("zarr")
-    model = tmp_path / "model"
-    shutil.copytree(options.model, model)
-    config = json.loads((model / "config.json").read_text())
+    model = copied(Path(options.model), tmp_path / "model")
     other = {"hidden_dropout_prob": 0.3, "use_cache": False, "initializer_range": 0.5}
-    (model / "config.json").write_text(json.dumps(config | other))
+    changed(model, "config.json", **other)
     moved = {"id": str(model)}
     begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
     lose(options.out, 2)

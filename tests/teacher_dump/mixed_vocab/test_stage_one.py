@@ -26,9 +26,7 @@ from teachonce.teacher_dump.job.dump import EARLY_ARGUMENTS
 from teachonce.teacher_dump.mixed_vocab import stage_one
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.mixed_vocab.segmentation import MASKED, MASKED_BY_TEACHER
-from teachonce.teacher_dump.mixed_vocab.stage_one import mixed_vocab
 from tests.end_to_end.support import ok, refused
-from tests.making.dumps import write_corpus
 from tests.making.models import Teachers, Tokenizers
 from tests.making.stores import features_of, make_store
 from tests.making.texts import ENGLISH
@@ -139,35 +137,25 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_teachers_without_a_masked_lm_head_are_refused(
-    trained: Any, tiny_teacher: Teachers, tmp_path: Path
-) -> None:
-    words = trained[2]
-    for teacher, message in (
-        (tiny_teacher("gpt2"), "no masked-LM head"),
-        (tiny_teacher("bert", "classification", ("a", "b")), "no masked-LM head"),
-    ):
-        line = refused(teacher_dump, *words, "--model", teacher, "--out", tmp_path / "store.zarr")
-        assert message in line
-    line = refused(teacher_dump, *words, "--seed", 9, "--out", trained[0])
+def test_a_finished_store_is_left_alone(trained: Any) -> None:
+    store, _, words = trained
+    line = refused(teacher_dump, *words, "--seed", 9, "--out", store)
     assert "was finished with other arguments" in line
     assert "seed is '2' in the store and '9' now" in line
-    before = trained[0].stat().st_mtime_ns
-    assert "was finished before" in ok(teacher_dump, *words, "--out", trained[0])
-    assert trained[0].stat().st_mtime_ns == before
+    before = store.stat().st_mtime_ns
+    assert "was finished before" in ok(teacher_dump, *words, "--out", store)
+    assert store.stat().st_mtime_ns == before
 
 
-def test_without_lambs_package_nothing_is_begun(
-    tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_train_is_refused_before_anything_is_written(
+    trained: Any, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = write_corpus(tmp_path / "corpus.txt", 10)
+    words = (*trained[2], "--out", tmp_path / "store.zarr")
+    assert "no masked-LM head" in refused(teacher_dump, *words, "--model", tiny_teacher("gpt2"))
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    line = refused(
-        *(teacher_dump, "mixed-vocab", "--model", tiny_teacher("bert"), "--corpus", corpus),
-        *("--width", WIDTH, "--optimizer", "lamb", "--out", tmp_path / "store.zarr"),
-    )
+    line = refused(teacher_dump, *words, "--optimizer", "lamb")
     assert "--optimizer lamb" in line and "`pip install pytorch-optimizer`" in line
-    assert list(tmp_path.iterdir()) == [corpus]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_recipes_of_stage_one_are_the_published_settings(
@@ -217,4 +205,3 @@ def test_help_shows_the_subcommand() -> None:
     assert MixedVocabOptions(StageOneDump("m", Path("s.h5")), "5k", 16).checkpoint() == Path(
         "s.h5.mixed-vocab"
     )
-    assert callable(mixed_vocab)

@@ -25,6 +25,7 @@ from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from tests.making.dumps import dump_options, write_corpus
 from tests.making.models import Teachers
+from tests.making.stores import copied
 
 FIRST = "bert.encoder.layer.0.intermediate.dense.weight"
 HALF_MAX = float(torch.finfo(torch.half).max)
@@ -170,10 +171,7 @@ def overflowing(model: Path, folder: Path, most: float, corpus: Path) -> Path:
     for text in corpus.read_text(encoding="utf-8").splitlines():
         ids = np.array([teacher.tokenizer(text, truncation=True)["input_ids"]])
         teacher.run(ids, np.ones_like(ids, bool))
-    folder.mkdir()
-    for file in model.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(copied(model, folder) / "model.safetensors")
     scale = most / float(np.median(largest))
     weights = {name: value.half().float() for name, value in weights.items()}
     for name in (FIRST, FIRST.replace("weight", "bias")):
@@ -216,10 +214,7 @@ def test_overflow_is_run_again_in_float32(
 
 
 def test_overflow_in_float32_is_named(tmp_path: Path, tiny_teacher: Teachers, corpus: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in tiny_teacher("bert").iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
+    model = copied(tiny_teacher("bert"), tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     weights[FIRST] *= 1e38
     save_file(weights, model / "model.safetensors", {"format": "pt"})
@@ -237,10 +232,7 @@ def test_a_weight_that_is_nan_is_named(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path
 ) -> None:
     """A NaN in the embedding of one piece is named; texts without the piece are not affected."""
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in tiny_teacher("bert").iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
+    model = copied(tiny_teacher("bert"), tmp_path / "model")
     text = corpus.read_text(encoding="utf-8").splitlines()
     teacher = load_teacher(str(model), attention="none")
     used = [set(teacher.tokenizer(line)["input_ids"]) for line in text]

@@ -69,7 +69,6 @@ def test_the_fused_kernel() -> None:
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that gives wrong values or does not run, as on a CPU, is not used."""
     fused_head = pytest.importorskip("teachonce.teacher_dump.teacher.fused_head")
     monkeypatch.setattr(fused_head, "PROGRAMS", 2)
     has_fused_kernel, cpu = heads.has_fused_kernel.__wrapped__, torch.device("cpu")

@@ -183,9 +183,7 @@ def test_layers_that_pad_what_they_read(sparse_teacher: Teachers, head: str) -> 
         torch.testing.assert_close(logits, want.logits[0].reshape(logits.shape), **close)
 
 
-def test_layers_that_are_not_those_of_the_text_are_refused(
-    sparse_teacher: Teachers,
-) -> None:
+def test_layers_that_are_not_those_of_the_text_are_refused(sparse_teacher: Teachers) -> None:
     def refusal(family: str, head: str, hidden: str, attention: str, **fields: Any) -> str:
         folder = sparse_teacher(family, head, **fields)
         with pytest.raises(UserError) as error:
@@ -293,9 +291,7 @@ def test_models_that_are_no_stack_of_layers_over_pieces_are_refused(
         load_teacher(str(folder))
 
 
-def test_bigbird_attends_to_all_tokens_of_what_it_may_read(
-    sparse_teacher: Teachers,
-) -> None:
+def test_bigbird_attends_to_all_tokens_of_what_it_may_read(sparse_teacher: Teachers) -> None:
     """BigBird's window is limited to full attention: sparse attention depends on the batch."""
     folder = sparse_teacher("BigBird", "ForMaskedLM", block_size=16, num_random_blocks=1)
     teacher = load_teacher(str(folder))
