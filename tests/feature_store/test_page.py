@@ -126,9 +126,7 @@ def test_a_page_in_a_browser(store: Path, written: Path, size: tuple[int, int], 
         check_accessible(page)
 
 
-@pytest.mark.parametrize(
-    "tier", ("sample", "head", "classification", "tagging", "pairs", "embedding")
-)
+@pytest.mark.parametrize("tier", OTHERS)
 def test_pages_of_other_stores(tmp_path: Path, tier: str) -> None:
     tokenizer = json.loads(TOKENIZER)
     tokenizer["model"]["vocab"] = {

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from teachonce.support.arrays import covering_spans, covering_spans_of_texts
 
-law = settings(max_examples=100, deadline=None)
-
 
 def test_tokens_that_share_a_character_with_a_span() -> None:
     begin, end = np.array([0, 0, 3, 5, 9, 0]), np.array([0, 3, 5, 9, 12, 0])
@@ -32,7 +30,7 @@ def first_covering(token: tuple[int, int], spans: list[tuple[int, int]]) -> int:
     return shared.index(True) if True in shared else -1
 
 
-@law
+@settings(max_examples=100)
 @given(st.lists(texts(), max_size=5))
 def test_texts_at_once_are_each_text_alone(
     given: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]],

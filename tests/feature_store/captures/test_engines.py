@@ -156,8 +156,7 @@ def test_rows_of_another_model(
 def test_rows_that_predict_another_place(
     place: int, words: str, teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """Rows that predict another token are found without log-probabilities of the following tokens,
-    by their predictions."""
+    """Found by their predictions, without log-probabilities of the tokens that follow."""
     sure = []
     for sample in samples:
         logits = np.zeros_like(sample.logprobs)
@@ -176,8 +175,7 @@ def test_rows_that_predict_another_place(
 
 
 def test_a_teacher_that_predicts_the_token_itself(tmp_path: Path) -> None:
-    """The rows of a teacher that predicts the token itself look shifted; a comparison with the
-    checkpoint decides."""
+    """Its rows look shifted; a comparison with the checkpoint decides."""
     folder, tokenizer = tmp_path / "copies", trained_tokenizer("bpe-plain")
     model = random_model("gpt2", tokenizer, "causal")
     with torch.no_grad():
@@ -206,8 +204,7 @@ def test_rows_of_an_engine_that_do_not_fit(teacher: Path, tmp_path: Path) -> Non
 
 
 def test_files_of_both_engines_in_a_folder(teacher: Path, tmp_path: Path) -> None:
-    """Files of both engines in a folder have the same columns, and each engine's rows are read in
-    its own way."""
+    """Their columns are equal, but each engine's rows are read in its own way."""
     (tmp_path / "rows").mkdir()
     for number, engine in enumerate(ENGINES):
         captured(engine, teacher, tmp_path / "rows" / f"{number}.parquet", 4)

@@ -39,8 +39,7 @@ def test_everything_is_written(store: Path, tmp_path: Path) -> None:
 def test_distillkit_files_have_all_rows_of_a_sound_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DistillKit files have all rows in the store's order, ROWS_A_FILE in each file. A store with
-    logits in the wrong parts is refused."""
+    """Files have ROWS_A_FILE rows; a store with logits in the wrong parts is refused."""
     monkeypatch.setattr(exporting, "ROWS_A_FILE", 5)
     path, made = tmp_path / "a.zarr", tmp_path / "made"
     features = replace(

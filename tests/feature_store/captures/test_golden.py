@@ -55,8 +55,7 @@ def test_distillkit(case: dict[str, Any], large: TeacherFiles, tmp_path: Path) -
 
 
 def test_megatron(large: TeacherFiles, tmp_path: Path) -> None:
-    """Ids have 17 bits, entries beyond the nucleus are empty, and the others are the best
-    pieces."""
+    """Ids have 17 bits; the entries within the nucleus are the best pieces, the others empty."""
     shutil.copy(GOLDEN / "cp0_dp0__1.tar", tmp_path)
     np.save(tmp_path / "tokens.npy", np.ones((8, 12), np.int32))
     options = ImportOptions(tmp_path, tmp_path / "a.zarr", tokens=tmp_path / "tokens.npy")

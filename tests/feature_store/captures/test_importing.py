@@ -38,8 +38,7 @@ def test_every_format_has_an_entry() -> None:
 def test_a_stopped_import_goes_on(
     teacher: Path, samples: list[Taught], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped import retains the published parts; the finished store equals an undisturbed
-    import."""
+    """No part is written twice, and the store equals an undisturbed import."""
     source = specforge(tmp_path / "data", samples, (1, 2, 3))
 
     def options(name: str, **more: Any) -> ImportOptions:
@@ -171,8 +170,7 @@ def test_cut_ids_are_kept_as_far_as_they_are_text(
 def test_a_stretch_begins_where_the_text_before_it_ends(
     kind: str, around: bool, make_tokenizer: Tokenizers
 ) -> None:
-    """A stretch starts at the end of the previous text, also with special tokens around the sample,
-    and after omitted tokens."""
+    """Also with special tokens around the sample, and after omitted tokens."""
     backend = without_specials(make_tokenizer(kind).backend_tokenizer)
     tokenizer, chance = RoundTripTokenizer(backend), random.Random(0)
     ids = backend.encode(" ".join([*ENGLISH, *RUSSIAN, *SLOVAK])).ids

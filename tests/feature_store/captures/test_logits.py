@@ -13,36 +13,30 @@ from tests.feature_store.captures.conftest import imported, run
 from tests.making.captures import Taught, distillkit, megatron, stacked
 
 
-def check_rows(path: Path, samples: list[Taught], close: float, size: int) -> None:
-    """Check that each sequence has the text and the best log-probabilities of its sample."""
-    store = open_store(path)
-    assert store.features.logits and store.features.logits.next_token
-    assert (store.features.logits.size, len(store)) == (size, len(samples))
-    for record, sample in zip(store, samples, strict=True):
-        logits, count = record.views[0].logits, len(sample.ids)
-        assert record.text == sample.text
-        assert record.token_ids.tolist() == sample.ids.tolist()
-        best = np.take_along_axis(sample.logprobs, logits.ids.astype(np.int64), 1)
-        assert np.abs(best[:, 0] - sample.logprobs.max(1)).max() < close
-        assert np.abs(logits.logprobs - best).max() < close
-        left = np.log1p(-np.exp(logits.logprobs.astype(np.float64)).sum(1))
-        assert np.abs(logits.rest - left).max() < 0.01
-        assert logits.log_partition.tolist() == [0.0] * count
-
-
 @pytest.mark.parametrize("packed", (False, True))
 def test_distillkit(packed: bool, teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     source = distillkit(tmp_path / "capture", samples, 16, 16, packed_rows=packed)
     said = imported(source, tmp_path / "a.zarr", teacher, "--codec", "exact")
     assert f"distillkit, {len(samples)} samples, topk:16" in said and "left out" not in said
-    check_rows(tmp_path / "a.zarr", samples, 0.05, 16)
+    store = open_store(tmp_path / "a.zarr")
+    assert store.features.logits and store.features.logits.next_token
+    assert (store.features.logits.size, len(store)) == (16, len(samples))
+    for record, sample in zip(store, samples, strict=True):
+        logits = record.views[0].logits
+        assert record.text == sample.text
+        assert record.token_ids.tolist() == sample.ids.tolist()
+        best = np.take_along_axis(sample.logprobs, logits.ids.astype(np.int64), 1)
+        assert np.abs(best[:, 0] - sample.logprobs.max(1)).max() < 0.05
+        assert np.abs(logits.logprobs - best).max() < 0.05
+        left = np.log1p(-np.exp(logits.logprobs.astype(np.float64)).sum(1))
+        assert np.abs(logits.rest - left).max() < 0.01
+        assert not logits.log_partition.any()
 
 
 def test_distillkit_with_a_curve_for_the_tail(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """DistillKit's fitted curve for the tail is near the teacher's tail, and the rest is what the
-    curve leaves."""
+    """The fitted curve is near the teacher's tail."""
     source = distillkit(tmp_path / "capture", samples, 8, 24)
     imported(source, tmp_path / "a.zarr", teacher, "--codec", "exact")
     for record, sample in zip(open_store(tmp_path / "a.zarr"), samples, strict=True):
@@ -101,12 +95,10 @@ def test_megatron_with_a_nucleus(teacher: Path, samples: list[Taught], tmp_path:
 def test_texts_of_a_packed_sequence_are_documents(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """The texts of a packed sequence are documents. The token that ends a text is left out with its
-    row, as it is not in the text."""
+    """The token that ends a text is left out with its row, as it is not in the text."""
     end = 0  # <|endoftext|>
     whole = np.concatenate([[*sample.ids.tolist(), end] for sample in samples[:4]])
     logprobs = torch.log_softmax(torch.arange(600.0) / 60, -1).repeat(len(whole), 1, 1)
-    logprobs = logprobs + 0.0
     np.save(tmp_path / "tokens.npy", whole[None])
     source = megatron(tmp_path / "run", [[logprobs]], 8)
     from transformers import AutoTokenizer
@@ -126,13 +118,11 @@ def test_texts_of_a_packed_sequence_are_documents(
 def test_a_store_of_logits_becomes_a_capture(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """A store of logits, exported as a capture and imported again, is the same except for the name
-    of the source."""
+    """Imported again, it is the same except for the name of the source."""
     first, again = tmp_path / "a.zarr", tmp_path / "b.zarr"
     imported(distillkit(tmp_path / "capture", samples, 8, 24), first, teacher)
     assert run("export", first, tmp_path / "made", "--to", "distillkit").exit_code == 0
     imported(tmp_path / "made", again, teacher)
-    assert open_store(first).manifest.parts[0].arrays.keys()
     for one, other in zip(open_store(first), open_store(again), strict=True):
         a, b = one.views[0].logits, other.views[0].logits
         assert one.text == other.text

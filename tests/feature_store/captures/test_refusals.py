@@ -3,9 +3,7 @@ executed."""
 
 from __future__ import annotations
 
-import json
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,8 @@ from tests.making.captures import (
     write_archive,
 )
 from tests.making.models import Teachers
+from tests.making.sentence_folders import changed
+from tests.making.stores import copied
 
 
 def importing(source: Path, tokenizer: Path, *words: Any, code: int = 1) -> str:
@@ -133,9 +133,7 @@ def test_archives(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     write_archive(archive, [("_meta.json", b'{"saver": {"k": 8}}'), ("9" * 5000 + ".pt.zst", b"")])
     says(importing(source, teacher, "--tokens", tokens), "cp0_dp0__0.tar, 999", "of an iteration")
     archive.write_bytes(sound)
-    larger = Path(shutil.copytree(teacher, tmp_path / "larger"))
-    config = json.loads((larger / "config.json").read_text())
-    (larger / "config.json").write_text(json.dumps(config | {"vocab_size": 150_000}))
+    larger = changed(copied(teacher, tmp_path / "larger"), "config.json", vocab_size=150_000)
     line = importing(source, larger, "--tokens", tokens)
     says(line, "ids in 17 bits", "has 150,000 pieces", "another tool")
 

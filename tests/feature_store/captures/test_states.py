@@ -62,8 +62,7 @@ def test_specforge(gz: bool, teacher: Path, samples: list[Taught], tmp_path: Pat
 def test_a_student_learns_from_an_imported_store(
     teacher: Path, samples: list[Taught], tmp_path: Path
 ) -> None:
-    """From a causal teacher's imported store, states can be trained on; logits of the next token
-    cannot."""
+    """States can be trained on; logits of a causal teacher's next token cannot."""
     source = speculators(tmp_path / "data", samples * 2, (1, 2, 3))
     imported(source, tmp_path / "a.zarr", teacher, "--layers", "1,2,3,4")
     words: Words = ("--vocab", "300", *STUDENT, "--steps", "16", "--lr", "1e-2", "--store")
