@@ -31,8 +31,7 @@ def test_prefetching_stops_when_it_is_closed() -> None:
     items = prefetched((made.append(i) or i for i in range(10_000)), 2)  # type: ignore[func-returns-value]
     next(items)
     items.close()
-    count = len(made)
-    assert count < 10
+    assert len(made) < 10
 
 
 def test_work_in_threads_comes_in_order_and_little_of_it_is_under_way() -> None:

@@ -61,11 +61,7 @@ def short_of_memory(
 
 @pytest.mark.parametrize("kind", SHORTAGES)
 def test_batches_are_halved(
-    tmp_path: Path,
-    tiny_teacher: Teachers,
-    corpus: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     model = tiny_teacher("bert")
     exact = {"codec": "exact", "views": 2, "weights": False}
@@ -85,10 +81,7 @@ def test_batches_are_halved(
 
 
 def test_one_sequence_alone_is_too_large(
-    tmp_path: Path,
-    tiny_teacher: Teachers,
-    corpus: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = dump_options(tiny_teacher("bert"), corpus, tmp_path / "a.zarr", part_tokens=400)
     memory = 10_000
@@ -181,10 +174,7 @@ def overflowing(model: Path, folder: Path, most: float, corpus: Path) -> Path:
 
 
 def test_overflow_is_run_again_in_float32(
-    tmp_path: Path,
-    tiny_teacher: Teachers,
-    corpus: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = overflowing(tiny_teacher("bert"), tmp_path / "model", HALF_MAX, corpus)
 
@@ -258,10 +248,7 @@ def test_a_weight_that_is_nan_is_named(
 
 
 def test_the_calibration_of_a_small_first_part_costs_no_pass(
-    tmp_path: Path,
-    tiny_teacher: Teachers,
-    corpus: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The teacher's output for the calibration is reused for the first part; a part that is
     computed again by a resumed dump has the same bytes."""

@@ -221,11 +221,7 @@ AHEAD = "attends to later tokens, so its head does not predict the next one"
     ids=["RecurrentGemma", "XLNet", "Bert", "decoder"],
 )
 def test_causal_heads_that_a_store_cannot_hold_are_refused(
-    sparse_teacher: Teachers,
-    family: str,
-    head: str,
-    fields: dict[str, Any],
-    why: str | None,
+    sparse_teacher: Teachers, family: str, head: str, fields: dict[str, Any], why: str | None
 ) -> None:
     folder = sparse_teacher(family, head, **fields)
     if why is None:

@@ -19,11 +19,7 @@ from tests.making.models import TOKENIZER_KINDS, Tokenizers
 from tests.making.texts import SENTENCES
 from tests.teacher_dump.windows.cutting import cut_windows
 
-LAWS = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+LAWS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 WORDS = st.one_of(
     st.sampled_from(" ".join(SENTENCES).split()),
     st.sampled_from(
