@@ -158,8 +158,12 @@ def check_tier(fs: FeatureStore, text: str, printed: Any, tier: str) -> None:
         assert [pairs[0][0] for pairs in best] == raw.argmax(axis=1).tolist()
     elif tier == "embedding":
         assert "embedding of length 1.000" in text and "vectors of whole texts" in text
+    elif tier == "tagging":
+        assert not printed["hasLogits"] and '<th scope="col">tag</th>' in text
     else:
-        assert not printed["hasLogits"] and ("label" in text or '<th scope="col">tag</th>' in text)
+        assert fs.features.task and not printed["hasLogits"]
+        label = "none" if record.label is None else fs.features.task.labels[record.label]
+        assert f"; label {label}, " in text
 
 
 def test_bad_input_is_reported_in_a_line(
