@@ -82,8 +82,8 @@ def bart(folder: Path) -> None:
     sizes: dict[str, Any] = {
         f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in half.items()
     }
-    ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    config = BartConfig(vocab_size=600, d_model=16, **ids, **sizes)
+    sizes |= {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    config = BartConfig(vocab_size=600, d_model=16, **sizes)
     BartForConditionalGeneration(config).save_pretrained(folder)
 
 
@@ -224,8 +224,8 @@ def test_code_of_a_checkpoint_runs_only_if_asked_for(
     ran = tmp_path / "ran"
     (folder / "own.py").write_text(OWN_CODE.format(ran=str(ran)))
     code = {"AutoConfig": "own.MiniConfig", "AutoModelForMaskedLM": "own.MiniForMaskedLM"}
-    own = {"model_type": "mini", "architectures": ["MiniForMaskedLM"], "auto_map": code}
-    changed(folder, CONFIG, **own)
+    classes = ["MiniForMaskedLM"]
+    changed(folder, CONFIG, model_type="mini", architectures=classes, auto_map=code)
     corpus, out = tmp_path / "corpus.txt", tmp_path / "store.zarr"
     corpus.write_text("\n".join(SENTENCES[:5]), encoding="utf-8")
     words = ("--model", folder, "--corpus", corpus, "--out", out, "--logits", "topk:5")

@@ -209,8 +209,7 @@ def test_another_config_is_reported_by_its_fields(stopped: Any, tmp_path: Path) 
 def test_fields_that_change_no_number_go_on(stopped: Any, tmp_path: Path) -> None:
     options = stopped("zarr")
     model = copied(Path(options.model), tmp_path / "model")
-    other = {"hidden_dropout_prob": 0.3, "use_cache": False, "initializer_range": 0.5}
-    changed(model, "config.json", **other)
+    changed(model, "config.json", hidden_dropout_prob=0.3, use_cache=False, initializer_range=0.5)
     moved = {"id": str(model)}
     begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
     lose(options.out, 2)
