@@ -19,7 +19,7 @@ from teachonce.teacher_dump.corpus.labelled_text import Gold, is_iob
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, ENTITIES
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.label_numbers import Labels
-from tests.making.models import Tokenizers
+from tests.making.models import Tokenizers, trained_tokenizer
 from tests.teacher_dump.corpus.corpora import TABLES, TEXTS, write_table
 
 MOODS = ("negative", "positive", "neither")
@@ -263,19 +263,19 @@ BIOES = ("O", "B-A", "I-A", "E-A", "S-A", "B-C", "I-C", "E-C", "S-C")
 IOB = ("O", "B-A", "I-A", "B-C", "I-C")
 
 
-def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Tokenizers) -> list[str]:
+def numbers_of(tags: str, names: tuple[str, ...], folder: Path) -> list[str]:
     """Return the names of the dumped tags of a sentence, then the messages."""
-    path, said = tmp_path / "a.tsv", list[str]()
+    path, said = folder / "a.tsv", list[str]()
     path.write_text("".join(f"w\t{tag}\n" for tag in tags.split()) + "\nw\tO\n")
     corpus = Corpus.open([str(path)])
     corpus.check()
-    labels = Labels(task, "t", said.append)
+    labels = Labels(TaskSpec("tagging", names), "t", said.append)
     labels.check(
         corpus.found_labels("tagging"), corpus.tag_pairs(), {}, corpus.found_labels(ENTITIES)
     )
-    (window, _) = labels.numbered(iter_windows(corpus, make_tokenizer("wordpiece"), 64))
+    (window, _) = labels.numbered(iter_windows(corpus, trained_tokenizer("wordpiece"), 64))
     assert window.numbers is not None
-    return [task.labels[number] for number in window.numbers if number >= 0] + said
+    return [names[number] for number in window.numbers if number >= 0] + said
 
 
 @pytest.mark.parametrize(
@@ -292,18 +292,12 @@ def numbers_of(tags: str, task: TaskSpec, tmp_path: Path, make_tokenizer: Tokeni
     ],
 )
 def test_tags_in_the_scheme_of_the_teacher(
-    tags: str,
-    labels: Any,
-    found: str,
-    scheme: str | None,
-    tmp_path: Path,
-    make_tokenizer: Tokenizers,
+    tags: str, labels: tuple[str, ...], found: str, scheme: str | None, tmp_path: Path
 ) -> None:
     target = "BIOES" if labels == BIOES else "IOB2"
     line = f"tags of the corpus are {scheme}; they are converted to {target}, the scheme"
     line += " of the teacher"
-    got = numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
-    assert got == found.split() + ([line] if scheme else [])
+    assert numbers_of(tags, labels, tmp_path) == found.split() + ([line] if scheme else [])
 
 
 @pytest.mark.parametrize(
@@ -316,12 +310,12 @@ def test_tags_in_the_scheme_of_the_teacher(
     ],
 )
 def test_converted_tags_are_checked_before_the_dump(
-    tags: str, labels: Any, message: str, tmp_path: Path, make_tokenizer: Tokenizers
+    tags: str, labels: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=f"a.tsv, {message}"):
-        numbers_of(tags, TaskSpec("tagging", tuple(labels)), tmp_path, make_tokenizer)
-    single = ("O", "S-A")  # the teacher lacks B-A, which no tag is mapped to
-    assert numbers_of("B-A O", TaskSpec("tagging", single), tmp_path, make_tokenizer)[0] == "S-A"
+        numbers_of(tags, labels, tmp_path)
+    # The teacher lacks B-A, which no tag is mapped to.
+    assert numbers_of("B-A O", ("O", "S-A"), tmp_path)[0] == "S-A"
 
 
 def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
