@@ -122,7 +122,7 @@ class _Counted:
         return cls(number, tokens.ids[number].astype(np.int64), sequence, begin, reach, final)
 
     def last(self) -> Index:
-        """Return the final token of each token's group."""
+        """Return int64 [n], the index of the final token of each token's group."""
         group = starts(self.final)[:-1]
         tokens: Index = np.flatnonzero(self.final)[group]
         return tokens

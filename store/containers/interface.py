@@ -165,8 +165,8 @@ class StoreSource(Protocol):
         the root), except inside the `parts` of these numbers."""
 
     def fingerprint(self, name: str) -> str | None:
-        """Return the checksum of an array's own metadata, if the container stores them in a
-        file."""
+        """Return the checksum of an array's own metadata; None if the container stores them in no
+        file of their own."""
 
     def forget(self, name: str) -> None:
         """Drop the cached bytes of an array that looks damaged: a later read fetches it again."""

@@ -241,7 +241,7 @@ class TaskSpec:
 
     @property
     def later_number(self) -> int | None:
-        """Return the label id of `later_label`."""
+        """Return the label id of `later_label`; None if no label of a tagger has this name."""
         if self.kind != "tagging" or self.later_label not in self.labels:
             return None
         return self.labels.index(self.later_label)

@@ -61,7 +61,7 @@ def encode_sequences(
 ) -> dict[str, Array]:
     """Return the arrays sequence/*, text/utf8 and token/* of a part, with any gold labels.
 
-    Raises StoreError, which names the sequence and token.
+    Raises StoreError, which names the sequence and token, for values that FORMAT.md forbids.
     """
     sequences, tokens = len(token_start) - 1, int(token_start[-1])
     # Checked in int64, because a wrong number may become a right one in a narrower type.

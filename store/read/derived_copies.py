@@ -42,7 +42,7 @@ class DerivedCopy(NamedTuple):
 
 
 def list_of(path: str | Path) -> Path:
-    """Return the path of the list next to a store on a disk."""
+    """Return the path of the list of copies next to a store on a disk."""
     store = Path(path).resolve()
     return store.parent / f".{store.name}.derived"
 
@@ -54,7 +54,7 @@ def _user_list(text: str) -> Path:
 def record_copy(
     path: str, manifest: Manifest, kind: str, target: str | Path, checksum: str = ""
 ) -> None:
-    """Add a line to the list of the store at `path`, unless the list has it. Call this before
+    """Add a copy to the list of the store at `path`, unless the list has it. Call this before
     anything is written to `target`. If the list cannot be written, no error is raised; that is
     logged once."""
     # Before the copy is written, so that `forget` names it even if its writer is killed.

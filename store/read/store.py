@@ -168,7 +168,7 @@ class FeatureStore(Sequence[Record]):
 
     @cached_property
     def task(self) -> TaskSpec | None:
-        """Return the task that the teacher was fine-tuned for, with its `problem_type`.
+        """Return the task that the teacher was fine-tuned for, or None, with its `problem_type`.
 
         Stores that were written before features had this key have it in the teacher's config.json.
         Raises StoreError if that file is damaged.

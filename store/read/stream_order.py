@@ -20,7 +20,7 @@ POOLS_AT_ONCE = 16  # whose lengths are read together
 
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names as a list; a single name may be given as a text."""
+    """Return names as a tuple; a single name may be given as a string."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 

@@ -175,8 +175,8 @@ class StoreWriter:
 
     @contextmanager
     def _publishing(self, number: int) -> Iterator[None]:
-        """Publish part `number` when the `with` block that writes it ends. Raises if the lease is
-        lost."""
+        """Publish part `number` when the `with` block that writes it ends. Raises UserError if the
+        lease is lost, StoreError for an invalid number and for errors of the disk."""
         self._check_number(number)
         with existing.writing(self.path, f"part {number} of "), self._leased():
             yield

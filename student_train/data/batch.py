@@ -292,7 +292,7 @@ class Distillation:
 
     @property
     def predicted(self) -> LogitTargets | HeadTargets | None:
-        """Return the teacher's distributions at `logit_runs`."""
+        """Return the teacher's distributions at `logit_runs`; None if no loss reads them."""
         return self.logits if self.head is None else self.head
 
     def with_head(self, head: TeacherHead | None) -> Distillation:

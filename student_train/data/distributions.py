@@ -167,7 +167,7 @@ class Distributions:
     def of_text(
         self, batch: Batch, sides: Tokenizations, student: Tokens, alignment: Alignment
     ) -> ChunkTargets:
-        """Return the teacher's probabilities of the text's own runs."""
+        """Return the runs of the text, with the teacher's log-probability of each."""
         assert batch.logits is not None
         observed = observed_logprobs(batch.logits, batch.token_ids, self.head, self.spec)
         return chunk_targets(alignment, sides.teacher, student, observed)

@@ -216,8 +216,9 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
 
 
 def _normalised(tokenizer: Tokenizer) -> Callable[[bytes], bytes]:
-    """Return a function that changes UTF-8 bytes inside a text as the tokenizer's normalizer does,
-    for example to lower case. A part of a character is unchanged."""
+    """Return a function that normalizes the UTF-8 bytes of a piece inside a text as the tokenizer
+    does, for example to lower case. Bytes that are not UTF-8 (part of a character), and bytes that
+    would be deleted, are returned unchanged."""
     if tokenizer.normalizer is None:
         return lambda raw: raw
     # Behind a sign, because some normalizers put a mark in front of the whole text. A letter could

@@ -143,8 +143,8 @@ class OwnTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any, store: FeatureStore) -> OwnTemplate | None:
-        """Return None for a student that reads the text of the store: it has no chats, or the
-        student has the teacher's template."""
+        """Make the template; None if the student reads the stored text: the store has no chats, or
+        the student has the teacher's template."""
         rewritten = store.features.messages and has_own_template(tokenizer, store)
         return cls(tokenizer, store) if rewritten else None
 

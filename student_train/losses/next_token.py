@@ -33,11 +33,11 @@ class NextTargets(LogitTargets):
     following: Tensor  # int64 [G]
 
     def whole(self) -> NextTargets:
-        """Return the targets themselves, where `HeadTargets` computes them."""
+        """Return self; `HeadTargets.whole` computes the targets."""
         return self
 
     def predictions(self, logits: Tensor) -> Predictions:
-        """Compute the student's side from its logits [G,V]."""
+        """Compute the student's log-probabilities from its logits [G,V]."""
         return Predictions(*outcomes(logits, self, self.following))
 
     def of_teacher(self, student: Predictions) -> Tensor:
@@ -60,7 +60,7 @@ class WholeTargets(NextTargets):
     """
 
     def predictions(self, logits: Tensor) -> Predictions:
-        """Compute the student's side from its logits [G,V]."""
+        """Compute the student's log-probabilities from its logits [G,V]."""
         if logits.shape[1] != self.logprobs.shape[1]:
             return super().predictions(logits)
         logprobs = functional.log_softmax(logits.float(), dim=1)
@@ -80,7 +80,7 @@ class WholeTargets(NextTargets):
 class TeacherHead:
     """Holds weight [V,D] and bias [V] of a teacher's head, and copies them to a device once.
 
-    spec: the store's logits; if they are capped, so are these.
+    spec: describes the store's logits; `logits` applies its cap.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, spec: LogitsSpec | None = None) -> None:

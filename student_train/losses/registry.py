@@ -171,7 +171,8 @@ def find(name: str) -> list[Loss]:
 
 
 def _check_sides(name: str, loss: Loss) -> None:
-    """Raise UserError if students and stores do not have the two sides of a loss together."""
+    """Raise UserError for a loss with an unknown `projection`, or with sides (`teacher`, `student`)
+    that no built-in loss compares."""
     sides: dict[str, dict[str, None]] = {"gold": {"classes": None, "scores": None}}
     for entry in LOSSES:
         sides.setdefault(entry.teacher, {})[entry.student] = None

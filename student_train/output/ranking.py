@@ -92,7 +92,7 @@ def judged(figures: Row, varied: Collection[str]) -> float:
 
 
 def answers_alike(figures: Row) -> bool:
-    """Return whether a student's figures are those of one that gives the same answer to
+    """Return whether a student's figures are the figures of one that gives the same answer to
     everything: its scores (in percent) in all tasks that show it, or, without any, its validation.
 
     figures: as `flat` returns them. A student that is always right, because all gold labels are

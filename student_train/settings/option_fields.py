@@ -287,7 +287,7 @@ class OptionFields:
     optimizer: str = option(
         "adamw",
         "Train with adamw; lamb (You et al. 2020), for large batches, which needs `pip install"
-        " pytorch-optimizer`; or adadelta (Zeiler 2012), which adapts its own learning rate.",
+        " 'teachonce[lamb]'`; or adadelta (Zeiler 2012), which adapts its own learning rate.",
         choices=OPTIMIZERS,
     )
     lr: float | None = option(

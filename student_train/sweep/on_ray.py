@@ -141,7 +141,8 @@ class Cluster:
         self._running[self._task.remote(work, self._home, self._mailbox, key)] = key
 
     def events(self) -> list[Event]:
-        """Raise UserError for a node that differs from the driver's; Stopped after a signal."""
+        """Wait for events as `Workers.events` does. Raises UserError for a node that differs from
+        the driver's; Stopped after a signal."""
         self._stop.check()
         events, ready = self._sent(), list[Any]()
         if self._running:

@@ -101,7 +101,8 @@ class NextTokens:
         return []
 
     def _distribution(self) -> tuple[Tensor, NextTargets | HeadTargets] | None:
-        """Return the positions [G] at which the teacher has a distribution, and the targets."""
+        """Return the positions [G] at which the teacher has a distribution, and the targets; None
+        if the batch has none."""
         if self._targets is None or self._targets.logit_runs is None:
             return None
         targets = self._targets.predicted

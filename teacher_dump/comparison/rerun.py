@@ -250,7 +250,8 @@ def _head(features: Features) -> str:
 
 def _prompt(store: FeatureStore, model: ResolvedModel, stored: str | None) -> str | None:
     """Return the name of the prompt with which the store's vectors are compared: the `stored` one
-    or, for imported vectors, the model's name of the prompt that their texts begin with."""
+    (None: the model's default) or, for imported vectors, the model's name of the prompt that their
+    texts begin with, "" for none. Raises UserError if the model has no such prompt."""
     vectors = store.features.embedding
     if vectors is None or vectors.pooling != AS_CAPTURED:
         return stored

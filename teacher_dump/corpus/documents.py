@@ -173,8 +173,8 @@ class Corpus:
             source.check()
 
     def size(self, in_documents: bool) -> int | None:
-        """Return the number of documents, or else of characters; None before `check`, and for a
-        dataset of the hub."""
+        """Return the number of documents if `in_documents`, else of characters; None before
+        `check`, and for a dataset of the hub."""
         counts = [source.texts if in_documents else source.characters for source in self.sources]
         return None if None in counts else sum(count or 0 for count in counts)
 

@@ -61,7 +61,7 @@ class Columns:
 
     @classmethod
     def named(cls, text: str | None, label: str | None, student: str | None = None) -> Columns:
-        """Create it from `--text-column`, `--label-column` and `--student-column`.
+        """Make the columns from `--text-column`, `--label-column` and `--student-column`.
 
         Raises CorpusError for more than two columns of texts, and for a column named twice.
         """

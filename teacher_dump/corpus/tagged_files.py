@@ -136,8 +136,9 @@ def is_tagged(path: Path, names: set[str]) -> bool:
     """Return whether a .tsv holds words with tags. It is a table if its header has one of the
     `names`.
 
-    Otherwise it holds words with tags if nearly all lines end with an entity tag; or if lines are
-    `word<TAB>tag`, or two words of which the second repeats, with blank lines between sentences.
+    Otherwise it holds words with tags if nearly all lines end with an entity tag, or have the
+    columns of CoNLL-U; or if lines are `word<TAB>tag`, or two words of which the second repeats,
+    with blank lines between sentences.
     """
     lines = [line for line in _peek(path) if not (line.startswith("#") and "\t" not in line)]
     full = [line for line in lines if line.strip()]

@@ -246,7 +246,7 @@ class DumpOptions:
     # Not an option of the command: larger parts are for stores of very many tokens (docs/scale.md).
     part_tokens: int = PART_TOKENS
     weights: bool = option(
-        True, "Store the base model's weights (fp16), so that students can start from them."
+        True, "Store the teacher's weights (fp16), so that students can start from them."
     )
     plan: bool = option(
         False,

@@ -98,7 +98,8 @@ def write_part(
 def _reader(
     decoder: Decoder | None, features: Features, keys: Keys, windows: list[Window]
 ) -> Logits | None:
-    """Return a function from the decoder's input of a batch to the arrays of logits to store.
+    """Return a function from the decoder's input of a batch to the arrays of logits to store; None
+    if none are stored.
 
     The log-partition is the last; before it come the log-probabilities of `observed`, if any.
     """

@@ -44,8 +44,8 @@ Cut = TypeVar("Cut", bound=WithIds)
 class FirstPass:
     """Holds the teacher's output for view 0 of the whole first part, if calibration computed it.
 
-    It is empty if the calibration read fewer windows, and once the part is written. `tally` is that
-    of `forward`; `seconds` is its duration.
+    It is empty if the calibration read fewer windows, and once the part is written. `tally` is
+    the tally of `forward`; `seconds` is its duration.
     """
 
     outputs: list[BatchOutput] = field(default_factory=list)

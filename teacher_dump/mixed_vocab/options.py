@@ -81,7 +81,7 @@ class StageOneDump(DumpOptions):
         DumpOptions, "attention", "none", help="Store these attention maps, as in teacher-dump."
     )
     weights: bool = same_option(
-        DumpOptions, "weights", False, help="Store the base model's weights (fp16), too."
+        DumpOptions, "weights", False, help="Store the teacher's weights, as in teacher-dump."
     )
     text_only: bool = True
 
@@ -180,7 +180,7 @@ class MixedVocabOptions:
     optimizer: str = option(
         "adamw",
         "Train with adamw; lamb (You et al. 2020), for large batches, which needs `pip install"
-        " pytorch-optimizer`; or adadelta (Zeiler 2012).",
+        " 'teachonce[lamb]'`; or adadelta (Zeiler 2012).",
         choices=OPTIMIZERS,
         check=check_optimizer,
     )

@@ -56,7 +56,7 @@ class Side:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Side:
-        """Create it from a fast transformers tokenizer with a mask token."""
+        """Make the side of a fast transformers tokenizer with a mask token."""
         special = set(tokenizer.all_special_ids)
         ids = [number for number in sorted(tokenizer.get_vocab().values()) if number not in special]
         encode = encoder(tokenizer.backend_tokenizer)

@@ -132,7 +132,7 @@ class MaskVocabulary(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Any) -> MaskVocabulary:
-        """Create it from a transformers tokenizer."""
+        """Read the ids from a transformers tokenizer."""
         return cls(tokenizer.mask_token_id, len(tokenizer), tokenizer.all_special_ids)
 
 

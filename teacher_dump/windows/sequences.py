@@ -103,7 +103,7 @@ class Truncation:
 
     @staticmethod
     def of(tokenizer: Any) -> Truncation:
-        """Create it from a transformers tokenizer. Raises UserError for a slow one."""
+        """Make the truncation of a transformers tokenizer. Raises UserError for a slow one."""
         side = getattr(tokenizer, "truncation_side", "right")
         return Truncation(encoder(fast_backend(tokenizer)), side == "left")
 

@@ -124,11 +124,12 @@ def begin_of_chat(template: str, specials: dict[str, Any]) -> str:
 
 
 def with_first_token(template: str, tokenizer: Any, begin: str, template_bos: str = "") -> str:
-    """Return a template that begins with the token that a tokenizer puts in front of each text,
-    because `apply_chat_template` adds none.
+    """Return a chat template that writes the tokenizer's bos token first, if the tokenizer puts one
+    in front of each text: `apply_chat_template` does not add it.
 
-    begin: what the template writes first for this tokenizer.
-    template_bos: the bos token with which the template begins for its own tokenizer, if it has one.
+    begin: the first characters that the template writes for this tokenizer.
+    template_bos: the bos token of the teacher's tokenizer, which is replaced if the template begins
+        with it.
     """
     if not (bos := own_bos(tokenizer)) or begin.startswith(bos):
         return template

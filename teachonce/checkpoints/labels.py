@@ -80,7 +80,8 @@ def sigmoid(logits: Array) -> Array:
 
 
 def _problem_type(config: Any, head: str, name: str) -> str | None:
-    """Return the `problem_type` of a TaskSpec, from config.json or the CrossEncoder's activation.
+    """Return the `problem_type` of a TaskSpec, from config.json or the CrossEncoder's activation;
+    None if neither names one.
 
     Raises UserError for a tagger with a problem_type.
     """

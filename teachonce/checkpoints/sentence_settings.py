@@ -243,7 +243,7 @@ def settings_from(given: Mapping[str, Any], model: str) -> SentenceSettings:
 
 
 def check_similarity(model: str, name: object) -> str | None:
-    """Return the name of the similarity. Raises UserError for an unknown one."""
+    """Return `name`, the similarity of a folder, or None. Raises UserError for an unknown one."""
     # sentence-transformers would silently use the cosine.
     if name is not None and name not in SIMILARITIES:
         raise _wrong(model, SETTINGS, "similarity_fn_name", name, ", ".join(SIMILARITIES))

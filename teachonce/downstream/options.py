@@ -110,7 +110,7 @@ def _flag(help: str, tasks: Iterable[str], flag: str) -> Any:
 
 def _column(role: str, *tasks: str) -> Any:
     """Declare a field of `DownstreamOptions`: the name of the column that holds `role`."""
-    return _option(f"Read this column instead of {role}.", (*tasks, AS_IS))
+    return _option(f"Read this column instead of `{role}`.", (*tasks, AS_IS))
 
 
 def read_paths(words: Sequence[str | Path]) -> tuple[Path, ...]:
@@ -219,7 +219,7 @@ class DownstreamOptions:
     )
     optimizer: str | None = _option(
         "Train with adamw; lamb (You et al. 2020), for large batches, which needs `pip install"
-        " pytorch-optimizer`; or adadelta (Zeiler 2012).",
+        " 'teachonce[lamb]'`; or adadelta (Zeiler 2012).",
         FINE_TUNED,
         choices=OPTIMIZERS,
         check=check_optimizer,

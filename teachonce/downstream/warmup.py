@@ -1,4 +1,4 @@
-"""A Trainer that trains in every warm-up."""
+"""A Trainer whose warm-up ends before the last step."""
 
 from __future__ import annotations
 

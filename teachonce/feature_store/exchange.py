@@ -73,8 +73,8 @@ FILE = LocalPath(exists=True, dir_okay=False)
 @click.option(
     "--layers",
     metavar="I,J,...",
-    help="Name the layers of the captured states, in their order; 0 is the output of the"
-    " embeddings.  [default: the tool's default layers]",
+    help="Give the numbers of the captured layers, in the order of the states; 0 is the output of"
+    " the embeddings.  [default: the tool's default layers]",
 )
 @click.option(
     "--text-column",

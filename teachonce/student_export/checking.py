@@ -318,7 +318,8 @@ def _first_tokens(student: LoadedStudent, lines: Sequence[str]) -> list[str]:
 
 
 def _cross_entropy(target: Tensor, output: Tensor) -> float:
-    """Sum over tokens [N,V] of log-probabilities; pieces of probability 0 add nothing."""
+    """Return the cross-entropy in nats of log-probabilities `output` [N,V] against `target` [N,V],
+    summed over N. Pieces of target probability 0 add nothing."""
     share = target.exp()
     return -float(torch.where(share > 0, share * output, 0.0).sum())
 

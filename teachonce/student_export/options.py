@@ -65,7 +65,7 @@ def check_kind(names: tuple[str, ...], kind: str) -> None:
 
 def _column(role: str) -> str | None:
     """Return a field with the name of the column of --check that holds `role`."""
-    help = f"Read this column of --check instead of {role}."
+    help = f"Read this column of --check instead of `{role}`."
     column: str | None = same_option(DownstreamOptions, f"{role}{COLUMN}", None, help=help)
     return column
 

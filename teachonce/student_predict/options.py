@@ -32,7 +32,7 @@ def decoder_refused(folder: Path) -> UserError:
 
 def _column(role: str) -> str | None:
     """Return a field with the name of the column of --input that holds `role`."""
-    column: str | None = option(None, f"Read this column of --input instead of {role}.")
+    column: str | None = option(None, f"Read this column of --input instead of `{role}`.")
     return column
 
 

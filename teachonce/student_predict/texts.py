@@ -101,7 +101,8 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
 
 
 def _has_words(path: Path, columns: dict[str, str]) -> bool:
-    """Return whether a file has words and tags. A .tsv with a column of texts is a table."""
+    """Return whether a file has words and tags, one word per line. A .tsv is a table instead if
+    `columns` names columns, or if its header has a column of texts."""
     return suffix_of(path) in TAGGED or (
         suffix_of(path) == ".tsv" and not columns and is_tagged(path, {"text", *PAIR})
     )

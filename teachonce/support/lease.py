@@ -181,8 +181,8 @@ def _open(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def _dead(store: Path, file: int) -> bool:
-    """Raise Taken if the writer of a lease may be alive; return whether it is certain that it
-    died."""
+    """Raise Taken if the writer of a lease seems alive. Return True if it certainly died, False if
+    only its heartbeats have stopped."""
     locked, writer, current = files.lock(file, wait=False), _read(lease_path(store)), _process(0)
     with tempfile.TemporaryFile(dir=store.resolve().parent) as probe:  # timed by the same clock
         silent = os.fstat(probe.fileno()).st_mtime - os.fstat(file).st_mtime

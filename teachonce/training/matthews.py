@@ -1,4 +1,4 @@
-"""Matthews' correlation of two sides' labels."""
+"""Matthews' correlation of gold and predicted labels."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
-from teachonce.support.errors import UserError
+from teachonce.support.extras import check_library
 
 if TYPE_CHECKING:  # a command's --help must not wait for torch
     import torch
@@ -21,11 +20,8 @@ ADADELTA_LR = 1.0  # the method has no rate of its own
 
 def check_optimizer(name: str) -> None:
     """Raise UserError if the package of an optimizer (a name in `OPTIMIZERS`) is not installed."""
-    if name == "lamb" and importlib.util.find_spec("pytorch_optimizer") is None:
-        raise UserError(
-            "--optimizer lamb: is in the package pytorch-optimizer, which is not installed; `pip"
-            " install pytorch-optimizer`, or use adamw"
-        )
+    if name == "lamb":
+        check_library("pytorch_optimizer", "lamb", "--optimizer lamb")
 
 
 def optimizer_of(

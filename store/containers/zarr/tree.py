@@ -277,7 +277,8 @@ class ZarrSource:
         return array
 
     def fingerprint(self, name: str) -> str | None:
-        """Return the checksum of the metadata with which the array was last opened."""
+        """Return the checksum of the metadata with which the array was last opened; None if they
+        are missing."""
         if (digest := self._digests.pop(name, None)) is not None:
             return digest
         data = self.bytes(f"{name}/zarr.json")

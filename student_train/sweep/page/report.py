@@ -71,7 +71,8 @@ class StudentFiles:
 
     @property
     def latency(self) -> Point | None:
-        """Return the milliseconds per sentence on the CPU: the median, with its quartiles."""
+        """Return the milliseconds per sentence on the CPU: the median, with its quartiles; None if
+        they were not measured."""
         names = [name for name in self.figures if name.endswith("cpu sentence_ms")]
         if not names:
             return None

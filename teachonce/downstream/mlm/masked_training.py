@@ -128,7 +128,7 @@ def train_mlm(
 
 
 def _newest_checkpoint(out: Path) -> str | None:
-    """Return the newest complete checkpoint."""
+    """Return the folder of the newest complete checkpoint; None if there is none."""
     # The Trainer writes the state last: a checkpoint without a readable state is incomplete.
     folders = dict[int, Path]()
     for folder in out.glob(CHECKPOINTS):

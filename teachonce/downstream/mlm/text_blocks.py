@@ -47,7 +47,7 @@ def blocks(tokenizer: Any, lines: Sequence[str], length: int, name: str) -> Arra
 
 
 def tokens_of(tokenizer: Any, lines: Sequence[str], name: str) -> Array:
-    """Return the token ids [n] of lines, with a sep after each line."""
+    """Return the token ids [n] of lines, with a sep token after each line."""
     pieces = list(_token_runs(tokenizer, lines, name))
     return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
 

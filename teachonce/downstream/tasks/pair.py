@@ -69,14 +69,20 @@ class PairScore(Task):
         ]
 
     def prepare(self, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raise UserError if all scores of a split are equal: they have no correlation."""
+        """Find the scale of the scores in `train`; see `Task.prepare`.
+
+        Raises UserError if all scores of a split are equal: they have no correlation.
+        """
         check_scores(splits)
         # Standardised, so that no step is spent on the scale: correlations do not depend on it.
         scores = np.array([pair.score for pair in splits["train"]])
         self.shift, self.scale = float(scores.mean()), float(scores.std())
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raise UserError also if the model does not have exactly one output."""
+        """Check head and scores; see `Task.adopt`.
+
+        Raises UserError unless the model has one output, and if all scores of a split are equal.
+        """
         labels = spec.labels
         if len(labels) != 1:
             raise UserError(

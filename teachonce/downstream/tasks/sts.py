@@ -88,7 +88,8 @@ class SentenceSimilarity(PairScore):
         self.shift, self.scale = float(scores.min()), float(np.ptp(scores))
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Pair]]) -> None:
-        """Raise UserError if all scores of a split are equal. The model's own head is not used."""
+        """Check the scores; the model's own head is not used. Raises UserError if all scores of a
+        split are equal."""
         check_scores(splits)
 
     def load_fresh(self, model: ResolvedModel) -> tuple[Any, Any]:
@@ -107,7 +108,8 @@ class SentenceSimilarity(PairScore):
         """Compare the vectors of a sentence-transformers folder, with its modules and default
         prompt.
 
-        Raises UserError also if all scores of a split are equal.
+        Returns None if the folder has no modules. Raises UserError if they cannot be loaded, and if
+        all scores of a split are equal.
         """
         if not has_modules(resolve_vectors(model)):
             return None

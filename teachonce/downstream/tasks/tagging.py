@@ -310,12 +310,14 @@ class Entities(Tagging):
         return [replace(s, tags=tuple(converted(s.tags, "IOB2"))) for s in sentences]
 
     def prepare(self, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raise UserError also for tags that are not IOB."""
+        """Take the labels of `train`; see `LabelTask.prepare`. Raises UserError also for tags that
+        are not IOB."""
         _check_iob(splits)
         super().prepare(splits)
 
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Sentence]]) -> None:
-        """Raise UserError also for tags that are not IOB."""
+        """Take the labels of the model; see `LabelTask.adopt`. Raises UserError also for tags that
+        are not IOB."""
         for label in spec.labels:
             if label != spec.later_label:
                 check_tag(label, "--model")

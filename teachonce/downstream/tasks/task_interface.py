@@ -43,7 +43,7 @@ class Task(ABC):
     max_length: ClassVar[int] = 128
 
     def note(self, line: str) -> None:
-        """Add a line to what `take_notes` returns."""
+        """Record a line about conversions or truncation, for `take_notes`."""
         # Made here, because an __init__ of this class would have to be called by every subclass.
         self.__dict__.setdefault("_notes", []).append(line)
 
@@ -108,7 +108,7 @@ class Task(ABC):
 
     @abstractmethod
     def texts(self, examples: Sequence[Any]) -> list[str]:
-        """Return texts of the examples, by which the tokenizer is judged."""
+        """Return texts of the examples, with which `note_on_pieces` checks the tokenizer."""
 
     @abstractmethod
     def encode(self, tokenizer: Any, examples: Sequence[Any], limit: int) -> list[dict[str, Any]]:

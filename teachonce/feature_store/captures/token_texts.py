@@ -178,7 +178,8 @@ def without_specials(tokenizer: Any) -> Any:
 
 
 def _offsets_alone(processor: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the part of a post-processor that trims offsets, without the part that adds tokens."""
+    """Return the part of a post-processor that trims offsets, without the part that adds tokens;
+    None if it trims none."""
     if processor is None:
         return None
     kind = processor["type"]

@@ -67,8 +67,8 @@ ARCHITECTURES = {
 
 
 def architecture_of(config: Any, where: str) -> Architecture:
-    """Return how llama.cpp reads a decoder. Raises UserError for a decoder that llama.cpp would
-    compute differently from transformers."""
+    """Return how llama.cpp reads a decoder. Raises UserError, which names `where`, for a family not
+    in ARCHITECTURES, and for settings that llama.cpp would ignore."""
     kind = config.model_type
     if kind not in ARCHITECTURES:
         raise UserError(

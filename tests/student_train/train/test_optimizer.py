@@ -125,5 +125,5 @@ def test_without_the_package_nothing_is_begun(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     words = ("--store", store.path, *WORDS, "--optimizer", "lamb", "--out", tmp_path / "student")
-    says(refused(main, *words), "--optimizer lamb", "`pip install pytorch-optimizer`", "adamw")
+    says(refused(main, *words), "--optimizer lamb", "`pip install 'teachonce[lamb]'`")
     assert list(tmp_path.iterdir()) == []

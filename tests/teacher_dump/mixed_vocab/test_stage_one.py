@@ -154,7 +154,7 @@ def test_what_cannot_train_is_refused_before_anything_is_written(
     assert "no masked-LM head" in refused(teacher_dump, *words, "--model", tiny_teacher("gpt2"))
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     line = refused(teacher_dump, *words, "--optimizer", "lamb")
-    assert "--optimizer lamb" in line and "`pip install pytorch-optimizer`" in line
+    assert "--optimizer lamb" in line and "`pip install 'teachonce[lamb]'`" in line
     assert list(tmp_path.iterdir()) == []
 
 
