@@ -259,7 +259,8 @@ class _StudentPieces:
         return ids
 
     def _greedy(self, text: bytes, edges: tuple[bool, bool]) -> list[int] | None:
-        """Spell a text, longest piece first; `edges`: whether it starts and ends a word."""
+        """Spell a text, longest piece first; None if the pieces cannot. `edges`: whether it starts
+        and ends a word."""
         ids: list[int] = []
         begin = 0
         while begin < len(text):

@@ -245,7 +245,8 @@ class IndexedParts(Sequence[Part]):
         return self._values(f"{page}/{key}", np.dtype(np.uint8), shape)
 
     def _cached(self, page: int) -> tuple[Array, Array, Array | None]:
-        """Return the counts, checksums and fingerprints of a page."""
+        """Return counts, checksums and fingerprints of a page; HDF5 stores have no fingerprints
+        (None)."""
         # Held while reading, too: threads that need the same page would read it twice.
         with self._reading:
             content = self._pages.pop(page, None)

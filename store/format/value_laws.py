@@ -1,8 +1,8 @@
 """Check the laws of values: the limits on numbers that a teacher can have computed (FORMAT.md,
 section 6).
 
-`find_violation` checks one array, in less time than it takes to read it. The other functions
-compare several arrays.
+`find_violation` checks one array, in less time than it takes to read it; `joint_violations`
+compares several. A function that returns a Violation returns the first one, or None.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _first_row(bad: Array | None, what: str) -> Violation | None:
 def out_of_range(
     values: Array, low: float | None, high: float | None, what: str
 ) -> Violation | None:
-    """Return the first row with a value below `low`, above `high`, or NaN; None if none has one."""
+    """Return the first row with a value below `low`, above `high`, or NaN."""
     # Minimum and maximum take a tenth of the time of comparing each value.
     # NaN passes neither comparison, as minimum and maximum of an array with NaN are NaN.
     fits = (low is None or values.min() >= low) and (high is None or values.max() <= high)
@@ -101,8 +101,7 @@ def out_of_range(
 
 
 def row_violation(values: Array) -> Violation | None:
-    """Return the first row that has NaN or infinity, or whose sum of squares exceeds LARGEST; None
-    if there is none."""
+    """Return the first row that has NaN or infinity, or whose sum of squares exceeds LARGEST."""
     if _squares_are_finite(values):
         return None
     if violation := _first_row(~np.isfinite(values), "is NaN or infinite"):
@@ -222,8 +221,8 @@ def mass_violation(
 
 
 def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:
-    """Return the first row [K] that has an id twice; None if there is none. Entries with
-    log-probability -inf are empty."""
+    """Return the first row [K] that has an id twice. Entries with log-probability -inf are
+    empty."""
     size = ids.shape[1]
     # Empty places repeat the best id (FORMAT.md, section 6), so each gets a number that no id has.
     behind = np.arange(size, dtype=np.int64) + 2**32

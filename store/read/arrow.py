@@ -319,7 +319,8 @@ def _view_columns(index: PartIndex, floats: str, view: int) -> Iterator[Column]:
 def _logits_columns(
     index: PartIndex, floats: str
 ) -> Iterator[tuple[str, Per, str, str, int | None]]:
-    """Yield name, per, dtype, description and width of the columns of the tier of logits."""
+    """Yield name, per, dtype, description and width of the columns of the tier of logits; the width
+    is None for single numbers."""
     if (spec := index.features.logits) is None:
         return
     following = " of the token after" if spec.next_token else ""

@@ -236,8 +236,8 @@ def unfinished_error(source: StoreSource) -> StoreError:
     ways = {True: "--allow-partial", None: "open_store(..., allow_partial=True)"}
     way = ways.get(takes_option("allow_partial"))
     return StoreError(
-        f"{source.path}: is not finished ({parts}); wait until the command that makes it ends, or"
-        f" repeat that command ({making}) to write the rest"
+        f"{source.path}: is not finished ({parts}); wait until the command that writes it has"
+        f" ended, or repeat that command ({making}) to write the rest"
         + (f"; or read the finished parts with {way}" if way else "")
     )
 

@@ -45,7 +45,7 @@ FREE = frozenset(
 
 
 def facts(store: FeatureStore) -> dict[str, Any]:
-    """Return the identity of a store, with the teacher's configuration in place of its hash."""
+    """Return the identity of a store with, as `config`, the teacher's config.json."""
     files = store.teacher_files()
     config = store.teacher_settings("config.json") if "config.json" in files else {}
     return {**store.identity, "config": config}

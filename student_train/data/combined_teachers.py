@@ -49,7 +49,8 @@ def _combine(teachers: Sequence[Distillation], pieces: int) -> Distillation:
 
 
 def _mean_shared(teachers: Sequence[Distillation]) -> SharedTargets | None:
-    """Average the logits of all shared pieces, which are the same pieces for every teacher."""
+    """Average the logits of all shared pieces, which are the same pieces for every teacher; None if
+    no loss reads them."""
     targets = [teacher.shared for teacher in teachers if teacher.shared is not None]
     if not targets:
         return None
@@ -72,7 +73,8 @@ def _mean_logits(
     teachers: Sequence[Distillation], pieces: int
 ) -> tuple[Runs | None, LogitTargets | None]:
     """Combine the logit targets of the runs for which every teacher has targets. A teacher has none
-    for a run if it stored no piece of the student's vocabulary."""
+    for a run if it stored no piece of the student's vocabulary. Runs and targets are None if no
+    loss reads them."""
     runs = [teacher.logit_runs for teacher in teachers if teacher.logit_runs is not None]
     targets = [teacher.logits for teacher in teachers if teacher.logits is not None]
     # Without logit targets, `shared` determines the runs, the same for every teacher.

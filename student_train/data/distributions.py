@@ -113,7 +113,8 @@ class Distributions:
         alignment: Alignment,
     ) -> tuple[Runs, LogitTargets | None, HeadTargets | None]:
         """Return the student's tokens before each run, as runs of one token, and the teacher's
-        distribution over the piece that comes next there: stored, or the input of its head."""
+        distribution over the piece that comes next there: stored, or as the input of its head if
+        `whole` is set; the other one is None."""
         rows, positions = predicting_tokens(alignment, sides.teacher, student)
         teacher_begins, student_begins = self.vocabulary.begins
         spaced, map_index = student_begins[student.ids[positions + 1]], None
@@ -144,7 +145,8 @@ class Distributions:
         predicted: Predicted,
     ) -> tuple[Runs, LogitTargets | None, SharedTargets | None]:
         """Return the runs with a single teacher token whose tokens are `predicted`, and the
-        teacher's distribution over the piece that is there."""
+        teacher's targets for the piece that is there: over all pieces and over shared ones, each
+        None if no loss reads it."""
         targets, shared, student = None, None, alignment.student
         if aligned.strategy.predicted == "first":  # the first token of a run predicts it
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)

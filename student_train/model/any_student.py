@@ -171,7 +171,7 @@ def _no_task(student: Any, *_: Any) -> Any:
     kind = type(student).__name__ if is_module else student.config.model_type
     raise UserError(
         f"a student of type {kind} can be trained as a masked LM only; for a task"
-        f" take one of {', '.join(KINDS)} (teachonce.prepare makes it)"
+        f" make one of {', '.join(KINDS)} with teachonce.prepare"
     )
 
 

@@ -79,7 +79,8 @@ def annotation_of(
 def _agreed(
     value: Sequence[Any], column: str | None, where: object, text: str | None
 ) -> Annotation | None:
-    """Read Label Studio's annotations of a text, one for each annotator."""
+    """Read Label Studio's annotations of a text, one for each annotator; None if there is none.
+    Raises CorpusError if annotators disagree."""
     votes = [
         _annotation(entry.get("result") or [], column, where, text)
         for entry in value

@@ -71,7 +71,7 @@ def parts_of(
     plan: DumpPlan, counters: Counter[str], stop: Stop, say: Callable[[str], object]
 ) -> tuple[CopyPlan | None, Iterator[list[Window]]]:
     """Cut the corpus into parts. With --grow-from, cut only its new documents, and also return what
-    to copy from that store."""
+    to copy from that store (else None)."""
     parts = cut_parts(plan, counters, stop, plan.corpus, plan.options.limit, say)
     if plan.growth is None:
         return None, parts

@@ -381,7 +381,8 @@ class _QueueFiller:
         self._queue.end(counts, self._lease.token)
 
     def _offer(self, number: int, windows: list[Window], data: bytes) -> None:
-        """Put a part into the queue; if an earlier run queued or published it, compare it."""
+        """Put a part into the queue, unless an earlier run queued or published it. Raises UserError
+        if that part has other sequences."""
         # A part leaves the queue when it is published, or if its bytes are damaged.
         stored = self._queue.read(number) if number in self._queued else None
         published = self._writer.published

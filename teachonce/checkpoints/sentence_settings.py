@@ -135,8 +135,8 @@ def library_class(model: ResolvedModel) -> str:
 
 
 def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
-    """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None if there
-    is not a transformer). Raises UserError for refused fields and wrong values."""
+    """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None: only
+    SETTINGS). Raises UserError for refused fields and wrong values."""
     table = _table(model, SETTINGS)
     check_fields(model.name, SETTINGS, table)
     settings = settings_from(table, model.name)

@@ -416,7 +416,9 @@ class DownstreamOptions:
             raise UserError(f"{task} needs {', '.join(missing)}{instead}; see downstream --help")
         for name, value in given.items():
             if OPTIONS[name].repeated and len(value) > 1 and mode not in OPTIONS[name].several:
-                raise UserError(f"--task {self.task} takes one {_spelt(name)}, got {len(value)}")
+                raise UserError(
+                    f"--task {self.task} takes one {_spelt(name)}, got {len(value)}; give it once"
+                )
 
 
 OPTIONS = cast(Mapping[str, TaskOption], options_of(DownstreamOptions))

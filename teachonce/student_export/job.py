@@ -118,8 +118,9 @@ def _positions(student: LoadedStudent) -> int:
 
 
 def write_modules(student: LoadedStudent, folder: Path) -> None:
-    """Write the modules after an encoder. SentenceTransformer(folder, backend="onnx") and similar
-    programs read the states from the graph, and pool them with these modules."""
+    """Write the modules after the encoder of a student of text vectors; do nothing for other
+    students. SentenceTransformer(folder, backend="onnx") reads states from the graph, and pools
+    them with these modules."""
     if isinstance(student.network, VectorNetwork):
         write_sentence_folder(
             folder,

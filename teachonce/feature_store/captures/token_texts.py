@@ -122,7 +122,8 @@ class RoundTripTokenizer:
                 begin, tried = end, 0
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
-        """Find the end of the longest stretch from `begin`, with its text and encoding."""
+        """Find the end of the longest stretch from `begin`, with its text and encoding; `begin` and
+        None if no text gives at least SHORTEST of the ids."""
         rest, size = len(ids) - begin, COMPARED
         # In growing pieces: a long sample of many stretches would be tokenized whole for each.
         while True:

@@ -174,7 +174,7 @@ def _data(
 
 def _student_pieces(student: StudentVocabulary | None, piece: int) -> tuple[str | None, str | None]:
     """Return the student's identical piece for a teacher piece, and the first piece of the
-    student's split."""
+    student's split; None for a piece that the student lacks."""
     if student is None or piece >= len(student.piece_map.match):
         return None, None
 
