@@ -52,7 +52,8 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
     initialised.
 
     Vocabulary and initial weights are from the first store; the max length depends on all stores.
-    Raises UserError if the store lacks what they need, or if temporary files cannot be written.
+    Raises UserError if the store lacks what the vocabulary or the weights need, or if temporary
+    files cannot be written.
     """
     plan = plan_of(options.resolved(), store, *others)
     check_start_source(plan.options.init, plan.options.shape, store)

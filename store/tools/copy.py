@@ -230,8 +230,8 @@ def convert(
     """Copy a sealed store to `target` (.zarr or .h5), encoded again if `codec` is another codec.
 
     Copies one part at a time: memory is bounded by a part. After a stop, another call continues.
-    Raises UserError if the codec claims a smaller error than the store has, StoreError if the
-    source is damaged.
+    Raises UserError if the codec claims a smaller error than the store has, or if `target` is
+    taken; StoreError if the source is damaged.
     """
     with closing(open_store(source)) as store:
         new = codec or store.features.codec

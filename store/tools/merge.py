@@ -219,9 +219,10 @@ def merge(
     """Join sealed stores of one teacher and one set of features; their corpora may differ.
 
     Parts and documents are renumbered, store after store.
-    Calibration, files and weights are copied from the first store. Raises UserError if the stores
-    do not fit together, or if their calibrations differ and `recode` is false; if it is true,
-    states are encoded again.
+    Calibration, files and weights are copied from the first store. If the calibrations differ,
+    `recode` encodes states again. Raises UserError for fewer than two stores, for stores that do
+    not fit together, for calibrations that differ without `recode`, and if `target` is taken;
+    StoreError if a source is damaged.
     """
     if len(sources) < 2:
         raise UserError(

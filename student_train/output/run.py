@@ -57,7 +57,7 @@ def run(
     say: receives lines for the user, such as warnings and progress.
     Options that were not given have the defaults of the command, which depend on the stores. A
     finished student of the same options is left unchanged. Raises UserError for invalid input,
-    before anything is written.
+    before anything is written; UserError and Stopped during the training as `train_plan` does.
     """
     with open_stores(options) as stores:
         filled = with_store_defaults(options, stores)
@@ -91,7 +91,7 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
 
 def check_tokenizers(store: FeatureStore) -> None:
     """Raise StoreError if the installed tokenizers package produces other tokens than the stored
-    ones."""
+    ones, or if reading the stored vocabulary exceeds the limits of `check_vocabulary`."""
     check_tokens(store)
     check_vocabulary(store)
 

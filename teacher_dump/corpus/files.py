@@ -309,7 +309,8 @@ class _Digest:
 
 
 def digests(path: Path, first: int = 0) -> tuple[_Digest, _Digest]:
-    """Hash a file, and its `first` bytes. Raises CorpusError if it cannot be read."""
+    """Return the digests of a file and of its first `first` bytes. Raises CorpusError if the file
+    cannot be read."""
     whole, start = _Digest(), _Digest()
     try:
         with path.open("rb") as file:
