@@ -223,7 +223,7 @@ class Bucket:
         stored = self.tagged(name)
         return stored.tag if stored and stored.data == data else None
 
-    def folders(self, prefix: str = "") -> list[str]:
+    def names(self, prefix: str = "") -> list[str]:
         """Return the names directly under a prefix: objects and deeper prefixes."""
         listing = self._obstore.list_with_delimiter_async
         # It has no timeout, because one listing is a request for each page of names.
@@ -233,7 +233,7 @@ class Bucket:
 
     def members(self, group: str) -> list[str]:
         """Return the names directly under a group; under `parts` only published parts."""
-        names = self.folders(group)
+        names = self.names(group)
         if group != "parts":
             return names
         published = self.has_all(f"{group}/{name}/zarr.json" for name in names)

@@ -45,7 +45,7 @@ class BucketStaging:
 
     def check_place(self) -> None:
         """Raise UserError unless a store can be created here."""
-        names = self._bucket.folders()
+        names = self._bucket.names()
         # STARTED shows that an earlier start was killed: `clear` removes its objects.
         if names and not {ROOT, STARTED} & set(names):
             raise UserError(
@@ -74,7 +74,7 @@ class BucketStaging:
     def _sweep(self) -> None:
         """Remove the objects of incomplete uploads; if the store has no root, all objects."""
         if not self.exists():
-            if STARTED in self._bucket.folders():
+            if STARTED in self._bucket.names():
                 names = self._bucket.under()
                 self._bucket.delete(names - {STARTED})
                 # STARTED is deleted last: without it, after a kill, `check_place` would refuse the
@@ -162,7 +162,7 @@ class BucketStaging:
     def _uploaded(self) -> set[int]:
         """Return the numbers of the parts that have objects, complete or not."""
         with suppress(FileNotFoundError):
-            return part_numbers_in(self._bucket.folders("parts"))
+            return part_numbers_in(self._bucket.names("parts"))
         return set()
 
     def published(self) -> set[int]:

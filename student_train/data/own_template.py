@@ -210,7 +210,8 @@ class OwnTemplate:
         return texts, tokens, np.concatenate(unlearnt)
 
     def of_batch(self, batch: Batch) -> tuple[Batch, Array]:
-        """Return a batch with the student's texts, and bool [C]; see `read`."""
+        """Return a batch with the student's texts, and which of their characters are the template's
+        own: bool [C]; see `read`."""
         assert batch.messages is not None and batch.learnt is not None
         start, messages = batch.messages
         continued = batch.stored["sequence/document_begin"] > 0

@@ -47,7 +47,7 @@ def environment(device: str, processes: int = 1) -> dict[str, Any]:
 
 
 def hub_id(store: FeatureStore) -> str | None:
-    """Return the teacher's id on the hub; None if it was loaded from a folder or has no valid id."""
+    """Return the teacher's id on the hub; None if it was loaded from a folder, or has none."""
     if not _teacher(store.identity).get("revision"):
         return None
     config = store.teacher_settings("config.json")

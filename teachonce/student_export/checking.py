@@ -308,7 +308,7 @@ def _own_texts(student: LoadedStudent) -> list[str]:
 
 
 def _first_tokens(student: LoadedStudent, lines: Sequence[str]) -> list[str]:
-    """Return the first lines that have at least DECODER_TOKENS tokens in all."""
+    """Return the first lines that have at least DECODER_TOKENS tokens in all, or all lines."""
     count = 0
     for number, line in enumerate(lines, 1):
         count += student.encode([line])["input_ids"].size
