@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 HALVES = "half squared distances"
 DEVIATIONS = "squared standard deviations of a channel"
-A_LABEL = "nats a label"
+A_LABEL = "nats per label"
 ODDS = "squared log-odds"
 ONE: OutputKind = "one label"
 SEVERAL: OutputKind = "several labels"
 
 LOSSES = (
-    Loss("mlm", "logits.mlm", "nothing", "masked", "nats a masked token"),
-    Loss("next", "next_token.next_token", "nothing", "next", "nats a token"),
+    Loss("mlm", "logits.mlm", "nothing", "masked", "nats per masked token"),
+    Loss("next", "next_token.next_token", "nothing", "next", "nats per token"),
     Loss(
         "next-inside",
         "next_token.next_inside",
         "edges",
         "next",
-        "nats a token, 0 for each that begins where one of the teacher's begins",
+        "nats per token, 0 for each that begins where one of the teacher's begins",
     ),
     Loss("hidden", "states.hidden", "normalised", "runs", DEVIATIONS, "always"),
     Loss(
@@ -101,10 +101,10 @@ LOSSES = (
         "next_token.alm",
         "observed",
         "chunks",
-        "nats a run",
+        "nats per run",
         parameter=Parameter("T", "flatness", 100.0, 0.0, math.inf),
     ),
-    Loss("ce", "task.ce", "gold", "classes", "nats a gold label", output_kind=ONE),
+    Loss("ce", "task.ce", "gold", "classes", "nats per gold label", output_kind=ONE),
     Loss("kl", "task.kl", "classes", "classes", "nats", tempered=True, output_kind=ONE),
     Loss("kl", "task.kl_labels", "classes", "classes", A_LABEL, tempered=True, output_kind=SEVERAL),
     Loss("logit", "task.logit", "classes", "scores", "squared logits"),

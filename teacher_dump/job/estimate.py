@@ -84,7 +84,7 @@ class Estimate:
         yield f"corpus    {about}{corpus}"
         yield f"parts     at most {self.parts:,}"
         for name, size in sorted(self.bytes_by_feature.items(), key=lambda item: -item[1]):
-            yield f"bytes     {name:24} {readable(size):>8}, {size / self.tokens:,.2f} a token"
+            yield f"bytes     {name:24} {readable(size):>8}, {size / self.tokens:,.2f} per token"
         yield f"bytes     {'teacher':24} {readable(self.teacher_bytes):>8}"
         yield f"bytes     {'all':24} {readable(self.total_bytes):>8}"
         yield (

@@ -176,7 +176,7 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
         "codec": options.codec,
         "device": (
             f"{options.device}, {'precision ' * (options.precision == 'auto')}{options.precision},"
-            f" {options.batch_tokens} teacher tokens a batch, seed {options.seed}"
+            f" {options.batch_tokens} teacher tokens per batch, seed {options.seed}"
         ),
         "out": str(options.out),
     }

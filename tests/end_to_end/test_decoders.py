@@ -126,7 +126,7 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     assert len(made[0]) == read["input_ids"].shape[1] + 5
     card = (out / "README.md").read_text()
     assert "AutoModelForCausalLM" in card and "text-generation" in card
-    assert "`valid_next-inside` is in nats a token, 0 for each that begins where one of" in card
+    assert "`valid_next-inside` is in nats per token, 0 for each that begins where one of" in card
     assert "| lr |" in card
     assert not [name for name in ("mask_prob", "align", "pool") if f"| {name} |" in card]
 

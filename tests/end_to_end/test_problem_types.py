@@ -106,7 +106,7 @@ def test_several_labels_are_learnt_as_sigmoids(
     )(texts[0], top_k=None)}  # fmt: skip
     assert [said[name] for name in MOODS] == pytest.approx(own[0].tolist(), abs=1e-5)
     card = (out / "README.md").read_text()
-    says(card, "any number of labels", 'predict("A text.", top_k=None)', "in nats a label")
+    says(card, "any number of labels", 'predict("A text.", top_k=None)', "in nats per label")
     exported = load_student(out)
     assert exported.task is not None and exported.task.problem_type == SEVERAL
     ok(feature_store, "verify", store, "--model", model, "--device", "cpu")

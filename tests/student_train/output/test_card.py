@@ -89,7 +89,7 @@ def test_a_teacher_of_this_machine_is_not(
     model = eval(f"AutoModel{call}", {"AutoModel": AutoModel})
     assert model(torch.tensor([[1, 2]])).pooler_output is None
     for figure, printed in (
-        ("mlm", "is in nats a masked token"),
+        ("mlm", "is in nats per masked token"),
         ("mlm_per_character", "divides it by the number of characters of the masked tokens"),
         ("hidden", "is in squared standard deviations of a channel"),
     ):
