@@ -5,8 +5,8 @@
 Sources, in the order given:
 
 - files: .txt (one document per line), .jsonl, .ndjson, .json, .csv, .tsv (a header, or lines of a
-  word and its tag, with empty lines between sentences), .parquet, .conll, .conllu; text formats also
-  compressed, as .txt.gz; see `files`
+  word and its tag, with empty lines between sentences), .parquet, .conll, .conllu; text formats
+  also compressed, as .txt.gz; see `files`
 - folders (with their subfolders) and patterns (`data/*.txt`): their files with such a suffix, in
   sorted order; .json only by a pattern that names it, because settings are stored in .json, too
 - folders that `save_to_disk` of `datasets` wrote
