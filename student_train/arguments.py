@@ -228,8 +228,9 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
     for store in stores:
         _check_direction(given, shape.causal, store)
     if shape.causal:
-        losses = _next_losses(stores, given.get("combine") == "outputs")
-        if given.get("vocab") == "teacher" and len(stores) == 1:
+        combined = given.get("combine") == "outputs"
+        losses = _next_losses(stores, combined)
+        if given.get("vocab") == "teacher" and (combined or len(stores) == 1):
             losses.pop("next-inside", None)  # no token begins inside one of the teacher's
         return losses
     store, task = stores[0], stores[0].task
@@ -263,10 +264,12 @@ def _check_direction(given: Mapping[str, Any], decoder: bool, store: FeatureStor
             " bert:HxLxA, dump a decoder (teacher-dump --head causal), or give --loss (next=1"
             " trains on the text alone)"
         )
+    loss = "mlm=1 trains a masked LM on the text alone"
+    if store.features.hidden:
+        loss = "mlm=1,hidden=30 trains a masked LM on its states"
     raise UserError(
         f"{student}: is not a decoder, but the teacher of {store.path} is; give --student"
-        f" {suggested_decoder(stored_config(store))} or teacher:L, or give --loss (mlm=1,hidden=30"
-        " trains a masked LM on its states)"
+        f" {suggested_decoder(stored_config(store))} or teacher:L, or give --loss ({loss})"
     )
 
 

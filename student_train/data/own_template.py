@@ -26,7 +26,8 @@ from teachonce.checkpoints.chat_template import (
     texts_around,
     with_first_token,
 )
-from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE, SETTINGS
+from teachonce.checkpoints.first_token import prepended_token
+from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE
 from teachonce.store import Batch, FeatureStore, Record
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.format.features import ROLES
@@ -52,9 +53,12 @@ def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
     """Return the teacher's chat template for the tokenizer of a student; "" if it has none."""
     if not (template := teacher_template(store)):
         return ""
-    has_settings = SETTINGS in store.teacher_files()
-    teacher_bos = store.teacher_settings(SETTINGS).get("bos_token") if has_settings else None
-    return template_with_first_token(template, tokenizer, str(store.path), teacher_bos or "")
+    # A bos token that the teacher's tokenizer does not put in front of each text is a mark of the
+    # template, such as SmolLM2's `<|im_start|>`: the dump has not taken it out of the text.
+    teacher = store.tokenizer()
+    first = prepended_token(teacher)
+    teacher_bos = (first is not None and teacher.id_to_token(first)) or ""
+    return template_with_first_token(template, tokenizer, str(store.path), teacher_bos)
 
 
 def template_with_first_token(

@@ -18,6 +18,7 @@ from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, shape_
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.support import files
+from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 ANOTHER = "svd:"  # before the path of a store
@@ -101,8 +102,8 @@ def layer_numbers(layer_list: str, teacher_layers: int, student_layers: int) -> 
         ) from None
     if len(numbers) != student_layers or not all(1 <= n <= teacher_layers for n in numbers):
         raise UserError(
-            f"--init layers:{layer_list}: expected {student_layers} numbers (one per student layer)"
-            f" from 1 to {teacher_layers}"
+            f"--init layers:{layer_list}: expected {counted(student_layers, 'number')} (one per"
+            f" student layer) from 1 to {teacher_layers}"
         )
     return numbers
 

@@ -22,7 +22,10 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+)
 from transformers.utils import logging
 
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
@@ -128,6 +131,10 @@ def load_config(model: ResolvedModel) -> Any:
     """Load the config. Raises UserError for an encoder-decoder, an adapter, and a refused field
     (`fields.FIELDS`)."""
     config = load(AutoConfig, model)
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if model.gguf and causal and not config.architectures:
+        # transformers makes the config.json of a GGUF file without architectures.
+        config.architectures = [causal]
     check_checkpoint(model, config)
     check_no_encoder_decoder(model, config.to_dict())
     halves = [str(name) for name in config.architectures or () if str(name) in HALVES]

@@ -274,10 +274,14 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
                 f"model {path}: is an export, which only student-predict runs, and whose README has"
                 " its scores; give the student that was exported"
             )
-        held = sorted(path.glob("*.gguf")) if takes_option("gguf") is not False else []
+        remedy = "copy the whole checkpoint"
+        if (held := sorted(path.glob("*.gguf"))) and takes_option("gguf") is not False:
+            remedy = f"give --gguf {quote(held[0].name)}"
+        elif held:
+            remedy = f"save those of {held[0].name} (docs/guide/dump.md, A decoder in GGUF)"
         raise UserError(
-            f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)}; "
-            + (f"give --gguf {quote(held[0].name)}" if held else "copy the whole checkpoint")
+            f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)};"
+            f" {remedy}"
         )
     return path
 

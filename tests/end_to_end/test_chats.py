@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from gguf import GGUFReader
+from tokenizers.processors import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import chat_template_utils
 
@@ -174,6 +175,23 @@ def test_a_student_reads_a_chat_as_in_its_training(tmp_path: Path, model: Path) 
         assert tokenizer.eos_token == "<|endoftext|>"
         ids = tokenizer.encode("a<|endoftext|>", add_special_tokens=False)
         assert ids[-1] == tokenizer.eos_token_id
+
+
+def test_a_bos_token_that_marks_messages_is_left_in_the_chat(tmp_path: Path, model: Path) -> None:
+    """The tokenizer does not put it in front of a text, so the dump left it there."""
+    template = TEMPLATE.replace("<|", "<|endoftext|><|")
+    teacher = with_template(model, tmp_path / "model", template)
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=False)
+    tokenizer.save_pretrained(teacher)
+    rows = chats(6)
+    store = dumped(tmp_path, teacher, rows)
+    text = "".join(record.text for record in store if record.document == 0)
+    assert text.startswith("<|endoftext|><|system|>")
+    student = StudentBatches(store, "300", student="llama:32x1x2", loss={"next": 1}).tokenizer
+    read = student.apply_chat_template(rows[0], tokenize=False)
+    assert read == student.bos_token + text
 
 
 OWN = (

@@ -218,6 +218,7 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
         shared = {**given, "vocab": "teacher"}
         assert default_losses(shared, [whole]) == {"next": 0.34, "kl-next": 0.33, "alm": 0.33}
         assert default_losses(shared, [whole, whole]) == every
+        assert "next-inside" not in default_losses({**shared, "combine": "outputs"}, [whole, whole])
         both = {"next": 0.5, "next-inside": 0.5, "kl-next": 0.5}
         assert default_losses(given, [whole, old]) == both
         assert default_losses({**given, "combine": "outputs"}, [whole, whole]) == both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM
 
+from teachonce.downstream.cli import main as downstream
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import open_store
 from teachonce.support.arrays import Array
@@ -71,6 +73,9 @@ def as_gguf(folder: Path) -> Any:
 
 def test_the_weights_of_a_gguf_file(tmp_path: Path) -> None:
     model, corpus = save_decoder(tmp_path / "model", "Llama"), write_corpus(tmp_path / "c.txt", 9)
+    config = json.loads((model / "config.json").read_text())
+    del config["architectures"]  # as in a config that transformers reads from a GGUF file
+    (model / "config.json").write_text(json.dumps(config))
     plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     network, path = as_gguf(model), tmp_path / "a.zarr"
     words: tuple[Any, ...] = ("--model", model, "--corpus", corpus, "--attention", "none")
@@ -112,6 +117,11 @@ def test_files_that_are_no_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("config.json", "text.gguf"):
         (alone / name).write_bytes((model / name).read_bytes())
     says(refused(teacher_dump, *words, alone), "has no weights", "give --gguf text.gguf")
+    line = refused(
+        downstream,
+        *("--task", "lm", "--model", alone, "--test", corpus, "--out", tmp_path / "bits"),
+    )
+    says(line, "save those of text.gguf (docs/guide/dump.md, A decoder in GGUF)")
     (model / FILE).write_bytes(b"GGUF\x03\0\0\0 and then nothing")
     says(refused(teacher_dump, *words, model, "--gguf", FILE), "cannot be loaded")
     monkeypatch.setattr("teachonce.checkpoints.names.find_spec", lambda name: None)
