@@ -28,6 +28,7 @@ from teachonce.student_train.model.start_checks import (
 from teachonce.student_train.plan.train_plan import Stores
 from teachonce.student_train.settings.option_values import (
     AS_TEACHER,
+    CUT_RATE,
     FOLDER,
     is_model_folder,
 )
@@ -53,10 +54,6 @@ from teachonce.support.option_types import plain
 from teachonce.support.options import default_of, read_words
 
 HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
-# Bits per byte after .5M tokens: 2.117 for `llama:256x4x4x768` at twice the rate of other students,
-# 2.158 at that rate and 2.121 at four times (RESULTS, "Decoder students").
-CUT_RATE = 2
-"""Factor of the default learning rate of a decoder that is cut out of its teacher."""
 MIXED_VOCAB = "mixed-vocab"  # weights and vocabulary written by teacher-dump mixed-vocab
 
 
@@ -205,7 +202,7 @@ def fill_in_defaults(given: dict[str, Any], opened: Callable[[], Sequence[Featur
 def _is_cut(
     given: Mapping[str, Any], shape: Shape, opened: Callable[[], Sequence[FeatureStore]]
 ) -> bool:
-    """Return whether a decoder begins with layers that are cut out of its teacher's."""
+    """Return whether a decoder begins with layers of its teacher or of another model."""
     how = given.get("init", default_of(TrainOptions, "init"))
     if how == "auto":
         how = resolved_start(how, shape, opened()[0])

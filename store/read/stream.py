@@ -275,7 +275,7 @@ class Streamer:
                     pass
                 yield current
         finally:  # a thread may still write into the buffers, so they are not reused
-            # Otherwise the process would not exit before it has fetched a pool that nobody reads.
+            # A pool that is queued already is not read: the process would fetch it before it exits.
             ended.set()
             for threads in (asking, reading):
                 threads.shutdown(wait=False, cancel_futures=True)

@@ -109,7 +109,7 @@ def take_part(
 ) -> None:
     """Publish part `index` of `store` as part `number`, unless it is published.
 
-    index: of the part in the manifest of `store`. chosen: bool [n], the sequences to copy;
+    index: position of the part in the manifest of `store`. chosen: bool [n], the sequences to copy;
         None for all. A whole part of a Zarr folder on the same disk is hard-linked, and its values
         are not read. Raises StoreError for an array that does not match its checksum.
     """

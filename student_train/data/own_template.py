@@ -51,8 +51,8 @@ def teacher_template(store: FeatureStore) -> str:
 
 def template_of_student(store: FeatureStore, tokenizer: Any) -> str:
     """Return the teacher's chat template for the tokenizer of a student; "" if it has none."""
-    if not (template := teacher_template(store)):
-        return ""
+    if not (template := teacher_template(store)) or not own_bos(tokenizer):
+        return template
     # A bos token that the teacher's tokenizer does not put in front of each text is a mark of the
     # template, such as SmolLM2's `<|im_start|>`: the dump has not taken it out of the text.
     teacher = store.tokenizer()

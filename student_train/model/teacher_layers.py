@@ -113,7 +113,7 @@ def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: Weigh
         number, _, part = name.removeprefix(parts.layers).partition(".")
         names = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
         sources = [np.asarray(weights[bert_names[n]], np.float32) for n in names if n in bert_names]
-        if sources:  # a single layer may lack NOT_IN_FIRST
+        if sources:  # none if the group is only the teacher's first layer, for NOT_IN_FIRST
             _copy_block(target, np.mean(sources, axis=0), parts.stacked.get(part, 1))
     numbers = ", ".join("+".join(map(str, group)) for group in groups)
     differences = _differences(student, store)

@@ -12,6 +12,7 @@ from teachonce.student_train.losses.loss import Loss
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
 from teachonce.student_train.settings.option_values import (
+    CUT_RATE,
     FOLDER,
     is_model_folder,
     is_shape_of_model,
@@ -77,10 +78,11 @@ def _check_schedule(options: TrainOptions) -> None:
 
 
 def _check_rate(options: TrainOptions) -> None:
-    if options.lr_end and options.lr_end > options.resolved_lr:
-        raise UserError(
-            f"--lr-end {options.lr_end:g}: expected at most --lr, here {options.resolved_lr:g}"
-        )
+    most = options.resolved_lr
+    if options.lr is None and options.shape.causal:
+        most *= CUT_RATE  # the store decides whether it has this rate
+    if options.lr_end > most:
+        raise UserError(f"--lr-end {options.lr_end:g}: expected at most --lr, here {most:g}")
 
 
 def _check_start(options: TrainOptions) -> None:

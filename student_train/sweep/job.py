@@ -137,8 +137,8 @@ class Sweep:
         return checked_from({**self.fixed, **arguments_of(point)}, stores)
 
     def _resolved(self, options: TrainOptions) -> TrainOptions:
-        """Set the folder, and resolve the options for the checks on this machine. A student whose
-        folder exists has its precision.
+        """Set the folder, and resolve the options for the checks on this machine. If a
+        student has a folder, in whichever precision, it keeps that precision.
 
         Raises UserError for a GPU by number with Ray, which assigns GPUs itself.
         """
@@ -151,7 +151,8 @@ class Sweep:
                 )
             options = replace(options, device="cpu")
         students = [options.resolved()]
-        if options.precision == "auto":  # another precision on the machine that began the sweep
+        if options.precision == "auto" and "precision" not in varied(self.space):
+            # On the machine that started the sweep, auto may have been another precision.
             students += [replace(students[0], precision=name) for name in ("bf16", "fp32")]
         shown = varied(self.space) or MAIN
         placed = [replace(each, out=each.folder_in(self.folder, shown)) for each in students]

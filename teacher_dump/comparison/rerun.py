@@ -162,7 +162,7 @@ def compare(store: FeatureStore, teacher: Teacher, sample: int, seed: int) -> Li
         limit = _whole_below(store, teacher)
         records = [r for r in records if not r.document_begin and len(r.token_ids) < limit]
         if not records:
-            more = "give a larger --sample, or " if len(drawn) < len(store) else ""
+            more = "give a larger --sample, or " if len(drawn) < len(store) and limit > 1 else ""
             raise UserError(
                 f"{store.path}: {counted(len(drawn), 'sequence')} drawn, and each may lack a part"
                 f" of the text with which its output was captured; {more}verify the store without"

@@ -168,7 +168,8 @@ def _not_utf8(
     where = f"{path}, line {number}: not UTF-8 at byte {position + start} (0x{raw[start]:02x})"
     if error.reason == "unexpected end of data" and not raw.endswith((b"\n", b"\r")):
         return CorpusError(
-            f"{where}: the text ends inside a character, because it was truncated; get all of it"
+            f"{where}: the text ends inside a character, so it was truncated; provide the complete"
+            " text"
         )
     # Text of another encoding has few bytes that are valid as UTF-8, and broken ones on each line.
     text = sample.decode("utf-8", "ignore")

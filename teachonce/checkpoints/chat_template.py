@@ -128,8 +128,8 @@ def with_first_token(template: str, tokenizer: Any, begin: str, template_bos: st
     in front of each text: `apply_chat_template` does not add it.
 
     begin: the first characters that the template writes for this tokenizer.
-    template_bos: the bos token of the teacher's tokenizer, which is replaced if the template begins
-        with it.
+    template_bos: the token that the teacher's tokenizer puts in front of each text, "" if it puts
+        none. The dump took it out of the text: it is replaced if the template begins with it.
     """
     if not (bos := own_bos(tokenizer)) or begin.startswith(bos):
         return template

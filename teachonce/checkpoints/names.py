@@ -278,7 +278,7 @@ def _checked_folder(path: Path, weights: bool = True) -> Path:
         if (held := sorted(path.glob("*.gguf"))) and takes_option("gguf") is not False:
             remedy = f"give --gguf {quote(held[0].name)}"
         elif held:
-            remedy = f"save those of {held[0].name} (docs/guide/dump.md, A decoder in GGUF)"
+            remedy = f"write weights from {held[0].name} (docs/guide/dump.md, A decoder in GGUF)"
         raise UserError(
             f"model {path}: the folder has no weights, expected one of {', '.join(WEIGHTS)};"
             f" {remedy}"

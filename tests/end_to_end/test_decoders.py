@@ -92,6 +92,11 @@ def test_a_decoder_cut_out_of_its_teacher_has_twice_the_default_rate(
 ) -> None:
     given = {"store": (str(store),), "student": "gpt2:32x2x4", **words}
     assert checked_from(given).resolved_lr == rate
+    with open_store(store) as opened:
+        options = TrainOptions(**{**given, "lr_end": rate})
+        assert with_store_defaults(options, [opened]).resolved_lr == rate
+        with pytest.raises(UserError, match="--lr-end"):
+            TrainOptions(**{**given, "lr_end": 3.0})
 
 
 @pytest.mark.slow

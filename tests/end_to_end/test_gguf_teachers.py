@@ -121,7 +121,7 @@ def test_files_that_are_no_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         downstream,
         *("--task", "lm", "--model", alone, "--test", corpus, "--out", tmp_path / "bits"),
     )
-    says(line, "save those of text.gguf (docs/guide/dump.md, A decoder in GGUF)")
+    says(line, "write weights from text.gguf (docs/guide/dump.md, A decoder in GGUF)")
     (model / FILE).write_bytes(b"GGUF\x03\0\0\0 and then nothing")
     says(refused(teacher_dump, *words, model, "--gguf", FILE), "cannot be loaded")
     monkeypatch.setattr("teachonce.checkpoints.names.find_spec", lambda name: None)

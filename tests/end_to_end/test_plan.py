@@ -98,7 +98,7 @@ def test_a_disk_that_is_too_small_is_reported_before_anything_runs(
     corpus, out = write_corpus(tmp_path / "corpus.txt", 20), tmp_path / "store.zarr"
     words = ("--model", model, "--corpus", corpus, "--out", out, "--device", "cpu", "--plan")
     said = ok(teacher_dump, *words, "--logits", "topk:8")
-    says(said, "parts     at most 1", "hidden/mean", "a token", "time  ", "pays  ", "room  ")
+    says(said, "parts     at most 1", "hidden/mean", "per token", "time  ", "pays  ", "room  ")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(1000))
     line = refused(teacher_dump, *words, "--logits", "topk:8")
     says(line, "1 kB free", "free some space, give an --out")

@@ -151,7 +151,8 @@ def test_what_cannot_train_is_refused_before_anything_is_written(
     trained: Any, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (*trained[2], "--out", tmp_path / "store.zarr")
-    assert "no masked-LM head" in refused(teacher_dump, *words, "--model", tiny_teacher("gpt2"))
+    for teacher in (tiny_teacher("gpt2"), tiny_teacher("bert", "classification", ("a", "b"))):
+        assert "no masked-LM head" in refused(teacher_dump, *words, "--model", teacher)
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     line = refused(teacher_dump, *words, "--optimizer", "lamb")
     assert "--optimizer lamb" in line and "`pip install 'teachonce[lamb]'`" in line
