@@ -15,8 +15,8 @@ from teachonce.support.whole_numbers import DIGITS
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")
 # Factor of the default learning rate of a decoder that begins with layers of another model. Bits
-# per byte after .5M tokens: 2.117 for `llama:256x4x4x768` at twice the rate of other students, 2.158
-# at that rate and 2.121 at four times (RESULTS, "Decoder students").
+# per byte after .5M tokens: 2.117 for `llama:256x4x4x768` at twice the rate of other students,
+# 2.158 at that rate and 2.121 at four times (RESULTS, "Decoder students").
 CUT_RATE = 2
 VOCABULARIES = ("5k", "10k", "20k", "30k", "teacher", "pruned:", "words", "words:", "mixed-vocab")
 """Words and prefixes of `--vocab`, for shell completion; a number or a folder is valid as well."""
