@@ -324,16 +324,18 @@ def joint_violations(
     """
     keys = [f"{view}/logits/{key}" for key in ("ids", "logprobs", "rest")]
     if all(key in stored for key in keys) and (
-        law := topk_violation(features, *(stored[key] for key in keys))
+        violation := topk_violation(features, *(stored[key] for key in keys))
     ):
-        yield keys[1], law
-    if draws and (law := draws_violation(features, *draws)):
-        yield keys[0], law
+        yield keys[1], violation
+    if draws and (violation := draws_violation(features, *draws)):
+        yield keys[0], violation
     if (path := f"{view}/logits/observed") in stored:
         best = tuple(stored[key] for key in keys[:2]) if all(k in stored for k in keys) else ()
-        if law := observed_violation(features, stored["token/id"], lengths, stored[path], best):
-            yield path, law
+        if violation := observed_violation(
+            features, stored["token/id"], lengths, stored[path], best
+        ):
+            yield path, violation
     for name in features.attention:
         path = f"{view}/attention/{name}/values"
-        if path in stored and (law := attention_violation(features, stored[path], lengths)):
-            yield path, law
+        if path in stored and (violation := attention_violation(features, stored[path], lengths)):
+            yield path, violation

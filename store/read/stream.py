@@ -201,11 +201,13 @@ class Streamer:
         sample = batch.logits if batch.logits and batch.logits.tier == "sample" else None
         draws = (sample.start, sample.ids, sample.counts) if sample else None
         lengths = np.diff(batch.start)
-        for name, law in joint_violations(pool.features, prefix, batch.stored, lengths, draws):
-            sequence = int(np.searchsorted(batch.start, law.row, "right")) - 1
+        for name, violation in joint_violations(
+            pool.features, prefix, batch.stored, lengths, draws
+        ):
+            sequence = int(np.searchsorted(batch.start, violation.row, "right")) - 1
             part, position = self._index.locate(int(batch.index[sequence]))
-            row = int(part.token_start[position]) + law.row - int(batch.start[sequence])
-            line = line_of_token(part, law.leaf_of(name), row, law.what)
+            row = int(part.token_start[position]) + violation.row - int(batch.start[sequence])
+            line = line_of_token(part, violation.leaf_of(name), row, violation.what)
             raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
         seen[batch.index] = True
 

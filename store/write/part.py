@@ -107,7 +107,7 @@ class PartWriter:
                 f"{name} {what}; {remedy}"
             )
 
-    def _check_law(self, name: str, rows: Array, violation: Violation | None) -> None:
+    def _check_violation(self, name: str, rows: Array, violation: Violation | None) -> None:
         """Raise StoreError if a law is broken at the row `violation.row` of `rows`."""
         if violation is not None:
             self._check(name, rows[[violation.row]], np.ones(1, bool), violation.what)
@@ -119,7 +119,7 @@ class PartWriter:
 
     def _check_values(self, name: str, rows: Array, values: Array, limit: float) -> None:
         """Raise StoreError for values that break a law or that the codec cannot represent."""
-        self._check_law(name, rows, row_violation(values))
+        self._check_violation(name, rows, row_violation(values))
         far = np.abs(values) >= limit
         self._check(
             name,
@@ -164,7 +164,7 @@ class PartWriter:
         numbers = self._claim(path, rows)
         values = self._shaped(path, states, (len(numbers), self._features.width))
         # Before encoding: rounded to int8, NaN becomes an ordinary number.
-        self._check_law(path, numbers, row_violation(values))
+        self._check_violation(path, numbers, row_violation(values))
         hidden = self._features.level.hidden
         # An overflow becomes infinity, which is over the limit and refused below with its token.
         with np.errstate(over="ignore"):
@@ -176,8 +176,8 @@ class PartWriter:
         )
         for key, array in hidden.codec.encode(values).items():
             # A scale is rounded up, so it may decode to states whose squares overflow.
-            law = find_violation(self._features, self._calibration, f"{path}/{key}", array)
-            self._check_law(f"{path}/{key}", numbers, law)
+            violation = find_violation(self._features, self._calibration, f"{path}/{key}", array)
+            self._check_violation(f"{path}/{key}", numbers, violation)
             self._arrays[f"{path}/{key}"][numbers] = array
 
     def _logits(
@@ -190,7 +190,7 @@ class PartWriter:
             raise StoreError(f"{self._where}: the logits of this store are {stored}, not {tier}")
         numbers = self._claim(path, rows)
         values = self._shaped(f"{path}/log_partition", log_partition, numbers.shape)
-        self._check_law(f"{path}/log_partition", numbers, row_violation(values))
+        self._check_violation(f"{path}/log_partition", numbers, row_violation(values))
         self._arrays[f"{path}/log_partition"][numbers] = values
         return numbers, spec
 
@@ -233,8 +233,8 @@ class PartWriter:
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
         # The given values are checked, not the codes, so that the sum has no rounding error.
         given = np.asarray(logprobs, np.float32)
-        self._check_law(f"{path}/ids", numbers, repeated_id(best, given))
-        self._check_law(
+        self._check_violation(f"{path}/ids", numbers, repeated_id(best, given))
+        self._check_violation(
             f"{path}/logprobs", numbers, mass_violation(given, np.asarray(rest, np.float32))
         )
 
@@ -304,7 +304,7 @@ class PartWriter:
         numbers = self._claim(path, rows)
         values = self._shaped(path, logits, (len(numbers), len(task.labels)))
         tokens = numbers if task.kind == "tagging" else self.token_start[numbers]
-        self._check_law(path, tokens, row_violation(values))
+        self._check_violation(path, tokens, row_violation(values))
         self._arrays[f"{path}/values"][numbers] = values
 
     def put_embedding(self, sequences: ArrayLike, vectors: ArrayLike) -> None:
