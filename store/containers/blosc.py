@@ -27,14 +27,14 @@ def decoded_size(frame: Bytes) -> int:
     return int(BLOSC_HEADER.unpack_from(frame.data)[4]) if len(frame) >= BLOSC_HEADER.size else -1
 
 
-def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) -> None:
+def decode(frame: Bytes, subject: str, size: int, low: int, high: int, out: Bytes) -> None:
     """Decode bytes low..high of a Blosc frame of `size` decoded bytes into `out`. Raises Damage."""
     # Blosc trusts the sizes in the header, so a forged one would make it read or write elsewhere.
     if len(frame) < BLOSC_HEADER.size:
-        raise Damage(f"{what} has {len(frame)} bytes, too few for Blosc")
+        raise Damage(f"{subject} has {len(frame)} bytes, too few for Blosc")
     *_, flags, _, decoded, block, encoded = BLOSC_HEADER.unpack_from(frame.data)
     if (decoded, encoded) != (size, len(frame)) or not 0 < block <= size:
-        raise Damage(f"{what} decodes to {decoded} bytes, expected {size}")
+        raise Damage(f"{subject} decodes to {decoded} bytes, expected {size}")
     # A copied frame has no table of block starts, so `_blocks` would take data for one.
     if flags & BLOSC_COPIED and len(frame) == BLOSC_HEADER.size + size:
         out[:] = frame[BLOSC_HEADER.size :][low:high]
@@ -48,7 +48,7 @@ def decode(frame: Bytes, what: str, size: int, low: int, high: int, out: Bytes) 
             blosc.decompress(cut, scratch)
             out[:] = scratch[low - begin : high - begin]
     except (RuntimeError, ValueError) as error:
-        raise Damage(f"{what}: {error}") from error
+        raise Damage(f"{subject}: {error}") from error
 
 
 def _blocks(frame: Bytes, size: int, block: int, low: int, high: int) -> tuple[Any, int, int]:

@@ -83,10 +83,10 @@ class Bucket:
         self._suffixes = url.partition("://")[0] in SUFFIXES
 
     def send(
-        self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
+        self, target: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
         """Send a request, and retry it until the server answers."""
-        return sync(self.retrier.send(what or "its objects", request, size))
+        return sync(self.retrier.send(target or "its objects", request, size))
 
     def read(self, name: str) -> bytes:
         """Read an object of at most MAX_JSON bytes. Raises StoreError if it is larger."""

@@ -59,9 +59,9 @@ class BucketStaging:
     def lease(self) -> BucketLease:
         return BucketLease(self.path)
 
-    def _work(self, what: str) -> Path:
+    def _work(self, purpose: str) -> Path:
         """Return the local folder in which something is made before it is uploaded."""
-        return Path(tempfile.gettempdir()) / f"{self._folders}{self.mark}-{what}"
+        return Path(tempfile.gettempdir()) / f"{self._folders}{self.mark}-{purpose}"
 
     def clear(self, mark: str = "") -> None:
         with suppress(OSError):  # a folder of another user

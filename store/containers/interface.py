@@ -111,11 +111,11 @@ class Flaw(NamedTuple):
     explained_by_unknown: bool = False
 
 
-def unknown_flaw(path: str, what: str) -> Flaw:
+def unknown_flaw(path: str, kind: str) -> Flaw:
     """Return the flaw of a file, folder or object that the format does not define."""
     number = part_number(path.removeprefix("parts/"))
-    if number is None or what == "file":
-        return Flaw(f"extra {what} {path}", path, unknown=True)
+    if number is None or kind == "file":
+        return Flaw(f"extra {kind} {path}", path, unknown=True)
     return Flaw(f"extra part {number}, which is not in the manifest", path, unknown=True)
 
 

@@ -215,7 +215,7 @@ class Retrier:
         return PATIENCE if self.answered else FIRST_PATIENCE
 
     async def send(
-        self, what: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
+        self, target: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
         """Send a request for `what` until it is answered, with exponential backoff.
 
@@ -236,44 +236,44 @@ class Retrier:
                 self.answered = True
                 # A missing bucket is a FileNotFoundError, too, but is not a missing object.
                 if (answer := http_answer(error)) and answer.code == "NoSuchBucket":
-                    raise self._refused(what, error) from error
+                    raise self._refused(target, error) from error
                 raise
             except Exception as error:  # every client raises its own
                 wrong_lengths += isinstance(error, WrongLength)
                 # Otherwise a server that always sends a wrong length would be retried for PATIENCE.
                 if not is_transient(error) or wrong_lengths == FETCHES:
-                    raise self._refused(what, error) from error
+                    raise self._refused(target, error) from error
                 spent = time.monotonic() - started
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1))
                 # The pause is random, so that processes that failed together do not retry together.
                 pause = random.uniform(longest / 2, longest)
                 if spent + pause > self.patience:
-                    raise self._silent(what, error, tries, spent) from error
-                self._log(what, error, tries, spent)
+                    raise self._silent(target, error, tries, spent) from error
+                self._log(target, error, tries, spent)
             await asyncio.sleep(pause)
 
-    def _refused(self, what: str, error: Exception) -> Unreachable:
+    def _refused(self, target: str, error: Exception) -> Unreachable:
         if isinstance(error, UserError):  # of the hub's bounded client, with its remedy
-            return Unreachable(f"{self.url}: cannot be reached: {what}: {error}")
+            return Unreachable(f"{self.url}: cannot be reached: {target}: {error}")
         return Unreachable(
-            f"{self.url}: cannot be reached: {what}: {_described(error)}; {_remedy(error)}"
+            f"{self.url}: cannot be reached: {target}: {_described(error)}; {_remedy(error)}"
         )
 
-    def _silent(self, what: str, error: Exception, tries: int, spent: float) -> Unreachable:
+    def _silent(self, target: str, error: Exception, tries: int, spent: float) -> Unreachable:
         self.answered = False  # the next request has only FIRST_PATIENCE
         return Unreachable(
-            f"{self.url}: cannot be reached: {what}: requested {counted(tries, 'time')} in"
+            f"{self.url}: cannot be reached: {target}: requested {counted(tries, 'time')} in"
             f" {spent:.0f} s, the last answer was {_described(error)}; the store itself may be"
             " intact: check the network, and run the same command again later"
         )
 
-    def _log(self, what: str, error: Exception, tries: int, spent: float) -> None:
+    def _log(self, target: str, error: Exception, tries: int, spent: float) -> None:
         now = time.monotonic()
         if spent > QUIET and now - self.logged > QUIET:
             self.logged = now
             logging.getLogger(__name__).warning(
                 "%s: %s: %s; requested %s in %.0f s, retrying for up to %.0f s",
-                self.url, what, _described(error), counted(tries, "time"), spent, self.patience,
+                self.url, target, _described(error), counted(tries, "time"), spent, self.patience,
             )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ DUMP = "a store is written by `teacher-dump --model MODEL --corpus CORPUS --out 
 
 def not_a_store(path: Path) -> StoreError:
     """Return the error for a file or folder without a store: what it is, and what to do next."""
-    what, remedy = _folder(path) if path.is_dir() else _file(path)
-    return StoreError(f"{path}: not a feature store ({what}); {remedy}")
+    problem, remedy = _folder(path) if path.is_dir() else _file(path)
+    return StoreError(f"{path}: not a feature store ({problem}); {remedy}")
 
 
 def _folder(path: Path) -> tuple[str, str]:

@@ -47,22 +47,22 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 LIMIT = 2**31
 
 
-def check_name(name: object, what: str) -> str:
+def check_name(name: object, subject: str) -> str:
     """Return `name` if it can be a path segment of a store. Raises StoreError otherwise."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
         raise StoreError(
-            f"{what} {name!r} cannot be a name in a store: use letters, digits, '_', '-', '.'"
+            f"{subject} {name!r} cannot be a name in a store: use letters, digits, '_', '-', '.'"
         )
     return name
 
 
-def _whole(value: object, what: str, low: int, high: int) -> int:
+def _whole(value: object, subject: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise StoreError(f"features: {what} must be a whole number {low}..{high}, got {value!r}")
+        raise StoreError(f"features: {subject} must be a whole number {low}..{high}, got {value!r}")
     return value
 
 
-def _checked_object(value: object, what: str, spec: type[Any]) -> Mapping[str, Any]:
+def _checked_object(value: object, subject: str, spec: type[Any]) -> Mapping[str, Any]:
     """Check a JSON object against the dataclass `spec`, whose fields are the keys; return the
     object.
 
@@ -73,11 +73,11 @@ def _checked_object(value: object, what: str, spec: type[Any]) -> Mapping[str, A
     keys = [name for name, default in defaults.items() if default is MISSING]
     # An unknown key may change the meaning of the others (FORMAT.md, section 6).
     if not isinstance(value, Mapping) or not set(keys) <= set(value) <= set(defaults):
-        raise StoreError(f"features: {what} must have {' and '.join(keys)}, got {value!r:.80}")
+        raise StoreError(f"features: {subject} must have {' and '.join(keys)}, got {value!r:.80}")
     _check_flags(value, [name for name, default in defaults.items() if default is False])
     for name in value:
         if value[name] == defaults[name]:  # a second form of an absent key, as for `_check_flags`
-            raise StoreError(f"features: {name} of {what} is {value[name]!r}: omit the key")
+            raise StoreError(f"features: {name} of {subject} is {value[name]!r}: omit the key")
     return value
 
 

@@ -180,9 +180,9 @@ class IndexedParts(Sequence[Part]):
         self._reading = Lock()
         self.lengths = IndexedLengths(self)
 
-    def damage(self, what: str) -> StoreError:
+    def damage(self, problem: str) -> StoreError:
         """Return the error that describes what is wrong with the index."""
-        return StoreError(f"{self._where}: the index of parts: {what}; {DAMAGED}")
+        return StoreError(f"{self._where}: the index of parts: {problem}; {DAMAGED}")
 
     def _size(self, number: object) -> int:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MAX_PART:

@@ -206,13 +206,13 @@ def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
 class SpanKind:
     """Describes spans of the texts: masked words, or the messages of chats.
 
-    group: the group of their arrays. what: their name in messages, in the plural. number: the array
-    with a number for each span. numbers: the numbers that it may have. empty: whether a span may
+    group: the group of their arrays. plural: their name in messages. number: the array with a
+    number for each span. numbers: the numbers that it may have. empty: whether a span may
     have no character.
     """
 
     group: str
-    what: str
+    plural: str
     number: str
     numbers: tuple[int, ...]
     empty: bool = False

@@ -119,7 +119,7 @@ def _check_tokens(
     outside the text, or of a special token."""
     ids, (begin, end), special = arrays["token_ids"], arrays["offsets"].T, arrays["special"]
     limits = np.repeat([len(text) for text in texts], np.diff(token_start))
-    for bad, what in (
+    for bad, problem in (
         ((ids < 0) | (ids >= vocabulary), f"token id outside the vocabulary of {vocabulary}"),
         ((begin < 0) | (begin > end) | (end > limits), "offsets outside the text"),
         (special & (end > 0), "special token with offsets (expected 0, 0)"),
@@ -128,7 +128,7 @@ def _check_tokens(
             row = int(bad.argmax())
             sequence = int(np.searchsorted(token_start, row, "right")) - 1
             raise StoreError(
-                f"{where}, sequence {sequence}, token {row - token_start[sequence]}: {what} "
+                f"{where}, sequence {sequence}, token {row - token_start[sequence]}: {problem} "
                 f"(id {ids[row]}, span {begin[row]}..{end[row]} of {limits[row]} characters); check"
                 " the tokenizer that made the tokens"
             )
@@ -198,7 +198,7 @@ def encode_spans(
     spans: [M, 3] for each sequence. Raises StoreError, which names the sequence.
     """
     if len(spans) != len(texts):
-        raise StoreError(f"{where}: {kind.what} of {len(spans)} sequences, expected {len(texts)}")
+        raise StoreError(f"{where}: {kind.plural} of {len(spans)} sequences, expected {len(texts)}")
     rows = []
     for number, (listed, text) in enumerate(zip(spans, texts, strict=True)):
         triples = np.asarray(listed, np.int64).reshape(-1, 3)
@@ -208,7 +208,7 @@ def encode_spans(
         inside = not len(triples) or (begin[0] >= 0 and end[-1] <= len(text))
         if not ordered or not inside or not np.isin(numbers, kind.numbers).all():
             raise StoreError(
-                f"{where}, sequence {number}: {kind.what} must be ascending spans begin"
+                f"{where}, sequence {number}: {kind.plural} must be ascending spans begin"
                 f" {'<=' if kind.empty else '<'} end of its {len(text)} characters with the"
                 f" {kind.number}"
                 f" {', '.join(map(str, kind.numbers))}"

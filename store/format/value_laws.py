@@ -28,12 +28,12 @@ LARGEST = float(np.finfo(np.float32).max)
 class Violation(NamedTuple):
     """Describes the first row (first axis) of an array that breaks a law.
 
-    what: what is wrong, a phrase that follows the array's name.
+    problem: what is wrong, a phrase that follows the array's name.
     leaf: the last segment of the array's path, if several arrays were compared.
     """
 
     row: int
-    what: str
+    problem: str
     leaf: str = ""
 
     def leaf_of(self, name: str) -> str:
@@ -77,14 +77,14 @@ def find_violation(
     return row_violation(values)
 
 
-def _first_row(bad: Array | None, what: str) -> Violation | None:
+def _first_row(bad: Array | None, problem: str) -> Violation | None:
     if bad is None or not bad.any():
         return None
-    return Violation(int(bad.reshape(len(bad), -1).any(axis=1).argmax()), what)
+    return Violation(int(bad.reshape(len(bad), -1).any(axis=1).argmax()), problem)
 
 
 def out_of_range(
-    values: Array, low: float | None, high: float | None, what: str
+    values: Array, low: float | None, high: float | None, problem: str
 ) -> Violation | None:
     """Return the first row with a value below `low`, above `high`, or NaN."""
     # Minimum and maximum take a tenth of the time of comparing each value.
@@ -97,7 +97,7 @@ def out_of_range(
         inside &= values >= low
     if high is not None:
         inside &= values <= high
-    return _first_row(~inside, what)
+    return _first_row(~inside, problem)
 
 
 def row_violation(values: Array) -> Violation | None:
@@ -136,7 +136,7 @@ def calibration_problem(mean: Floats, deviation: Floats) -> str:
     if not (np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)).all():
         return "is not finite with deviations over 0"
     violation = row_violation(np.stack([mean, deviation]))
-    return violation.what if violation else ""
+    return violation.problem if violation else ""
 
 
 def _scale_violation(
@@ -212,12 +212,12 @@ def mass_violation(
         mass: Array = np.exp(best, dtype=np.float64).sum(axis=1) + np.exp(left, dtype=np.float64)
         return mass
 
-    least, what = total(-1), "and rest have probabilities that sum to"
-    if violation := _first_row(least > 1 + MASS_SLACK, f"{what} more than 1"):
+    least, subject = total(-1), "and rest have probabilities that sum to"
+    if violation := _first_row(least > 1 + MASS_SLACK, f"{subject} more than 1"):
         return violation
     if (least >= 1 - MASS_SLACK).all():  # saves the time of the second total
         return None
-    return _first_row(total(1) < 1 - MASS_SLACK, f"{what} less than 1")
+    return _first_row(total(1) < 1 - MASS_SLACK, f"{subject} less than 1")
 
 
 def repeated_id(ids: Array, logprobs: Floats) -> Violation | None:

@@ -286,15 +286,15 @@ def read_outside(source: StoreSource, entries: Mapping[str, Entry], name: str) -
     return checked_array(source, name, entries[name])
 
 
-def check_finite(values: Array, what: str) -> Array:
+def check_finite(values: Array, subject: str) -> Array:
     """Return `values`, an array outside the parts. Raises StoreError for NaN and infinity."""
     if values.dtype.kind == "f" and not all_finite(values):
-        raise StoreError(f"{what} has NaN or infinite values; {NO_NUMBERS}")
+        raise StoreError(f"{subject} has NaN or infinite values; {NO_NUMBERS}")
     return values
 
 
 def check_calibration(
-    pair: tuple[Array, ...], features: Features, what: str
+    pair: tuple[Array, ...], features: Features, subject: str
 ) -> tuple[Floats, Floats]:
     """Return mean and standard deviation of a hidden state.
 
@@ -304,9 +304,9 @@ def check_calibration(
     for array in pair:
         if array.shape != (features.width,) or array.dtype != np.float32:
             raise StoreError(
-                f"{what} is {array.dtype}{list(array.shape)}, expected"
+                f"{subject} is {array.dtype}{list(array.shape)}, expected"
                 f" float32[{features.width}]; {DAMAGED}"
             )
     if problem := calibration_problem(mean, deviation):
-        raise StoreError(f"{what} {problem}; {NO_NUMBERS}")
+        raise StoreError(f"{subject} {problem}; {NO_NUMBERS}")
     return mean, deviation

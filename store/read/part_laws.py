@@ -60,8 +60,8 @@ def _broken_tokens(part: PartReader, lengths: Array) -> list[str]:
         ("special tokens", "with offsets"): special & ((begin != 0) | (end != 0)),
     }
     return [
-        line_of_token(part, name, int(bad.argmax()), what)
-        for (name, what), bad in laws.items()
+        line_of_token(part, name, int(bad.argmax()), problem)
+        for (name, problem), bad in laws.items()
         if bad.any()
     ]
 
@@ -70,7 +70,7 @@ def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
     start, spans = part.spans(view, 0, len(lengths))
     kind = span_kind(view)
     if start[-1] != part.part.counts.spans[view]:
-        return [f"{kind.group}/start does not end at the number of {kind.what}"]
+        return [f"{kind.group}/start does not end at the number of {kind.plural}"]
     begin, end, number = spans.T
     previous = np.zeros(len(spans), np.int64)
     previous[1:] = end[:-1]
@@ -80,7 +80,7 @@ def _broken_spans(part: PartReader, view: int, lengths: Array) -> list[str]:
     limit = np.repeat(lengths, np.diff(start))
     bad = (begin < previous) | kind.too_short(begin, end) | (end > limit)
     bad |= ~np.isin(number, kind.numbers)
-    return [f"{kind.group} is not ascending {kind.what} of the text"] if bad.any() else []
+    return [f"{kind.group} is not ascending {kind.plural} of the text"] if bad.any() else []
 
 
 def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]:
@@ -99,7 +99,9 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
             else:
                 violation = find_violation(part.features, calibration, name, values)
             if violation:
-                lines[name] = line_of(part, name, Violation(begin + violation.row, violation.what))
+                lines[name] = line_of(
+                    part, name, Violation(begin + violation.row, violation.problem)
+                )
                 break
     return lines
 
@@ -110,9 +112,9 @@ def line_of(part: PartReader, name: str, violation: Violation) -> str:
     if name in (CONTEXT, "sequence/label", f"{EMBEDDING}/values", f"{EMBEDDING}/scale") or (
         part.features.task and name.endswith("/classes/values")
     ):
-        return f"{name} {violation.what} (sequence {row} of the part)"
+        return f"{name} {violation.problem} (sequence {row} of the part)"
     if name.endswith("/logits/distinct"):
-        return f"{name} {violation.what} (entry {row})"
+        return f"{name} {violation.problem} (entry {row})"
     if part.array(name).shape[0] == part.part.counts.squares and "/attention/" in name:
         sequence = int(np.searchsorted(part.square_start, row, "right")) - 1
         row = int(start[sequence]) + (row - int(part.square_start[sequence])) // int(
@@ -122,14 +124,14 @@ def line_of(part: PartReader, name: str, violation: Violation) -> str:
         view = int(name.split("/")[0].removeprefix("view"))
         draws = part.draw_start(view, 0, part.part.counts.tokens)
         row = max(0, int(np.searchsorted(draws, row, "right")) - 1)
-    return line_of_token(part, name, row, violation.what)
+    return line_of_token(part, name, row, violation.problem)
 
 
-def line_of_token(part: PartReader, name: str, row: int, what: str) -> str:
+def line_of_token(part: PartReader, name: str, row: int, problem: str) -> str:
     """Describe a violation at a token of a part; `row` is the token's number in the part."""
     sequence = int(np.searchsorted(part.token_start, row, "right")) - 1
     token = row - int(part.token_start[sequence])
-    return f"{name} {what} (sequence {sequence} of the part, token {token})"
+    return f"{name} {problem} (sequence {sequence} of the part, token {token})"
 
 
 def check_offsets(part: PartReader) -> None:
@@ -153,7 +155,7 @@ def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
                 if name not in reported:
                     reported.add(name)
                     row = int(part.token_start[first]) + violation.row
-                    yield line_of_token(part, violation.leaf_of(name), row, violation.what)
+                    yield line_of_token(part, violation.leaf_of(name), row, violation.problem)
 
 
 def _joint(
@@ -203,10 +205,10 @@ def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
     for view in range(1, part.features.views):
         start, words = part.spans(view, 0, len(texts))
         spans[f"view{view}/mask"] = words[:, 0], words[:, 1], start
-    for what, (begin, end, start) in spans.items():
+    for group, (begin, end, start) in spans.items():
         middle = np.repeat(position, np.diff(start))
         if ((begin <= middle) & (end > middle)).any():
-            problems.append(f"{what}: some cover the separator of their pair")
+            problems.append(f"{group}: some cover the separator of their pair")
     return problems
 
 

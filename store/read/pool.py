@@ -298,7 +298,7 @@ class Pool:
             if sequence < begin + last - first:
                 row += int(self._starts(part, name)[first + sequence - begin] - edges[sequence])
                 if draws is not None:
-                    return part, line_of_token(part, name, row, violation.what)
+                    return part, line_of_token(part, name, row, violation.problem)
                 return part, line_of(part, name, violation._replace(row=row))
             begin += last - first
         raise AssertionError(name)

@@ -53,13 +53,13 @@ class Logits:
 class LazyMap(Mapping[str, Any]):
     """Maps keys to values, read-only; values are loaded at each access."""
 
-    def __init__(self, names: tuple[str, ...], load: Callable[[str], Any], what: str) -> None:
-        self._names, self._load, self._what = names, load, what
+    def __init__(self, names: tuple[str, ...], load: Callable[[str], Any], kind: str) -> None:
+        self._names, self._load, self._kind = names, load, kind
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
             available = ", ".join(self._names) or "none"
-            raise MissingFeature(f"no {self._what} {name!r} in this store; it has: {available}")
+            raise MissingFeature(f"no {self._kind} {name!r} in this store; it has: {available}")
         return self._load(name)
 
     def __contains__(self, name: object) -> bool:
@@ -73,7 +73,7 @@ class LazyMap(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         """Return the names alone, which loads no value."""
-        return f"<{self._what}: {first_few(self._names) or 'none'}>"
+        return f"<{self._kind}: {first_few(self._names) or 'none'}>"
 
 
 class MissingFeature(StoreError, KeyError):

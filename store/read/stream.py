@@ -207,7 +207,7 @@ class Streamer:
             sequence = int(np.searchsorted(batch.start, violation.row, "right")) - 1
             part, position = self._index.locate(int(batch.index[sequence]))
             row = int(part.token_start[position]) + violation.row - int(batch.start[sequence])
-            line = line_of_token(part, violation.leaf_of(name), row, violation.what)
+            line = line_of_token(part, violation.leaf_of(name), row, violation.problem)
             raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")
         seen[batch.index] = True
 
@@ -240,7 +240,10 @@ class Streamer:
         """Read each pool over a network while the previous one is used. Meanwhile request the
         following pools, up to about AHEAD bytes."""
         # Two threads: requests for later pools must not wait until a pool is read and checked.
-        reading, asking = ThreadPoolExecutor(1, "read-ahead"), ThreadPoolExecutor(1, "ask-ahead")
+        reading, prefetching = (
+            ThreadPoolExecutor(1, "read-ahead"),
+            ThreadPoolExecutor(1, "prefetch"),
+        )
         free = [Buffers(), Buffers()]
         requested: deque[tuple[PoolBatches, Future[None]]] = deque()
         ended = Event()
@@ -248,7 +251,7 @@ class Streamer:
         def request_next() -> bool:
             """Request the next pool; return whether there is one."""
             if current := next(pools, None):
-                requested.append((current, asking.submit(current[0].prefetch)))
+                requested.append((current, prefetching.submit(current[0].prefetch)))
             return current is not None
 
         def start_next() -> tuple[PoolBatches, Future[None]] | None:
@@ -279,7 +282,7 @@ class Streamer:
         finally:  # a thread may still write into the buffers, so they are not reused
             # A pool that is queued already is not read: the process would fetch it before it exits.
             ended.set()
-            for threads in (asking, reading):
+            for threads in (prefetching, reading):
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def gather(

@@ -214,10 +214,10 @@ def _is_plain(writer: StoreWriter, store: FeatureStore, target: FeatureStore) ->
     )
 
 
-def _other_source(path: str | Path, store: FeatureStore, what: str) -> str:
+def _other_source(path: str | Path, store: FeatureStore, difference: str) -> str:
     return (
-        f"{path}: was started from another store than {store.path}: {what} differs; continue with"
-        f" the store that it was started from, or {ANOTHER}"
+        f"{path}: was started from another store than {store.path}: {difference} differs;"
+        f" continue with the store that it was started from, or {ANOTHER}"
     )
 
 

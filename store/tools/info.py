@@ -151,12 +151,12 @@ def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> 
     if not unread:
         return ""
     names = [group for group in OPTIONAL if group in unread]
-    what = f"{' and '.join(names)}, {readable(unread.total())}, which no default loss of"
+    listed = f"{' and '.join(names)}, {readable(unread.total())}, which no default loss of"
     if not read:
-        return f"{what} student-train reads; give it --loss"
+        return f"{listed} student-train reads; give it --loss"
     options = " ".join(f"--{name} none" for name in names)
     also = ", and no --head" if "logits" in names else ""
-    return f"{what} student-train reads; to dump without them, give {options}{also}"
+    return f"{listed} student-train reads; to dump without them, give {options}{also}"
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:

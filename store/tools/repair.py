@@ -148,16 +148,16 @@ def unsealed(attributes: Mapping[str, Any], arrays: Mapping[str, Entry]) -> dict
 
 def _advice(opened: DamagedStore, report: Report, sound: int, sealed: bool) -> str:
     """Describe in one line what was done and what to do next; "" if the store was sound."""
-    lines, what = [], making_command(opened.store.identity)
+    lines, command = [], making_command(opened.store.identity)
     if sealed and report.damage:
         lines.append("repaired: everything damaged could be derived from the rest of the store")
     elif not sealed and report.damage:
         lines.append(
-            f"{counted(sound, 'sound part')} left; repeat the command that made the store ({what}):"
-            " it writes only what is missing"
+            f"{counted(sound, 'sound part')} left; repeat the command that made the store"
+            f" ({command}): it writes only what is missing"
         )
     elif not sealed:
-        lines.append(f"is not finished; repeat the command that makes it ({what})")
+        lines.append(f"is not finished; repeat the command that makes it ({command})")
     if report.quarantine:
         lines.append(
             f"what was damaged is now in {report.quarantine}: delete it when the store is sound, or"

@@ -182,8 +182,8 @@ def _check_array(store: FeatureStore, name: str, entry: Entry) -> tuple[str | No
         return "does not match its checksum", size
     if entry.fingerprint and entry.fingerprint != store.source.fingerprint(name):
         return "has an altered zarr.json", size
-    if what := store.source.format_violation(name):
-        return f"is stored with {what} (FORMAT.md, section 3)", size
+    if violation := store.source.format_violation(name):
+        return f"is stored with {violation} (FORMAT.md, section 3)", size
     return None, size
 
 

@@ -29,17 +29,17 @@ from teachonce.support.lease import Lease, lease_path
 from teachonce.support.redaction import without_paths
 
 
-def _json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _json(value: Mapping[str, Any], subject: str) -> dict[str, Any]:
     try:
         # Tuples become lists and keys text, as in stored attributes that are compared with these.
         decoded: dict[str, Any] = json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
-        raise StoreError(f"{what} cannot be written as JSON ({error})") from error
+        raise StoreError(f"{subject} cannot be written as JSON ({error})") from error
     return decoded
 
 
 @contextmanager
-def writing(path: Path | str, what: str = "") -> Iterator[None]:
+def writing(path: Path | str, subject: str = "") -> Iterator[None]:
     """Convert an error of the disk to a StoreError with its cause and remedy."""
     try:
         yield
@@ -47,7 +47,8 @@ def writing(path: Path | str, what: str = "") -> Iterator[None]:
         new = isinstance(path, Path) and not path.exists()
         safe = "" if new else " (published parts are not lost)"
         raise StoreError(
-            f"cannot write {what}{path}: {files.reason(error)} and run the same command again{safe}"
+            f"cannot write {subject}{path}: {files.reason(error)} and run the same"
+            f" command again{safe}"
         ) from error
 
 

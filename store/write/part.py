@@ -98,19 +98,19 @@ class PartWriter:
         filled[numbers] = True
         return numbers
 
-    def _check(self, name: str, rows: Array, bad: Array, what: str, remedy: str = FP32) -> None:
+    def _check(self, name: str, rows: Array, bad: Array, problem: str, remedy: str = FP32) -> None:
         if bad.any():
             row = int(rows[np.flatnonzero(bad.reshape(len(rows), -1).any(axis=1))[0]])
             sequence = int(np.searchsorted(self.token_start, row, "right")) - 1
             raise StoreError(
                 f"{self._where}, sequence {sequence}, token {row - self.token_start[sequence]}: "
-                f"{name} {what}; {remedy}"
+                f"{name} {problem}; {remedy}"
             )
 
     def _check_violation(self, name: str, rows: Array, violation: Violation | None) -> None:
         """Raise StoreError if a law is broken at the row `violation.row` of `rows`."""
         if violation is not None:
-            self._check(name, rows[[violation.row]], np.ones(1, bool), violation.what)
+            self._check(name, rows[[violation.row]], np.ones(1, bool), violation.problem)
 
     def _check_logs(self, name: str, rows: Array, logs: Array) -> None:
         """Raise StoreError for values that are not log-probabilities."""

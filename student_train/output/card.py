@@ -95,8 +95,8 @@ def model_card(
         loading += (
             "\n\nIts head over the vocabulary was not trained: no loss of the training reads it."
         )
-    title = f"{head.what[:1].upper()}{head.what[1:]}, student of {' and '.join([name, *others])}"
-    article = "An" if head.what[0] in "aeio" else "A"
+    title = f"{head.noun[:1].upper()}{head.noun[1:]}, student of {' and '.join([name, *others])}"
+    article = "An" if head.noun[0] in "aeio" else "A"
     origin = "with its initial weights: it was not trained"
     if result["steps"]:
         origin = "trained by teachonce on a store of\nits teacher's outputs, without the teacher"
@@ -108,7 +108,7 @@ pipeline_tag: {head.pipeline}
 
 # {title}
 
-{article} {head.what} of {result["parameters"]:,} parameters, {origin}.
+{article} {head.noun} of {result["parameters"]:,} parameters, {origin}.
 {_recipe(report)}
 {loading}
 {_answers(settings, student)}

@@ -25,7 +25,7 @@ class Head:
 
     auto: str
     pipeline: str
-    what: str
+    noun: str
     text: str = '"A text."'
 
 
@@ -47,15 +47,15 @@ HEADS = {
 CHAT = replace(HEADS["causal"], text='[{"role": "user", "content": "Hello"}]')
 SEVERAL_LABELS = replace(
     HEADS["classification"],
-    what="classifier that gives a text any number of labels",
+    noun="classifier that gives a text any number of labels",
     text='"A text.", top_k=None',  # the probability of each label
 )
 ENTITIES = replace(  # only the first piece of a word is trained
     HEADS["tagging"], text='"A text.", aggregation_strategy="first"'
 )
-NUMBERS = replace(SEVERAL_LABELS, what="regression of texts")
+NUMBERS = replace(SEVERAL_LABELS, noun="regression of texts")
 SCORER = replace(
-    HEADS["classification"], pipeline="text-ranking", what="reranker of pairs of texts"
+    HEADS["classification"], pipeline="text-ranking", noun="reranker of pairs of texts"
 )
 ENCODER = Head(
     "AutoModel", "feature-extraction", "encoder of texts", '"A text.", return_tensors=True'

@@ -184,7 +184,7 @@ def check_published(writer: StoreWriter, number: int, windows: list[Window]) -> 
         raise other_sequences(writer, number, "published before", f"{differ[0]} differs")
 
 
-def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> UserError:
+def other_sequences(writer: StoreWriter, number: int, when: str, difference: str) -> UserError:
     """Return the error for a part whose sequences differ from an earlier run's."""
     versions = [
         f"{name} was {then} and is {version(name)}"
@@ -193,8 +193,8 @@ def other_sequences(writer: StoreWriter, number: int, when: str, what: str) -> U
     ]
     return UserError(
         f"{writer.path}: part {number}, {when}, has other sequences than the corpus gives now"
-        f" ({what}; {', '.join(versions) or 'with the same libraries'}); install the versions that"
-        " started the dump, or give another name"
+        f" ({difference}; {', '.join(versions) or 'with the same libraries'}); install the"
+        " versions that started the dump, or give another name"
     )
 
 

@@ -20,7 +20,7 @@ class Progress:
     """Counts tokens and estimates their total from the share of the corpus that was read.
 
     The share is counted in characters, or in documents with `by_documents`. Without a `corpus`, and
-    for datasets of the hub, whose size is unknown, only `limit` gives a total. `what` begins each
+    for datasets of the hub, whose size is unknown, only `limit` gives a total. `title` begins each
     line.
     """
 
@@ -30,16 +30,16 @@ class Progress:
         limit: int | None,
         by_documents: bool,
         say: Callable[[str], object],
-        what: str = "dump",
+        title: str = "dump",
     ) -> None:
-        self._what = what
+        self._title = title
         self._whole = corpus.size(by_documents) if corpus else None
         self._limit, self._by_documents, self._say = limit, by_documents, say
         self._seen = self._tokens = self._here = self._done = 0
         self._started = self._reported = time.perf_counter()
         # `disable=None`: no bar without a terminal.
         self.bar: Any = tqdm(
-            unit="tok", unit_scale=True, desc=what, disable=None, total=self._limit
+            unit="tok", unit_scale=True, desc=title, disable=None, total=self._limit
         )
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class Progress:
             self._reported = now
             speed = self._here / (now - self._started)
             self._say(
-                f"{self._what:<9} {self._done:,} teacher tokens so far, {speed:,.0f} tokens/s"
+                f"{self._title:<9} {self._done:,} teacher tokens so far, {speed:,.0f} tokens/s"
                 f"{self._left()}"
             )
 

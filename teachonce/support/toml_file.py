@@ -11,7 +11,7 @@ from teachonce.support.errors import UserError
 MAX_BYTES = 2**20
 
 
-def read_toml(path: Path, option: str, what: str) -> dict[str, Any]:
+def read_toml(path: Path, option: str, kind: str) -> dict[str, Any]:
     """Read a TOML file that `option` names and that should be a `what`, such as `recipe`. Raises
     UserError if it cannot be read, is too large or is not TOML."""
     try:
@@ -19,7 +19,7 @@ def read_toml(path: Path, option: str, what: str) -> dict[str, Any]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise UserError(
-                f"{path}: has over {MAX_BYTES:,} bytes, so it is not a {what}; check {option}"
+                f"{path}: has over {MAX_BYTES:,} bytes, so it is not a {kind}; check {option}"
             )
         return tomllib.loads(data.decode())
     except OSError as error:

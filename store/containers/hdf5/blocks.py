@@ -24,8 +24,8 @@ SUPERBLOCK = b"\x89HDF\r\n\x1a\n"
 class FieldReader:
     """Reads the fields of a block one after the other. Raises Damage beyond its end."""
 
-    def __init__(self, data: bytes, what: str) -> None:
-        self._data, self._offset, self.what = data, 0, what
+    def __init__(self, data: bytes, subject: str) -> None:
+        self._data, self._offset, self.subject = data, 0, subject
 
     @property
     def left(self) -> int:
@@ -35,7 +35,7 @@ class FieldReader:
     def take(self, size: int) -> bytes:
         """Take the next `size` bytes."""
         if size > self.left:
-            raise Damage(f"{self.what} is truncated")
+            raise Damage(f"{self.subject} is truncated")
         self._offset += size
         return self._data[self._offset - size : self._offset]
 
@@ -46,10 +46,12 @@ class FieldReader:
     def address(self) -> int:
         return self.number(8)
 
-    def expect(self, what: str, size: int, *valid: int) -> int:
+    def expect(self, field: str, size: int, *valid: int) -> int:
         """Read a number, and raise Damage unless it is one that this reader supports."""
         if (value := self.number(size)) not in valid:
-            raise Damage(f"{self.what}: {what} is {value}, expected {' or '.join(map(str, valid))}")
+            raise Damage(
+                f"{self.subject}: {field} is {value}, expected {' or '.join(map(str, valid))}"
+            )
         return value
 
 
@@ -78,29 +80,29 @@ class Blocks:
             raise Damage(f"the file has {self._end} bytes, expected {end}")
         self._end, self.root = end, fields.address()
 
-    def raw(self, address: int, size: int, what: str) -> Bytes:
+    def raw(self, address: int, size: int, subject: str) -> Bytes:
         """Return `size` bytes of the file from `address`, as a view of the memory map. Raises
         Damage if they lie outside the file."""
         if address + size > self._end:
-            raise Damage(f"{what} lies outside the file")
+            raise Damage(f"{subject} lies outside the file")
         return self.map.data[address : address + size]
 
-    def read(self, address: int, size: int, what: str) -> bytes:
+    def read(self, address: int, size: int, subject: str) -> bytes:
         """Return a copy of `size` bytes of metadata. Raises Damage for more than MAX_BLOCK."""
         if size > MAX_BLOCK:
-            raise Damage(f"{what} has {size:,} bytes, more than {MAX_BLOCK:,}")
-        return self.raw(address, size, what).tobytes()
+            raise Damage(f"{subject} has {size:,} bytes, more than {MAX_BLOCK:,}")
+        return self.raw(address, size, subject).tobytes()
 
-    def block(self, address: int, size: int, signature: bytes, what: str) -> FieldReader:
+    def block(self, address: int, size: int, signature: bytes, subject: str) -> FieldReader:
         """Read the fields between the signature of a block and the checksum at its end."""
-        data = self.read(address, size, what)
+        data = self.read(address, size, subject)
         if data[: len(signature)] != signature:
-            raise Damage(f"{what} does not begin with {signature.decode('latin-1')}")
-        check_sum(data[:-CHECKSUM], data[-CHECKSUM:], what)
-        return FieldReader(data[len(signature) : -CHECKSUM], what)
+            raise Damage(f"{subject} does not begin with {signature.decode('latin-1')}")
+        check_sum(data[:-CHECKSUM], data[-CHECKSUM:], subject)
+        return FieldReader(data[len(signature) : -CHECKSUM], subject)
 
 
-def check_sum(data: bytes, stored: bytes, what: str) -> None:
+def check_sum(data: bytes, stored: bytes, subject: str) -> None:
     """Raise Damage if a block does not match its checksum."""
     if jenkins_lookup3(data, 0) != int.from_bytes(stored, "little"):
-        raise Damage(f"{what} does not match its checksum")
+        raise Damage(f"{subject} does not match its checksum")

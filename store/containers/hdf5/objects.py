@@ -37,12 +37,12 @@ class Object:
     address: int
     messages: dict[int, list[bytes]] = field(default_factory=dict)
 
-    def one(self, kind: int, what: str) -> FieldReader:
+    def one(self, kind: int, subject: str) -> FieldReader:
         """Return the body of a message that must occur once."""
         bodies = self.messages.get(kind, [])
         if len(bodies) != 1:
-            raise Damage(f"{what} occurs {len(bodies)} times, expected once")
-        return FieldReader(bodies[0], what)
+            raise Damage(f"{subject} occurs {len(bodies)} times, expected once")
+        return FieldReader(bodies[0], subject)
 
     @property
     def is_dataset(self) -> bool:
@@ -212,10 +212,10 @@ def dataspace(fields: FieldReader) -> tuple[int, ...]:
         kind = min(rank, 1)
         fields.take(4)
     if rank > MAX_RANK or kind not in (0, 1) or (kind == 0) != (rank == 0):
-        raise Damage(f"{fields.what} is not valid")
+        raise Damage(f"{fields.subject} is not valid")
     shape = tuple(fields.number(8) for _ in range(rank))
     if flags & 1 and shape != tuple(fields.number(8) for _ in range(rank)):
-        raise Damage(f"{fields.what} may grow")
+        raise Damage(f"{fields.subject} may grow")
     return shape
 
 
@@ -260,5 +260,5 @@ def type_of(fields: FieldReader) -> np.dtype[Any]:
         if kind == ENUM and (body[:7], body[8:19]) == (BOOL, INT8) and body[19:].startswith(VALUES):
             return np.dtype(bool)
     raise Damage(
-        f"{fields.what} is not a little-endian number, bool or fixed-length text (class {kind})"
+        f"{fields.subject} is not a little-endian number, bool or fixed-length text (class {kind})"
     )

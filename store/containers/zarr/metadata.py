@@ -84,7 +84,7 @@ def format_violation(node: dict[str, Any], path: str) -> str | None:
         in (("default", {"separator": "/"}), ("default", {})),
         "other codecs": _codecs_agree(node),
     }
-    return next((what for what, holds in rules.items() if not holds), None)
+    return next((rule for rule, holds in rules.items() if not holds), None)
 
 
 def _names_agree(node: dict[str, Any], path: str) -> bool:

@@ -135,11 +135,11 @@ def _checksum(data: bytes | Bytes) -> bytes:
     return crc.to_bytes(CRC_BYTES, "little")
 
 
-def _checked(data: Bytes, what: str) -> Bytes:
+def _checked(data: Bytes, subject: str) -> Bytes:
     """Compare the CRC-32C at the end of `data`; return the bytes before it. Raises Damage."""
     payload, stored = data[:-CRC_BYTES], data[-CRC_BYTES:].tobytes()
     if len(data) < CRC_BYTES or _checksum(payload) != stored:
-        raise Damage(f"{what} does not match its checksum")
+        raise Damage(f"{subject} does not match its checksum")
     return payload
 
 
@@ -179,16 +179,16 @@ class Shard:
     def read_into(self, chunk: int, low: int, high: int, out: Bytes) -> None:
         """Decode bytes low..high of a chunk into `out`; its checksum is compared when it is first
         read. Raises Damage."""
-        what, layout = f"chunk {chunk}", self._layout
+        subject, layout = f"chunk {chunk}", self._layout
         if not self.places[chunk][1]:
-            raise Damage(f"{what} is missing or lies outside the file")
+            raise Damage(f"{subject} is missing or lies outside the file")
         data, sound = self.stored(chunk)
-        payload = data[:-CRC_BYTES] if chunk in sound else _checked(data, what)
+        payload = data[:-CRC_BYTES] if chunk in sound else _checked(data, subject)
         size = layout.chunk_bytes
         if layout.compressed:
-            decode(payload, what, size, low, high, out)
+            decode(payload, subject, size, low, high, out)
         elif len(payload) != size:
-            raise Damage(f"{what} has {len(payload)} bytes, expected {size}")
+            raise Damage(f"{subject} has {len(payload)} bytes, expected {size}")
         else:
             out[:] = payload[low:high]
         sound.add(chunk)

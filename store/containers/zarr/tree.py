@@ -269,8 +269,8 @@ class ZarrSource:
                 stored = stored or self._files.size(shard)
         except OSError as error:
             # The text of a missing object is the whole answer of the server.
-            what = "is missing" if isinstance(error, ABSENT) else f"cannot be read ({error})"
-            raise StoreError(f"{where}: its file {shard} {what}") from error
+            problem = "is missing" if isinstance(error, ABSENT) else f"cannot be read ({error})"
+            raise StoreError(f"{where}: its file {shard} {problem}") from error
         decoded = prod(layout.shape) * layout.dtype.itemsize
         if decoded:
             check_size(where, decoded, layout.chunk_bytes, stored, is_json=name == "manifest")

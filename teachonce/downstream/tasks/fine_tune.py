@@ -178,7 +178,7 @@ def _say_uncomputable(
     for name, examples in splits.items():
         gold = set(task.gold(examples))
         if name != "train" and (measures := task.uncomputable(gold)):
-            same = f"all {task.what}s of {files[name]} are {min(gold)!r}"
+            same = f"all {task.noun}s of {files[name]} are {min(gold)!r}"
             say(f"{same}: {measures} cannot be computed")
 
 
@@ -200,7 +200,7 @@ def _warn_if_constant(
         return {}
     (same,) = answers
     same = f"{same:g}" if isinstance(same, float) else repr(same)
-    warning = f"it has learnt nothing: every {task.what} that it predicts is {same}; {remedy}"
+    warning = f"it has learnt nothing: every {task.noun} that it predicts is {same}; {remedy}"
     say(f"{prefix}{warning}")
     return {"warning": warning}
 

@@ -44,7 +44,7 @@ class PairScore(Task):
     """
 
     name = "pair"
-    what = "score"
+    noun = "score"
     model_class = AutoModelForSequenceClassification
     measures = {"Pearson": "pearson", "Spearman": "spearman"}
     primary = "pearson"

@@ -143,7 +143,7 @@ class Tagging(LabelTask):
     """
 
     model_class = AutoModelForTokenClassification
-    what = "tag"
+    noun = "tag"
     later: str | None = None
 
     def __init__(

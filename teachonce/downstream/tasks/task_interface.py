@@ -38,7 +38,7 @@ class Task(ABC):
     """Keys of a score's figures by heading. Larger is better, 1 is best."""
     primary: str
     """The key of the figure that chooses the epoch."""
-    what = "answer"
+    noun = "answer"
     """What a prediction is, for messages."""
     max_length: ClassVar[int] = 128
 
@@ -150,7 +150,7 @@ class LabelTask(Task):
     is scored without training. "refuse" raises UserError, "count" counts them as errors.
     """
 
-    what = "label"
+    noun = "label"
 
     def __init__(self, unseen_labels: str = "refuse") -> None:
         check_option("unseen_labels", unseen_labels)
@@ -197,7 +197,7 @@ class LabelTask(Task):
         for example, number, label in self._gold(splits):
             if label.removesuffix(".0") in none:
                 raise UserError(
-                    f"{self.where(example, number)}: {self.what} {label} means no label if labels"
+                    f"{self.where(example, number)}: {self.noun} {label} means no label if labels"
                     " are numbers; remove it, or name the class by a word"
                 )
 
@@ -209,7 +209,7 @@ class LabelTask(Task):
         for example, number, label in self._gold(splits):
             if label not in allowed:
                 raise UserError(
-                    f"{self.where(example, number)}: {self.what} {label!r} {problem}, which has"
+                    f"{self.where(example, number)}: {self.noun} {label!r} {problem}, which has"
                     f" {', '.join(labels)[:200]}; {suggest(label, labels)}{remedy}, remove it,"
                     " or count it as an error with --unseen-labels count"
                 )

@@ -120,7 +120,7 @@ def compare_with_model(
     # `not <=` refuses NaN as well, which a model with NaN among its weights gives.
     if not median <= by.usual:
         raise UserError(
-            f"--model {model}: the captured {by.what} differ from its own by {median:.2g}"
+            f"--model {model}: the captured {by.plural} differ from its own by {median:.2g}"
             f" {by.unit} (median of {len(every):,} rows), expected {by.usual} at"
             f" most: this is not the captured model, or {by.reason}; give the checkpoint that the"
             " engine ran, or capture again"
@@ -224,12 +224,12 @@ def _of_logits(sample: Sample, ids: Array, teacher: Any) -> Floats:
 class RowComparison:
     """Compares captured rows with the rows of a model.
 
-    what, unit, reason: for messages.
+    plural, unit, reason: for messages.
     usual, outlier: the largest difference of the median row, and of any row.
     rows: from a sample, its token ids and the teacher to the differences [T].
     """
 
-    what: str
+    plural: str
     unit: str
     usual: float
     outlier: float
