@@ -246,7 +246,7 @@ class Streamer:
         )
         free = [Buffers(), Buffers()]
         requested: deque[tuple[PoolBatches, Future[None]]] = deque()
-        ended = Event()
+        closed = Event()
 
         def request_next() -> bool:
             """Request the next pool; return whether there is one."""
@@ -257,12 +257,12 @@ class Streamer:
         def start_next() -> tuple[PoolBatches, Future[None]] | None:
             if not requested and not request_next():
                 return None
-            (current, asking_it), buffers = requested.popleft(), free.pop(0)
+            (current, fetched), buffers = requested.popleft(), free.pop(0)
             free.append(buffers)  # batches of the previous pool still use the other buffers
 
             def read() -> None:
-                asking_it.result()
-                if not ended.is_set():
+                fetched.result()
+                if not closed.is_set():
                     current[0].read(buffers)
                     current[0].check_values(self._calibration, self._lawful)
 
@@ -281,7 +281,7 @@ class Streamer:
                 yield current
         finally:  # a thread may still write into the buffers, so they are not reused
             # A pool that is queued already is not read: the process would fetch it before it exits.
-            ended.set()
+            closed.set()
             for threads in (prefetching, reading):
                 threads.shutdown(wait=False, cancel_futures=True)
 
