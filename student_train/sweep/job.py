@@ -16,7 +16,6 @@ from teachonce.student_train.arguments import checked_from, stores_of
 from teachonce.student_train.output.ranking import (
     SWEEP,
     comparable,
-    compares_losses,
     describe_best,
     ranked,
 )
@@ -89,10 +88,10 @@ class Sweep:
                     checked_plan(options, *stores.opened)
         plan = read_plan(self.downstream) if self.downstream else ScoringPlan()
         changed = varied(self.space)
-        losses = {loss_words(options.loss) for _, options in planned}
-        if compares_losses(changed) and len(losses) > 1:
-            # The default depends on the student: values of different losses cannot be compared.
-            changed = [*changed, "loss"]
+        # Their defaults depend on the student, so they may differ although they are not varied.
+        first, *rest = [_losses_and_rate(options) for _, options in planned]
+        differ = [name for name in first if any(each[name] != first[name] for each in rest)]
+        changed = [*dict.fromkeys([*changed, *differ])]
         if self.trials and not comparable(changed):
             raise UserError(
                 f"--trials: students that differ in {', '.join(changed)} are validated on different"
@@ -126,7 +125,7 @@ class Sweep:
         """Add the run of a point to the sweep, and return it. options: the options of the point,
         if they are known."""
         options = options or self._options(point)
-        arguments = {"loss": loss_words(options.loss), **arguments_of(point)}
+        arguments = {**_losses_and_rate(options), **arguments_of(point)}
         settings = {name: str(arguments[name]) for name in runs.varied}
         resolved = self._resolved(options)
         if self.ray is not None:  # each node resolves its own
@@ -199,6 +198,16 @@ class Sweep:
                     f"--ray {self.ray}: the cluster no longer responds ({short(error)}); run the"
                     " same command to continue"
                 ) from None
+
+
+def _losses_and_rate(options: TrainOptions) -> dict[str, str]:
+    """Return the losses and the learning rate of a student, of each stage if they differ."""
+    stages = [options.in_stage(stage) for stage in options.stages or ({},)]
+    words = {
+        "loss": [loss_words(stage.loss) for stage in stages],
+        "lr": [f"{stage.resolved_lr:g}" for stage in stages],
+    }
+    return {name: ", then ".join(dict.fromkeys(each)) for name, each in words.items()}
 
 
 def _sweep_lease(folder: Path) -> Lease:

@@ -106,6 +106,22 @@ def test_a_sweep_is_ranked_by_bits_a_byte(causal: Path, tmp_path: Path) -> None:
     assert "Curves of valid_bits_per_byte" in page and "next alone" in page
 
 
+def test_a_sweep_shows_the_losses_and_rates_that_differ_by_default(
+    causal: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "sweep"
+    words: Words = ("--student", "gpt2:32x1x4", "--steps", 1, "--batch-tokens", 512)
+    words += ("--init", "vocab", "--init", "teacher", "--vocab", 300, "--vocab", "teacher")
+    said = ok(student_sweep, "--store", causal, *words, "--device", "cpu", "--out", out)
+    rows = json.loads((out / "sweep.json").read_text())
+    rates = {(row["init"], row["lr"]) for row in rows}
+    assert rates == {("vocab", "0.004"), ("teacher", "0.008")}
+    losses = {(row["vocab"], "next-inside" in row["loss"]) for row in rows}
+    assert losses == {("300", True), ("teacher", False)}
+    assert "| init | vocab | loss | lr |" in said or "| vocab | init | loss | lr |" in said
+    assert "0.008" in (out / "index.html").read_text()
+
+
 def test_the_card_says_in_what_its_figures_are(alone: Path) -> None:
     card = (alone / "README.md").read_text()
     figure = report_of(alone)["result"]["valid_bits_per_byte"]

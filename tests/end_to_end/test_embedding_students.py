@@ -173,14 +173,14 @@ def test_python_has_the_defaults_of_the_command(
 def test_a_sweep_compares_students_of_different_losses_by_rank_correlation(
     stores: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A static student has no states, so its default loss differs."""
+    """A static student has no states, so its default loss differs, and so does its rate."""
     store, out = stores(hidden="layer:4"), tmp_path / "sweep"
     words = ("--store", store, "--vocab", "450", "--steps", "2", "--device", "cpu", "--out", out)
     said = ok(
         student_sweep, *words, "--student", "static:8", "--student", "32x1x4", "--held-out", "0.5"
     )
     runs = json.loads((out / "runs.json").read_text())
-    assert runs["varied"] == ["student", "loss"]
+    assert runs["varied"] == ["student", "loss", "lr"]
     losses = [run["settings"]["loss"] for run in runs["runs"]]
     assert losses == ["embedding=1,similarity=10", "embedding=1,similarity=10,hidden=3"]
     assert "| valid_loss" not in said and "| valid_spearman |" in said
