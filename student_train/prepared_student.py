@@ -52,11 +52,14 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
     initialised.
 
     Vocabulary and initial weights are from the first store; the max length depends on all stores.
+    Options are used as they are: `run` and `StudentBatches` set the defaults that depend on stores,
+    such as the learning rate of a decoder that is cut out of its teacher. Pass the `options` of
+    StudentBatches.
     Raises UserError if the store lacks what the vocabulary or the weights need, or if temporary
     files cannot be written.
     """
     plan = plan_of(options.resolved(), store, *others)
-    check_start_source(plan.options.init, plan.options.shape, store)
+    check_start_source(plan.options, store)
     return prepare_plan(plan)
 
 

@@ -16,6 +16,7 @@ from teachonce.store.errors import StoreError
 from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.student_train.model.decoder_sizes import Sizes, check_cut, shape_of_folder
 from teachonce.student_train.settings.option_values import FOLDER
+from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.support import files
 from teachonce.support.console import counted
@@ -28,14 +29,26 @@ LAYERS = "layers:"  # before numbers of layers, and perhaps @ and a folder
 CUT_BY_DEFAULT = 2**29
 
 
-def check_start_source(how: str, shape: Shape, store: FeatureStore) -> None:
-    """Raise UserError if `--init` names a missing store or folder, or layers that the model lacks
-    by its config.json."""
+def check_start_source(options: TrainOptions, store: FeatureStore) -> None:
+    """Raise UserError if `--init` names a missing store or folder, layers that the model lacks by
+    its config.json, or a folder that does not fit `--student` and `--vocab`."""
+    how, shape = options.init, options.shape
     if (other := other_teacher(how, store)) is not None:
         with closing(other):
             return
     if how.startswith(FOLDER):
         config, folder = start_config(how, store)
+        if not shape.causal:
+            raise UserError(
+                f"--init {how}: only a decoder starts with all weights of a folder, and"
+                f" --student is {options.student}; give --student {folder} if it is a decoder, else"
+                f" --init layers:I,J,...@{folder}"
+            )
+        if Path(options.vocab) != Path(folder):
+            raise UserError(
+                f"--vocab {options.vocab}: the weights of {folder} are for its own vocabulary; give"
+                f" --vocab {folder}, or --init vocab"
+            )
         folder_shape = shape_of_folder(config, folder, f"--init {how}")
         if parse_student(folder_shape) != shape:
             raise UserError(

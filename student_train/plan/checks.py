@@ -67,7 +67,7 @@ def check_memory(plan: TrainPlan) -> None:
 def _check_start(plan: TrainPlan) -> None:
     """Check the layers, the store or the folder of --init, and the file of --word-vectors."""
     options, store = plan.options, plan.store
-    check_start_source(options.init, options.shape, store)
+    check_start_source(options, store)
     if options.word_vectors:
         check_word_vectors(Path(options.word_vectors))
     if options.init.startswith("layers:") and "@" in options.init:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from teachonce.store.containers.cache_option import is_disk_cache
@@ -39,8 +38,6 @@ def check_together(options: TrainOptions, unknown: Collection[str] = ()) -> None
     # The default rate depends on the student.
     if "student" not in unknown or options.lr is not None:
         _check_rate(options)
-    if "student" not in unknown:
-        _check_folder(options)
     _check_bilstm(options)
     if "loss" not in unknown:
         losses = registry.named(options.loss)
@@ -92,21 +89,6 @@ def _check_start(options: TrainOptions) -> None:
         raise UserError(
             f"--lora {options.lora}: trains low-rank changes of a trained model, and --init is"
             f" {options.init}; give --student DIR, the folder of such a model, or leave --lora out"
-        )
-
-
-def _check_folder(options: TrainOptions) -> None:
-    folder = options.init.removeprefix(FOLDER)
-    if folder != options.init and not options.shape.causal:
-        raise UserError(
-            f"--init {options.init}: only a decoder starts with all weights of a folder, and"
-            f" --student is {options.student}; give --student {folder} if it is a decoder, else"
-            f" --init layers:I,J,...@{folder}"
-        )
-    if folder != options.init and Path(options.vocab) != Path(folder):
-        raise UserError(
-            f"--vocab {options.vocab}: the weights of {folder} are for its own vocabulary; give"
-            f" --vocab {folder}, or --init vocab"
         )
 
 
