@@ -17,6 +17,7 @@ from teachonce.checkpoints.declared import (
 )
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
+from teachonce.student_train.data.vocabularies import has_teacher_pieces
 from teachonce.student_train.losses.loss import Loss
 from teachonce.student_train.losses.registry import find
 from teachonce.student_train.model.decoder_sizes import Sizes, shape_of_folder
@@ -227,7 +228,8 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
     if shape.causal:
         combined = given.get("combine") == "outputs"
         losses = _next_losses(stores, combined)
-        if given.get("vocab") == "teacher" and (combined or len(stores) == 1):
+        vocab = given.get("vocab", default_of(TrainOptions, "vocab"))
+        if has_teacher_pieces(vocab, stores, combined):
             losses.pop("next-inside", None)  # no token begins inside one of the teacher's
         return losses
     store, task = stores[0], stores[0].task

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
@@ -47,6 +49,30 @@ def read_vocabulary(content: str, where: str) -> Vocabulary:
         return Vocabulary.from_tokenizer_json(content)
     except AlignmentError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def has_teacher_pieces(word: str, stores: Sequence[FeatureStore], combined: bool) -> bool:
+    """Return whether a value of `--vocab` is the vocabulary of all teachers: `teacher`, or a folder
+    whose tokenizer has the same pieces.
+
+    combined: the stores count as one teacher; otherwise several stores are assumed to differ.
+    """
+    if len(stores) > 1 and not combined:
+        return False
+    file = Path(word, "tokenizer.json")
+    if word == "teacher" or not file.is_file():
+        return word == "teacher"
+    teacher = stores[0].teacher_file("tokenizer.json").decode()
+    try:
+        return _have_same_pieces(teacher, file.read_text("utf-8"))
+    except (OSError, ValueError, AlignmentError):  # reported when the tokenizer is loaded
+        return False
+
+
+@lru_cache(2)  # the students of a sweep mostly have one vocabulary
+def _have_same_pieces(teacher: str, other: str) -> bool:
+    one, two = map(Vocabulary.from_tokenizer_json, (teacher, other))
+    return one.tokens == two.tokens
 
 
 @lru_cache(2)  # the students of a sweep mostly have one vocabulary

@@ -202,6 +202,11 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
         )
     if not of_texts and any(store.features.embedding for store in plan.stores):
         say("losses    none uses the text vectors in the store")
+    for loss in sorted(plan.zero_losses()):
+        say(
+            f"losses    {loss} is 0 with --vocab {plan.options.vocab}: no token begins inside one"
+            " of the teacher's"
+        )
     # Not refused: the students of a sweep over losses share their other options.
     for option in plan.unread():
         say(f"unread    nothing in this training uses {option}: it has no effect")

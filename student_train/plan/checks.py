@@ -165,6 +165,7 @@ def _check_stages(plan: TrainPlan, source: StoreSplit) -> None:
     for number, stage in enumerate(plan.stages, 1):
         try:
             check_frozen(stage.options)
+            _check_trains(plan, stage)
             _check_static(stage)
             _check_served(stage, source.store, held_out)
             _check_projection(stage.options, source.store)
@@ -178,10 +179,22 @@ def _check_stages(plan: TrainPlan, source: StoreSplit) -> None:
             raise UserError(f"stage {number}: {error}") from error
 
 
+def _check_trains(plan: TrainPlan, stage: Stage) -> None:
+    """Raise UserError for a stage whose losses are all 0."""
+    losses = {term.name for term in stage.terms}
+    if losses and losses <= plan.zero_losses():
+        raise UserError(
+            f"--loss {min(losses)}: trains nothing with --vocab {plan.options.vocab}, because no"
+            " token begins inside one of the teacher's; add next to --loss, or give a vocabulary of"
+            " its own, such as --vocab 8k"
+        )
+
+
 def check_batches(plan: TrainPlan) -> None:
     """Check the batches' options that do not depend on the student. Raises UserError if a store
     lacks a feature or label that they need."""
     _check_vectors(plan)
+    _check_trains(plan, plan.stages[0])
     for source in plan.sources:
         _check_served(plan.stages[0], source.store, source.held_out)
 

@@ -99,6 +99,21 @@ def test_a_decoder_cut_out_of_its_teacher_has_twice_the_default_rate(
             TrainOptions(**{**given, "lr_end": 3.0})
 
 
+def test_a_run_prints_its_rate_and_a_loss_that_is_always_0(
+    tmp_path: Path, store: Path, tiny_teacher: Teachers
+) -> None:
+    vocab = tiny_teacher("gpt2")
+    words = ("--store", store, "--student", "gpt2:32x1x4", "--vocab", vocab, *SHORT)
+    loss = ("--loss", "next=1,next-inside=1")
+    said = ok(student_train, *words, *loss, "--out", tmp_path / "student")
+    says(said, "lr 0.008 linear", f"losses    next-inside is 0 with --vocab {vocab}: no token")
+    assert report_of(tmp_path / "student")["result"]["valid_next-inside"] == 0
+    loop = StudentBatches(store, vocab, student="gpt2:32x1x4", loss="next=1").options
+    assert loop.resolved_lr == 0.008
+    with pytest.raises(UserError, match="--loss next-inside: trains nothing with --vocab /"):
+        StudentBatches(store, vocab, student="gpt2:32x1x4", loss="next-inside=1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("student", "start"),
@@ -211,7 +226,9 @@ def test_bits_a_byte_are_nats_a_token_over_bytes(tmp_path: Path, store: Path) ->
     assert found[0] != found[1]
 
 
-def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None:
+def test_the_default_losses_are_those_that_the_stores_serve(
+    store: Path, tiny_teacher: Teachers, tmp_path: Path
+) -> None:
     given = {"student": "llama:32x1x4"}
     with open_store(store) as whole, open_store(store) as old, open_store(store) as states:
         assert old.features.logits is not None
@@ -223,6 +240,10 @@ def test_the_default_losses_are_those_that_the_stores_serve(store: Path) -> None
         shared = {**given, "vocab": "teacher"}
         assert default_losses(shared, [whole]) == {"next": 0.34, "kl-next": 0.33, "alm": 0.33}
         assert default_losses(shared, [whole, whole]) == every
+        folder = {**given, "vocab": str(tiny_teacher("gpt2"))}
+        assert default_losses(folder, [whole]) == default_losses(shared, [whole])
+        student_tokenizer("300", whole, family="gpt-2").save_pretrained(tmp_path)
+        assert default_losses({**given, "vocab": str(tmp_path)}, [whole]) == every
         assert "next-inside" not in default_losses({**shared, "combine": "outputs"}, [whole, whole])
         both = {"next": 0.5, "next-inside": 0.5, "kl-next": 0.5}
         assert default_losses(given, [whole, old]) == both

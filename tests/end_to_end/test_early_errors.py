@@ -141,6 +141,8 @@ DECODER = """
 --view 1 | --view 1 | a decoder | leave --view out
 --prune-to 300 | --prune-to 300 | a decoder | pruned:SIZE
 --lora 4 | --lora 4 | --init is auto | --student DIR
+--init folder:nowhere | --init folder:nowhere: nowhere: there is no such folder; check the path
+--vocab teacher --loss next-inside | --loss next-inside: trains nothing | add next | --vocab 8k
 --student ./nowhere | --student ./nowhere: no such folder | 128x2x2
 --student teacher:x | --student teacher:x: expected teacher:L with a number
 --student 32x2x4 --loss next | --loss next | not a decoder | mlm
