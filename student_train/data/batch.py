@@ -17,6 +17,7 @@ from teachonce.store import Batch
 from teachonce.store.format.codecs.codec import Elementwise, HiddenCodec
 from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
+from teachonce.student_train.losses.loss import Student
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, TeacherHead
 from teachonce.support.arrays import Array, begins, ranges
 from teachonce.support.console import counted
@@ -294,6 +295,21 @@ class Distillation:
     def predicted(self) -> LogitTargets | HeadTargets | None:
         """Return the teacher's distributions at `logit_runs`; None if no loss reads them."""
         return self.logits if self.head is None else self.head
+
+    def count(self, side: Student) -> int:
+        """Return the number of runs or positions that a loss with this student's side compares; 1
+        for sides that are not of runs."""
+        of_runs: dict[Student, Runs | ChunkTargets | None] = {
+            "runs": self.runs,
+            "maps": self.runs,
+            "pieces": self.logit_runs,
+            "predictions": self.logit_runs,
+            "chunks": self.chunks,
+        }
+        if side not in of_runs:
+            return 1
+        runs = of_runs[side]
+        return len(runs.begin) if runs else 0
 
     def with_head(self, head: TeacherHead | None) -> Distillation:
         """Return a copy whose `HeadTargets`, if there are any, have this head of the teacher."""

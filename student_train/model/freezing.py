@@ -77,6 +77,19 @@ def check_frozen(options: TrainOptions) -> None:
         )
 
 
+def check_rank(options: TrainOptions) -> None:
+    """Raise UserError if `--lora` is above the smallest size of the linear layers: a product of
+    larger matrices has no higher rank."""
+    shape = options.shape
+    heads = shape.head_size * shape.key_value_heads  # the outputs of keys and values
+    least = min(shape.width, heads, shape.feed_forward)
+    if options.lora and options.lora > least:
+        raise UserError(
+            f"--lora {options.lora}: the smallest linear layer of a student {options.student} has"
+            f" size {least}, so its changes have at most this rank; give --lora {least} or less"
+        )
+
+
 def is_frozen(part: str, options: TrainOptions) -> bool:
     """Return whether a part is frozen. `embeddings` includes words, positions and types; `layers`
     includes every layer."""

@@ -38,7 +38,7 @@ from teachonce.student_train.plan.vector_space import lost_lengths
 from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.evaluate import LEAST_TEXTS
+from teachonce.student_train.train.evaluate import LEAST_TEXTS, check_held_out
 from teachonce.student_train.train.student_training import Callbacks, Trained, train_plan
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -136,9 +136,11 @@ def train_student(
             if before is not None:
                 add_earlier_environments(out, before, report, say)
             _say_start(plan, report["start"], collator, say)
+            others = [make_collator(plan, store, tokenizer) for store in plan.stores[1:]]
+            if line := check_held_out(plan, [collator, *others]):
+                say(line)
             if ranks.is_main:
                 _make_folder(plan, out, report)
-            others = [make_collator(plan, store, tokenizer) for store in plan.stores[1:]]
             trained = train_plan(
                 plan,
                 student,

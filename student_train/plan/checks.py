@@ -9,7 +9,7 @@ from typing import Any
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.data.blocks import has_gold, output_kind_of, view_of
 from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for, named
-from teachonce.student_train.model.freezing import check_frozen, check_unfrozen
+from teachonce.student_train.model.freezing import check_frozen, check_rank, check_unfrozen
 from teachonce.student_train.model.start_checks import check_start_source, check_word_vectors
 from teachonce.student_train.plan.several_stores import check_combinable, check_labels
 from teachonce.student_train.plan.train_plan import Stage, StoreSplit, TrainPlan, plan_of
@@ -29,6 +29,7 @@ def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureSto
     _check_start(plan)
     _check_needs(plan)
     check_unfrozen(options)
+    check_rank(options)
     _check_vectors(plan)
     for source in plan.sources:
         check_labels(store, source.store)

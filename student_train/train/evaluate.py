@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -17,6 +18,7 @@ from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.task import NO_LABEL
+from teachonce.student_train.plan.train_plan import TrainPlan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import LAST, VECTORS, Distiller
@@ -35,8 +37,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Compute the losses of a plan over `blocks`, with fixed masks. Returns {} without blocks.
 
-    valid_NAME: the mean of loss NAME over batches; `mlm` over masked tokens, `next` over tokens,
-        `ce` over gold labels. Absent if there are none.
+    valid_NAME: the mean of loss NAME over the batches in which it compares something; `mlm` over
+        masked tokens, `next` over tokens, `ce` over gold labels. Absent if there are none.
     valid_loss: the weighted sum of these; absent if there are none.
     valid_mlm_per_character: the masked-LM loss summed over masked tokens, divided by their number
         of characters (nats); comparable between vocabularies.
@@ -83,6 +85,41 @@ def evaluate_batches(
         distiller.train(was_training)
         distiller.observed = None
     return sums.figures() if has_batches else {}
+
+
+def compared(batch: StudentBatch, term: Term) -> int:
+    """Count what a loss compares in a batch: tokens, gold labels or runs; 1 for whole texts."""
+    if term.loss.per_prediction:
+        return len(batch.labels)
+    if term.loss.of_gold:
+        task = batch.aligned[batch.of_task].task if batch.of_task else None
+        return int((task.gold != NO_LABEL).sum()) if task else 0
+    return batch.aligned[term.alignment].count(term.loss.student) if term.alignment else 1
+
+
+def check_held_out(plan: TrainPlan, collators: Sequence[Collator]) -> str:
+    """Return a warning if the losses of a stage compare nothing in the held-out part of a store,
+    else "". Raises UserError if the stage depends on its validation."""
+    for stage, (source, collator) in product(
+        plan.stages, zip(plan.sources, collators, strict=True)
+    ):
+        blocks, measured = source.held_out, stage.measured
+        terms = [term for term in measured.validated if term.weight]
+        batches = held_out(source.store, collator.serving(measured), blocks, measured)
+        if not len(blocks) or any(compared(b, term) for b in batches for term in terms):
+            continue
+        problem = (
+            f"the first {collator.max_length} student tokens of the held-out sequences of"
+            f" {source.store.path} have nothing that {', '.join(term.name for term in terms)}"
+            " compare"
+        )
+        if judged := stage.options.judged_by():
+            raise UserError(
+                f"{judged[0]}: {problem}; raise --max-length or --held-out, or leave {judged[0]}"
+                " out"
+            )
+        return f"warning   no valid_loss: {problem}; raise --max-length or --held-out"
+    return ""
 
 
 def check_validation(figures: dict[str, float], step: int) -> None:
@@ -196,11 +233,11 @@ class _Sums:
     ) -> None:
         """Add a batch's losses by name, and the logits of its task."""
         targets = batch.aligned[batch.of_task].task if batch.of_task else None
-        labels = int((targets.gold != NO_LABEL).sum()) if targets else 0
         for term in self.terms:
             name, loss = term.name, term.loss
             if name in losses:
-                count = len(batch.labels) if loss.per_prediction else labels if loss.of_gold else 1
+                count = compared(batch, term)
+                count = count if loss.per_prediction or loss.of_gold else min(1, count)
                 self.sums[name] = self.sums.get(name, 0.0) + float(losses[name]) * count
                 self.counts[name] = self.counts.get(name, 0.0) + count
         self.characters += batch.characters
@@ -213,7 +250,7 @@ class _Sums:
         counted = [term for term in self.terms if self.counts.get(term.name)]
         means = {term.name: self.sums[term.name] / self.counts[term.name] for term in counted}
         result = {f"valid_{name}": value for name, value in means.items()}
-        if counted:
+        if any(term.weight for term in counted):  # a decoder's `next` may be a figure alone
             result["valid_loss"] = sum(term.weight * means[term.name] for term in counted)
         if self.characters:
             result |= {

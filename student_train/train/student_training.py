@@ -25,7 +25,11 @@ from teachonce.student_train.model.any_student import size_of
 from teachonce.student_train.model.freezing import set_frozen
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.evaluate import check_validation, warning_of_constant_states
+from teachonce.student_train.train.evaluate import (
+    check_held_out,
+    check_validation,
+    warning_of_constant_states,
+)
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.training_log import (
     METRICS,
@@ -102,6 +106,8 @@ def train(
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options.resolved(), *stores, layers=size_of(student)[1])
     collators = [collator, *(c for _, c in others)]
+    if line := check_held_out(plan, collators):
+        say(line)
     folder = None if out is None else Path(out)
     callbacks = Callbacks(on_step, on_validation, say, say_progress)
     return train_plan(plan, student, collators, folder, resume=resume, callbacks=callbacks)

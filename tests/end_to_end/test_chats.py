@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -26,7 +27,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.own_template import OwnTemplate, has_own_template
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import plan
-from tests.end_to_end.support import Word, invoke, ok, refused, says
+from tests.end_to_end.support import Word, invoke, ok, refused, report_of, says
 from tests.making.decoders import save_decoder
 from tests.making.dumps import write_corpus
 from tests.making.texts import ENGLISH
@@ -120,6 +121,36 @@ def test_roles_without_an_assistant_are_refused_unless_all_is_learnt(
     says(line, "chats.jsonl, chat 1", "of human, gpt;", "or give --learn all")
     store = dumped(tmp_path, model, [chat], "--learn", "all")
     assert learnt_texts(store) == ["a<end>", "b<end>"]
+
+
+def test_the_command_that_corrects_other_keys_can_be_typed(tmp_path: Path, model: Path) -> None:
+    chat = [{"from": "human", "value": 'the "from": '}, {"from": "gpt", "value": "b"}]
+    corpus = write_chats(tmp_path / "share.jsonl", [chat])
+    line = refused(teacher_dump, *words_for(model, corpus, tmp_path / "a.zarr"))
+    says(line, "share.jsonl, line 1: message 1", "(human to user, gpt to assistant)")
+    command = line.partition(' and "value" to "content": ')[2]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    corrected = [json.loads(row) for row in (tmp_path / "share.chats.jsonl").open()]
+    roles = [{"role": "user", "content": 'the "from": '}, {"role": "assistant", "content": "b"}]
+    assert corrected == [{"messages": roles}]
+
+
+@pytest.mark.parametrize("losses", ["next", "kl-next", "alm"])
+def test_a_held_out_part_without_answers_has_no_loss_of_zero(
+    tmp_path: Path, model: Path, losses: str
+) -> None:
+    """Three tokens of each chat are read, and the answers come later."""
+    turns = {"user": "the old tower", "assistant": "a"}
+    chat = [{"role": role, "content": content} for role, content in turns.items()]
+    store, out = dumped(tmp_path, model, [chat] * 60), tmp_path / "student"
+    words = ("--store", store.path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu",
+             "--vocab", "300", "--loss", losses, "--max-length", 3, "--out", out)  # fmt: skip
+    problem = f"the first 3 student tokens of the held-out sequences of {store.path} have nothing"
+    says(refused(student_train, *words, "--best"), f"--best: {problem}", "leave --best out")
+    assert not out.exists()
+    says(said := ok(student_train, *words), f"no valid_loss: {problem} that {losses} compare")
+    assert "valid_loss" not in said.replace("no valid_loss", "")
+    assert not any(name.startswith("valid_") for name in report_of(out)["result"])
 
 
 def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> None:

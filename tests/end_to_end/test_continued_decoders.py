@@ -181,6 +181,7 @@ def test_low_rank_changes_are_trained_alone_and_added(
     [
         ({}, ("--vocab", "400"), ("--vocab 400", "for its own vocabulary", "--init vocab")),
         ({}, ("--max-length", "65"), ("--max-length 65", "64 positions", "give --max-length 64")),
+        ({}, ("--lora", "17"), ("--lora 17", "has size 16", "give --lora 16 or less")),
         ({"model_type": "bert"}, (), ("is a bert", "llama, qwen2, qwen3")),
         ({"model_type": "t5", "is_encoder_decoder": True}, (), ("is a t5", "only for decoders")),
         ({"model_type": "gemma2"}, (), ("is a gemma2", "or --student llama:256x4x4")),
