@@ -100,7 +100,8 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
         if label and not has_cell(row, label):
             check_label(names_in(row), label, where)
         if columns.chats:
-            yield chat_row(cell_of(row, text_columns[0]), text_columns[0], number, where)
+            cell = cell_of(row, text_columns[0])
+            yield chat_row(cell, text_columns[0], number, where, Path(name))
         else:
             yield labelled_row(row, text_columns, label, number, where)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,8 +20,10 @@ from teachonce.teacher_dump.corpus.annotations import (
     words_in,
 )
 from teachonce.teacher_dump.corpus.errors import CorpusError, no_column
+from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import cell_of
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
+from teachonce.teacher_dump.corpus.text_files import changed
 
 TEXT_COLUMN, MESSAGES = "--text-column", "--messages"
 DEFAULT_COLUMN = "text"
@@ -156,11 +159,19 @@ class LabelledText:
         return not self.text.strip()  # SEPARATOR is white space for Python, too
 
 
-def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
+SHARE_GPT = 'rename "from" to "role" (human to user, gpt to assistant) and "value" to "content"'
+# In JSON, quotes inside of a text are escaped, so that only keys match.
+RENAME = (
+    """sed -E 's/"from" *: *"human"/"role": "user"/g; s/"from" *: *"gpt"/"role": "assistant"/g;"""
+    """ s/"from" *:/"role":/g; s/"value" *:/"content":/g'"""
+)
+
+
+def chat_row(cell: Any, column: str, line: int, where: object, path: Path) -> LabelledText:
     """Read a chat: a list of messages, each with the texts `role` and `content`, or such a list as
     JSON, as in .csv files.
 
-    Raises CorpusError for any other cell.
+    path: the file, for a command that corrects it. Raises CorpusError for any other cell.
     """
     chat = cell
     if isinstance(cell, str):
@@ -175,10 +186,16 @@ def chat_row(cell: Any, column: str, line: int, where: object) -> LabelledText:
     for number, message in enumerate(chat, 1):
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                got = f"got {message[key]!r:.60}" if key in message else "which it lacks"
+                got, remedy = "which it lacks", "give a text, or remove this chat"
+                if key in message:
+                    got = f"got {message[key]!r:.60}"
+                elif "from" in message:
+                    remedy = SHARE_GPT
+                    if isinstance(cell, list) and suffix_of(path) in (".json", ".jsonl"):
+                        remedy += f": {changed(path, RENAME, 'chats')}"
                 raise CorpusError(
                     f"{where}: message {number} in column {column!r}: expected a text as {key!r},"
-                    f" {got}; give a text, or remove this chat"
+                    f" {got}; {remedy}"
                 )
         fields = {key: value for key, value in message.items() if value is not None}
         messages.append(Message(fields.pop("role"), fields.pop("content"), fields))

@@ -90,7 +90,8 @@ def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> I
 
 def _standard_input() -> io.BufferedReader:
     # Not by its path, /dev/stdin, which cannot be opened if it is a socket or another user's.
-    return cast(io.BufferedReader, sys.stdin.buffer)
+    # Python has no sys.stdin if the shell closed it (`<&-`): there is no text then.
+    return cast(io.BufferedReader, sys.stdin.buffer if sys.stdin else io.BytesIO())
 
 
 def _raw_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterator[bytes]:
@@ -132,21 +133,21 @@ def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterat
 
 def inner_return(path: Path, number: int) -> CorpusError:
     """Return the error for a line with a carriage return, with a command that converts the file."""
-    output = f"{stem_of(path)}.lines{suffix_of(path)}"
+    command = changed(path, r"sed 's/\r$//; s/\r/\n/g'", "lines")
     return CorpusError(
         f"{path}, line {number}: a carriage return inside the line, where others end with a line"
-        f" feed; write one kind of line end: {unpacked(path)} | sed 's/\\r$//; s/\\r/\\n/g' >"
-        f" {quote(output)}"
+        f" feed; write one kind of line end: {command}"
     )
 
 
-def unpacked(path: Path) -> str:
-    """Return the shell command that writes a file, decompressed, to a pipe. For STDIN it reads
-    what was piped to this program."""
+def changed(path: Path, program: str, name: str) -> str:
+    """Return the shell command that writes a file, decompressed and changed by a program, to
+    STEM.`name`.SUFFIX. For STDIN return what to do with the text that is piped to this program."""
     if path is STDIN:
-        return "cat"
-    program = f"{PACKED[path.suffix.lower()][0]} -dc" if is_packed(path) else "cat"
-    return f"{program} {quote(str(path))}"
+        return f"pipe it through `{program}` first"
+    unpack = f"{PACKED[path.suffix.lower()][0]} -dc" if is_packed(path) else "cat"
+    output = f"{stem_of(path)}.{name}{suffix_of(path)}"
+    return f"{unpack} {quote(str(path))} | {program} > {quote(output)}"
 
 
 def _not_utf8(
@@ -198,5 +199,4 @@ def _guess_encoding(raw: bytes) -> tuple[str, str]:
 
 def _iconv(encoding: str, path: Path, option: str = "") -> str:
     """Return the command that writes a file of another encoding, or a broken one, as UTF-8."""
-    output = quote(f"{stem_of(path)}.utf8{suffix_of(path)}")
-    return f"{unpacked(path)} | iconv {option}-f {encoding} -t UTF-8 > {output}"
+    return changed(path, f"iconv {option}-f {encoding} -t UTF-8", "utf8")

@@ -33,6 +33,7 @@ PROGRAM = '''"""Print an answer to each line of files, or of stdin: python $prog
 
 import fileinput
 import json
+import os
 ${modules}import sys
 from pathlib import Path
 
@@ -59,6 +60,7 @@ $main
 if __name__ == "__main__":
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(print(__doc__))
+    sys.stdin = sys.stdin or open(os.devnull)  # None if the shell closed it
     sys.stdin.reconfigure(encoding="utf-8-sig")  # some programs write a mark
     sys.stdout.reconfigure(encoding="utf-8")
     try:

@@ -207,6 +207,8 @@ def test_an_export_answers_as_its_student(
             AssertionError, match="<stdin>, line 2: expected two texts with a TAB between"
         ):
             by_code(program, f"{pair}\nno tab\n")
+        closed = ["sh", "-c", '"$0" "$1" <&-', sys.executable, str(program)]
+        assert subprocess.run(closed, capture_output=True, check=True).stdout == b""
 
 
 def test_an_activation_that_no_program_computes_is_refused(
@@ -543,9 +545,7 @@ def test_texts_come_from_files_and_stdin(students: dict[str, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("words", [(), ("--input", "-")])
-def test_stdin_is_checked_like_a_file(
-    students: dict[str, Path], tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_stdin_is_checked_like_a_file(students: dict[str, Path], words: tuple[str, ...]) -> None:
     """The message has the line, the byte, and a command that converts what was piped."""
     cases = {
         "le café noir\n": ("latin-1", "line 2: not UTF-8 at byte 9 (0xe9): looks like Latin-1"),
@@ -555,13 +555,20 @@ def test_stdin_is_checked_like_a_file(
         raw = b"ok\n" + text.encode(encoding)
         line = refused(students["classifier"], *words, input=raw)
         assert line.startswith(f"stdin, {message}")
-        command = line.partition("convert it: ")[2]
-        subprocess.run(["sh", "-c", command], input=raw, cwd=tmp_path, check=True)
-        assert (tmp_path / "stdin.utf8").read_text("utf-8") == f"ok\n{text}"
+        command = line.partition("convert it: pipe it through `")[2].removesuffix("` first")
+        piped = subprocess.run(["sh", "-c", command], input=raw, capture_output=True, check=True)
+        assert piped.stdout.decode() == f"ok\n{text}"
     raw = "très café\nok\n".encode() + "é".encode()[:1] + b" ok\n"
     line = refused(students["classifier"], *words, input=raw)
     assert line.startswith("stdin, line 3: not UTF-8 at byte 15 (0xc3): a broken character")
-    assert "remove it: cat | iconv -c -f UTF-8" in line
+    assert line.endswith("remove it: pipe it through `iconv -c -f UTF-8 -t UTF-8` first")
+
+
+def test_a_closed_stdin_has_no_text(students: dict[str, Path]) -> None:
+    command = f"{sys.executable} -m teachonce.student_predict.cli {students['classifier']} <&-"
+    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    message = "stdin: has no text; give TEXT, --input FILE or lines on stdin"
+    assert (found.returncode, found.stderr) == (1, f"Error: {message}\n")
 
 
 @pytest.mark.parametrize(
