@@ -87,7 +87,7 @@ class ExportOptions:
         None,
         "Quantise the weights: onnx to int8 (a quarter of the bytes) or int4, openvino to int8,"
         f" gguf to {', '.join(GGUF)}.",
-        choices=("int8", "int4", *GGUF),
+        words=("int8", "int4", *GGUF),
         default_text="float32",
     )
     keep_float: Words = option(
@@ -118,9 +118,12 @@ class ExportOptions:
         for name in self.to:
             if self.quantize and self.quantize not in QUANTISED[name]:
                 able = [other for other, kinds in QUANTISED.items() if self.quantize in kinds]
+                remedies = [f"one of {', '.join(QUANTISED[name])}"] if QUANTISED[name] else []
+                remedies += [f"--to {' or '.join(able)}"] if able else []
+                give = f"give {', or '.join(remedies)}, or " if remedies else ""
                 raise UserError(
-                    f"--quantize {self.quantize}: {name} does not support it; give --to"
-                    f" {' or '.join(able)}, or leave --quantize out"
+                    f"--quantize {self.quantize}: {name} does not support it; {give}leave"
+                    " --quantize out"
                 )
         if self.keep_float and not self.quantize:
             raise UserError(
