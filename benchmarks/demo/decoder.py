@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import click
 
-from benchmarks.demo.folder import Demo, say
+from benchmarks.demo.folder import Demo, say, say_detail
 from benchmarks.demo.passages import write_passages
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
@@ -116,7 +115,7 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
             device="cpu",
             precision=resolved_precision("auto", "cpu"),  # a comparison would load it twice
         ),
-        lambda line: click.echo(indent(line, "   ")),
+        say_detail,
     )
     say(f"   {settings.store}: {result.tokens:,} tokens")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import click
@@ -48,9 +49,14 @@ class Demo:
             "epochs": self.epochs,
             "device": "cpu",
         }
-        run(checked_from({**options, **extra}))
+        run(checked_from({**options, **extra}), say=say_detail)
 
 
 def say(line: str) -> None:
     """Print a line, in bold unless it is indented."""
     click.secho(line, bold=not line.startswith(" "))
+
+
+def say_detail(line: str) -> None:
+    """Print a line of the dump or the training, indented."""
+    say(indent(line, "   "))
