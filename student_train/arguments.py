@@ -17,7 +17,7 @@ from teachonce.checkpoints.declared import (
 )
 from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import has_gold
-from teachonce.student_train.data.vocabularies import has_teacher_pieces
+from teachonce.student_train.data.vocabularies import has_teacher_tokenizer
 from teachonce.student_train.losses.loss import Loss
 from teachonce.student_train.losses.registry import find
 from teachonce.student_train.model.decoder_sizes import Sizes, shape_of_folder
@@ -229,7 +229,7 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
         combined = given.get("combine") == "outputs"
         losses = _next_losses(stores, combined)
         vocab = given.get("vocab", default_of(TrainOptions, "vocab"))
-        if has_teacher_pieces(vocab, stores, combined):
+        if has_teacher_tokenizer(vocab, stores, combined):
             losses.pop("next-inside", None)  # no token begins inside one of the teacher's
         return losses
     store, task = stores[0], stores[0].task

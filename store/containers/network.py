@@ -217,7 +217,7 @@ class Retrier:
     async def send(
         self, target: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
-        """Send a request for `what` until it is answered, with exponential backoff.
+        """Send a request for `target` until it is answered, with exponential backoff.
 
         The timeout of an answer grows with its `size` in bytes; None: no timeout. Raises
         Unreachable if no answer came in time, and at once for an error that is not transient.

@@ -296,9 +296,9 @@ class Distillation:
         """Return the teacher's distributions at `logit_runs`; None if no loss reads them."""
         return self.logits if self.head is None else self.head
 
-    def count(self, side: Student) -> int:
+    def count_runs(self, side: Student) -> int:
         """Return the number of runs or positions that a loss with this student's side compares; 1
-        for sides that are not of runs."""
+        if it compares the batch as a whole."""
         of_runs: dict[Student, Runs | ChunkTargets | None] = {
             "runs": self.runs,
             "maps": self.runs,

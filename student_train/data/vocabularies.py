@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, StoreError, open_store
@@ -51,28 +54,31 @@ def read_vocabulary(content: str, where: str) -> Vocabulary:
         raise UserError(f"{where}: {error}") from error
 
 
-def has_teacher_pieces(word: str, stores: Sequence[FeatureStore], combined: bool) -> bool:
-    """Return whether a value of `--vocab` is the vocabulary of all teachers: `teacher`, or a folder
-    whose tokenizer has the same pieces.
+def has_teacher_tokenizer(vocab: str, stores: Sequence[FeatureStore], combined: bool) -> bool:
+    """Return whether `--vocab` gives the tokens of all teachers: `teacher`, or a folder whose
+    tokenizer.json splits texts as the teacher's does.
 
     combined: the stores count as one teacher; otherwise several stores are assumed to differ.
     """
     if len(stores) > 1 and not combined:
         return False
-    file = Path(word, "tokenizer.json")
-    if word == "teacher" or not file.is_file():
-        return word == "teacher"
+    if vocab == "teacher":
+        return True
+    file = Path(vocab, "tokenizer.json")
+    if not file.is_file():
+        return False
     teacher = stores[0].teacher_file("tokenizer.json").decode()
     try:
-        return _have_same_pieces(teacher, file.read_text("utf-8"))
-    except (OSError, ValueError, AlignmentError):  # reported when the tokenizer is loaded
+        return _splits_alike(teacher, file.read_text("utf-8"))
+    except (OSError, ValueError):  # reported when the tokenizer is loaded
         return False
 
 
 @lru_cache(2)  # the students of a sweep mostly have one vocabulary
-def _have_same_pieces(teacher: str, other: str) -> bool:
-    one, two = map(Vocabulary.from_tokenizer_json, (teacher, other))
-    return one.tokens == two.tokens
+def _splits_alike(teacher: str, other: str) -> bool:
+    # Read and written again: older files have merges in another form.
+    one, two = (json.loads(Tokenizer.from_str(each).to_str()) for each in (teacher, other))
+    return all(one[part] == two[part] for part in ("normalizer", "pre_tokenizer", "model"))
 
 
 @lru_cache(2)  # the students of a sweep mostly have one vocabulary

@@ -17,7 +17,7 @@ from typing import Any
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks, view_of
-from teachonce.student_train.data.vocabularies import has_teacher_pieces
+from teachonce.student_train.data.vocabularies import has_teacher_tokenizer
 from teachonce.student_train.losses.loss import Loss, Term
 from teachonce.student_train.losses.registry import reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
@@ -104,7 +104,7 @@ class TrainPlan:
         teacher's tokens."""
         edges = {term.name for term in self.terms if term.loss.teacher == "edges"}
         combined = self.options.combine == "outputs"
-        same = edges and has_teacher_pieces(self.options.vocab, self.stores, combined)
+        same = edges and has_teacher_tokenizer(self.options.vocab, self.stores, combined)
         return edges if same else set()
 
     def without_effect(self) -> set[str]:

@@ -207,7 +207,10 @@ def _losses_and_rate(options: TrainOptions) -> dict[str, str]:
         "loss": [loss_words(stage.loss) for stage in stages],
         "lr": [f"{stage.resolved_lr:g}" for stage in stages],
     }
-    return {name: ", then ".join(dict.fromkeys(each)) for name, each in words.items()}
+    return {
+        name: each[0] if len(set(each)) == 1 else ", then ".join(each)
+        for name, each in words.items()
+    }
 
 
 def _sweep_lease(folder: Path) -> Lease:

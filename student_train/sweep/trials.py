@@ -200,5 +200,8 @@ class Trials(Study):
             self.study.tell(trial, state=states.PRUNED)
         else:
             if run.state == "finished":
-                run.problem = run.problem or "no figure compares it with others; add mlm to --loss"
+                run.problem = run.problem or (
+                    "no figure compares it with others; add mlm to --loss, or raise --held-out (for"
+                    " decoders also --max-length)"
+                )
             self.study.tell(trial, state=states.FAIL)

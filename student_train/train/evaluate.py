@@ -18,7 +18,7 @@ from teachonce.student_train.data.targets import TaskTargets
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.task import NO_LABEL
-from teachonce.student_train.plan.train_plan import TrainPlan
+from teachonce.student_train.plan.train_plan import Stage, StoreSplit, TrainPlan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import LAST, VECTORS, Distiller
@@ -43,7 +43,8 @@ def evaluate(
     valid_mlm_per_character: the masked-LM loss summed over masked tokens, divided by their number
         of characters (nats); comparable between vocabularies.
     valid_bits_per_byte: the loss `next` summed over the tokens that have one before them, divided
-        by their bytes and ln 2; comparable between vocabularies. Given for every decoder.
+        by their bytes and ln 2; comparable between vocabularies. Given for every decoder, if it
+        predicts any token.
     valid_accuracy: for a task, the share of gold labels that the student predicts.
     valid_agreement: the share of texts or tokens with the teacher's best label; for several labels
         per text the share of equal decisions, label by label.
@@ -87,39 +88,50 @@ def evaluate_batches(
     return sums.figures() if has_batches else {}
 
 
-def compared(batch: StudentBatch, term: Term) -> int:
+def count_compared(batch: StudentBatch, term: Term) -> int:
     """Count what a loss compares in a batch: tokens, gold labels or runs; 1 for whole texts."""
     if term.loss.per_prediction:
         return len(batch.labels)
     if term.loss.of_gold:
         task = batch.aligned[batch.of_task].task if batch.of_task else None
         return int((task.gold != NO_LABEL).sum()) if task else 0
-    return batch.aligned[term.alignment].count(term.loss.student) if term.alignment else 1
+    return batch.aligned[term.alignment].count_runs(term.loss.student) if term.alignment else 1
 
 
 def check_held_out(plan: TrainPlan, collators: Sequence[Collator]) -> str:
     """Return a warning if the losses of a stage compare nothing in the held-out part of a store,
-    else "". Raises UserError if the stage depends on its validation."""
+    else "". Raises UserError if the stage depends on its validation, or if its losses compare
+    nothing in the training part, either."""
+    warning = ""
     for stage, (source, collator) in product(
         plan.stages, zip(plan.sources, collators, strict=True)
     ):
-        blocks, measured = source.held_out, stage.measured
-        terms = [term for term in measured.validated if term.weight]
-        batches = held_out(source.store, collator.serving(measured), blocks, measured)
-        if not len(blocks) or any(compared(b, term) for b in batches for term in terms):
+        if not len(source.held_out) or _compares(stage, source, collator, source.held_out):
             continue
-        problem = (
-            f"the first {collator.max_length} student tokens of the held-out sequences of"
-            f" {source.store.path} have nothing that {', '.join(term.name for term in terms)}"
-            " compare"
+        terms = stage.measured.validated
+        names = ", ".join(term.name for term in terms if term.weight)
+        of_masks = any(term.loss.student == "masked" for term in terms)
+        remedy = "raise --max-length" if not of_masks else "raise --mask-prob"
+        tokens = (
+            f"compares nothing in the first {collator.max_length} student tokens of each sequence"
         )
+        where = getattr(source.store, "path", "the store")
+        if not _compares(stage, source, collator, source.blocks(stage.measured)):
+            raise UserError(f"--loss {names}: {tokens} of {where}; {remedy}")
+        problem = f"--loss {names} {tokens} in the held-out part of {where}"
+        remedy += " or --held-out"
         if judged := stage.options.judged_by():
-            raise UserError(
-                f"{judged[0]}: {problem}; raise --max-length or --held-out, or leave {judged[0]}"
-                " out"
-            )
-        return f"warning   no valid_loss: {problem}; raise --max-length or --held-out"
-    return ""
+            raise UserError(f"{judged[0]}: {problem}; {remedy}, or leave {judged[0]} out")
+        warning = warning or f"warning   no valid_loss: {problem}; {remedy}"
+    return warning
+
+
+def _compares(stage: Stage, source: StoreSplit, collator: Collator, blocks: Array) -> bool:
+    """Return whether the losses of a stage compare something in these blocks."""
+    plan = stage.measured
+    terms = [term for term in plan.validated if term.weight]
+    batches = held_out(source.store, collator.serving(plan), blocks, plan)
+    return any(count_compared(batch, term) for batch in batches for term in terms)
 
 
 def check_validation(figures: dict[str, float], step: int) -> None:
@@ -236,10 +248,10 @@ class _Sums:
         for term in self.terms:
             name, loss = term.name, term.loss
             if name in losses:
-                count = compared(batch, term)
-                count = count if loss.per_prediction or loss.of_gold else min(1, count)
-                self.sums[name] = self.sums.get(name, 0.0) + float(losses[name]) * count
-                self.counts[name] = self.counts.get(name, 0.0) + count
+                count = count_compared(batch, term)
+                weight = count if loss.per_prediction or loss.of_gold else min(1, count)
+                self.sums[name] = self.sums.get(name, 0.0) + float(losses[name]) * weight
+                self.counts[name] = self.counts.get(name, 0.0) + weight
         self.characters += batch.characters
         self.bytes += batch.predicted_bytes
         if targets and logits is not None:

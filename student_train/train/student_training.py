@@ -370,6 +370,8 @@ class _StudentTraining(Training):
         for name in ("valid_loss", "valid_spearman"):
             if all(name in values for values in results):
                 figures[name] = sum(values[name] for values in results) / len(results)
+            else:
+                figures.pop(name, None)
         if "valid_loss" in figures:
             check_validation(figures, self.step)
             self.schedule.validated(figures["valid_loss"])

@@ -23,7 +23,7 @@ from teachonce.teacher_dump.corpus.errors import CorpusError, no_column
 from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import cell_of
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
-from teachonce.teacher_dump.corpus.text_files import changed
+from teachonce.teacher_dump.corpus.text_files import conversion
 
 TEXT_COLUMN, MESSAGES = "--text-column", "--messages"
 DEFAULT_COLUMN = "text"
@@ -189,10 +189,10 @@ def chat_row(cell: Any, column: str, line: int, where: object, path: Path) -> La
                 got, remedy = "which it lacks", "give a text, or remove this chat"
                 if key in message:
                     got = f"got {message[key]!r:.60}"
-                elif "from" in message:
+                if message.get(key) is None and {"from", "value"} <= message.keys():
                     remedy = SHARE_GPT
                     if isinstance(cell, list) and suffix_of(path) in (".json", ".jsonl"):
-                        remedy += f": {changed(path, RENAME, 'chats')}"
+                        remedy += f": {conversion(path, RENAME, 'chats')}"
                 raise CorpusError(
                     f"{where}: message {number} in column {column!r}: expected a text as {key!r},"
                     f" {got}; {remedy}"

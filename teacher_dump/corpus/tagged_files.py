@@ -16,7 +16,7 @@ from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.packed import Seen, ignore, is_packed, stem_of, suffix_of
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, TAG
-from teachonce.teacher_dump.corpus.text_files import changed, read_lines
+from teachonce.teacher_dump.corpus.text_files import conversion, read_lines
 
 TAGGED = (".conll", ".conllu", ".bio", ".iob")  # suffixes that always mean words with tags
 PEEK_LINES, PEEK_CHARACTERS = 1000, 1 << 20  # the form of a file is found from its beginning
@@ -108,7 +108,7 @@ def _columns(path: Path, lines: list[str], parts_of_speech: bool) -> TaggedLayou
     if width > 2 and all(row[0] == str(number) for number, row in enumerate(rows[:3], 1)):
         raise CorpusError(
             f"{path}: its first column counts the words, expected words in the first and tags in"
-            f" the last column; extract both: {changed(path, cut, 'words')}"
+            f" the last column; extract both: {conversion(path, cut, 'words')}"
         )
     return TaggedLayout(tabs, width, 0, 1 if parts_of_speech else width - 1, entities=entities)
 

@@ -133,14 +133,14 @@ def _returned_lines(file: io.BufferedReader, path: Path, longest: int) -> Iterat
 
 def inner_return(path: Path, number: int) -> CorpusError:
     """Return the error for a line with a carriage return, with a command that converts the file."""
-    command = changed(path, r"sed 's/\r$//; s/\r/\n/g'", "lines")
+    command = conversion(path, r"sed 's/\r$//; s/\r/\n/g'", "lines")
     return CorpusError(
         f"{path}, line {number}: a carriage return inside the line, where others end with a line"
         f" feed; write one kind of line end: {command}"
     )
 
 
-def changed(path: Path, program: str, name: str) -> str:
+def conversion(path: Path, program: str, name: str) -> str:
     """Return the shell command that writes a file, decompressed and changed by a program, to
     STEM.`name`.SUFFIX. For STDIN return what to do with the text that is piped to this program."""
     if path is STDIN:
@@ -199,4 +199,4 @@ def _guess_encoding(raw: bytes) -> tuple[str, str]:
 
 def _iconv(encoding: str, path: Path, option: str = "") -> str:
     """Return the command that writes a file of another encoding, or a broken one, as UTF-8."""
-    return changed(path, f"iconv {option}-f {encoding} -t UTF-8", "utf8")
+    return conversion(path, f"iconv {option}-f {encoding} -t UTF-8", "utf8")

@@ -115,16 +115,18 @@ class ExportOptions:
         check_values(self)
         if not self.to:
             raise UserError(f"--to is missing: give one of {', '.join(FORMATS)}")
-        for name in self.to:
-            if self.quantize and self.quantize not in QUANTISED[name]:
-                able = [other for other, kinds in QUANTISED.items() if self.quantize in kinds]
-                remedies = [f"one of {', '.join(QUANTISED[name])}"] if QUANTISED[name] else []
-                remedies += [f"--to {' or '.join(able)}"] if able else []
-                give = f"give {', or '.join(remedies)}, or " if remedies else ""
-                raise UserError(
-                    f"--quantize {self.quantize}: {name} does not support it; {give}leave"
-                    " --quantize out"
-                )
+        unable = [name for name in self.to if self.quantize not in QUANTISED[name]]
+        if self.quantize and unable:
+            common = [
+                kind for kind in QUANTISED[unable[0]] if all(kind in QUANTISED[n] for n in self.to)
+            ]
+            able = [name for name, kinds in QUANTISED.items() if self.quantize in kinds]
+            remedies = [f"give --quantize {' or '.join(common)}"] if common else []
+            remedies += [f"give --to {' or '.join(able)}"] if able else []
+            raise UserError(
+                f"--quantize {self.quantize}: {unable[0]} does not support it;"
+                f" {', or '.join([*remedies, 'leave --quantize out'])}"
+            )
         if self.keep_float and not self.quantize:
             raise UserError(
                 "--keep-float needs --quantize; without it all layers are in float32, leave"

@@ -12,7 +12,7 @@ MAX_BYTES = 2**20
 
 
 def read_toml(path: Path, option: str, kind: str) -> dict[str, Any]:
-    """Read a TOML file that `option` names and that should be a `what`, such as `recipe`. Raises
+    """Read a TOML file that `option` names and that should be a `kind`, such as `recipe`. Raises
     UserError if it cannot be read, is too large or is not TOML."""
     try:
         with path.open("rb") as file:

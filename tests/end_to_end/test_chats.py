@@ -24,7 +24,10 @@ from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.student_export.cli import main as student_export
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.own_template import OwnTemplate, has_own_template
+from teachonce.student_train.settings.options import TrainOptions
+from teachonce.support.options import default_of
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import plan
 from tests.end_to_end.support import Word, invoke, ok, refused, report_of, says
@@ -139,18 +142,41 @@ def test_the_command_that_corrects_other_keys_can_be_typed(tmp_path: Path, model
 def test_a_held_out_part_without_answers_has_no_loss_of_zero(
     tmp_path: Path, model: Path, losses: str
 ) -> None:
-    """Three tokens of each chat are read, and the answers come later."""
-    turns = {"user": "the old tower", "assistant": "a"}
-    chat = [{"role": role, "content": content} for role, content in turns.items()]
-    store, out = dumped(tmp_path, model, [chat] * 60), tmp_path / "student"
-    words = ("--store", store.path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu",
-             "--vocab", "300", "--loss", losses, "--max-length", 3, "--out", out)  # fmt: skip
-    problem = f"the first 3 student tokens of the held-out sequences of {store.path} have nothing"
-    says(refused(student_train, *words, "--best"), f"--best: {problem}", "leave --best out")
-    assert not out.exists()
-    says(said := ok(student_train, *words), f"no valid_loss: {problem} that {losses} compare")
+    """The student reads the begin of each chat, and the answers of held-out chats come later."""
+    answer, question = ("assistant", "a"), ("user", "the old tower")
+    turns = [[answer, question]] * 60
+    size = 8
+
+    def words(store: FeatureStore, out: Path = tmp_path / "student") -> tuple[Word, ...]:
+        return ("--store", store.path, "--student", "llama:32x1x2", "--steps", 1, "--device", "cpu",
+                "--vocab", "300", "--loss", losses, "--max-length", size, "--out", out)  # fmt: skip
+
+    def dump(name: str) -> FeatureStore:
+        (tmp_path / name).mkdir()
+        rows = [[{"role": role, "content": text} for role, text in chat] for chat in turns]
+        return dumped(tmp_path / name, model, rows)
+
+    first = dump("first")
+    blocks = split_blocks(first, default_of(TrainOptions, "held_out"))[1]
+    for begin, end in blocks:
+        turns[begin:end] = [[question, answer]] * int(end - begin)
+    store = dump("last")
+    problem = f"--loss {losses} compares nothing in the first {size} student tokens of each"
+    part = f"in the held-out part of {store.path}"
+    says(refused(student_train, *words(store), "--best"), f"--best: {problem}", part)
+    recipe = tmp_path / "late.toml"
+    recipe.write_text("[recipes.late]\nstages = [{ epochs = 1 }, { best = true }]\n", "utf-8")
+    late = ("--recipe", recipe)
+    says(refused(student_train, *words(store), *late), f"--best: {problem}")
+    assert not (out := tmp_path / "student").exists()
+    says(said := ok(student_train, *words(store)), f"no valid_loss: {problem}", part)
     assert "valid_loss" not in said.replace("no valid_loss", "")
     assert not any(name.startswith("valid_") for name in report_of(out)["result"])
+    both = ("--store", first.path, *words(store, tmp_path / "both"))
+    assert "valid_loss" not in ok(student_train, *both).replace("no valid_loss", "")
+    turns[:] = [[question, answer]] * 60
+    line = refused(student_train, *words(dump("none"), tmp_path / "none-student"))
+    says(line, f"--loss {losses}: compares nothing")
 
 
 def test_blanks_of_a_template_around_an_answer(tmp_path: Path, model: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_sweep_shows_the_losses_and_rates_that_differ_by_default(
     losses = {(row["vocab"], "next-inside" in row["loss"]) for row in rows}
     assert losses == {("300", True), ("teacher", False)}
     assert "| init | vocab | loss | lr |" in said or "| vocab | init | loss | lr |" in said
-    assert "0.008" in (out / "index.html").read_text()
+    assert "<td>0.008</td>" in (out / "index.html").read_text()
 
 
 def test_the_card_says_in_what_its_figures_are(alone: Path) -> None:

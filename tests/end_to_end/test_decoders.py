@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -242,7 +243,12 @@ def test_the_default_losses_are_those_that_the_stores_serve(
         assert default_losses(shared, [whole, whole]) == every
         folder = {**given, "vocab": str(tiny_teacher("gpt2"))}
         assert default_losses(folder, [whole]) == default_losses(shared, [whole])
+        file = tmp_path / "tokenizer.json"
         student_tokenizer("300", whole, family="gpt-2").save_pretrained(tmp_path)
+        assert default_losses({**given, "vocab": str(tmp_path)}, [whole]) == every
+        tokenizer = json.loads((tiny_teacher("gpt2") / file.name).read_text("utf-8"))
+        tokenizer["model"]["merges"].reverse()
+        file.write_text(json.dumps(tokenizer), "utf-8")
         assert default_losses({**given, "vocab": str(tmp_path)}, [whole]) == every
         assert "next-inside" not in default_losses({**shared, "combine": "outputs"}, [whole, whole])
         both = {"next": 0.5, "next-inside": 0.5, "kl-next": 0.5}

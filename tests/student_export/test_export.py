@@ -446,14 +446,18 @@ def test_an_operator_that_cannot_be_exported_is_one_line(
         ),
         (
             "--to openvino --quantize int4",
-            "give one of int8, or --to onnx, or leave --quantize out",
+            "give --quantize int8, or give --to onnx, or leave --quantize out",
         ),
         ("--to onnx --keep-float a", "--keep-float needs --quantize"),
         ("--to onnx --quantize=", "--quantize: is empty"),
-        ("--to onnx --quantize q9", "give one of int8, int4, or leave --quantize out"),
+        ("--to onnx --quantize q9", "give --quantize int8 or int4, or leave --quantize out"),
         (
             "--to gguf --quantize q9",
-            "--quantize q9: gguf does not support it; give one of f16, q8_0",
+            "--quantize q9: gguf does not support it; give --quantize f16 or q8_0 or",
+        ),
+        (
+            "--to onnx --to gguf --quantize int8",
+            "gguf does not support it; give --to onnx or openvino, or leave --quantize out",
         ),
         ("--to onnx --least 0", "--least 0: expected a share above 0, at most 1"),
         ("--to onnx", "no such folder"),
