@@ -48,7 +48,7 @@ class Exported:
 
     The names of the fields are the keys of `files` in export.json.
 
-    measure: the measure of the agreement.
+    what: the measure of the agreement.
     keeps: the share of the student's score that the export reaches, or the agreement of outputs; 1
         is full agreement. None if no installed package can run the file.
     score: the score of the task, None if no task was scored.
@@ -57,7 +57,7 @@ class Exported:
     """
 
     file: str
-    measure: str
+    what: str
     keeps: float | None
     score: float | None
     figures: Costs
@@ -70,9 +70,7 @@ class Exported:
         return f"{self.score:.3f} {self.unit}" if self.unit else f"{100 * self.score:.2f}"
 
     def shown_agreement(self) -> str:
-        return (
-            "not compared" if self.keeps is None else f"{100 * self.keeps:.2f} % ({self.measure})"
-        )
+        return "not compared" if self.keeps is None else f"{100 * self.keeps:.2f} % ({self.what})"
 
     @property
     def format(self) -> str:

@@ -33,12 +33,12 @@ class _Recorder(Blocks):
         self.met: dict[int, tuple[int, int]] = {}
         super().__init__(str(path))
 
-    def block(self, address: int, size: int, signature: bytes, what: str) -> FieldReader:
+    def block(self, address: int, size: int, signature: bytes, subject: str) -> FieldReader:
         self.met[address] = size, size - 4
-        return super().block(address, size, signature, what)
+        return super().block(address, size, signature, subject)
 
-    def read(self, address: int, size: int, what: str) -> bytes:
-        data = super().read(address, size, what)
+    def read(self, address: int, size: int, subject: str) -> bytes:
+        data = super().read(address, size, subject)
         if data[:4] == b"FHDB":
             self.met[address] = size, 13 + 5  # the heap of attributes has offsets of 40 bits
         return data
