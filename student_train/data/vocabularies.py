@@ -9,11 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, StoreError, open_store
-from teachonce.store.read.stored_tokenizer import within_bounds
+from teachonce.store.read.stored_tokenizer import load_tokenizer, within_bounds
 from teachonce.support.errors import UserError
 
 LETTERS = "Aé"  # `teachonce.training.wordpiece` normalises these to see what a normaliser folds
@@ -67,18 +65,21 @@ def has_teacher_tokenizer(vocab: str, stores: Sequence[FeatureStore], combined: 
     file = Path(vocab, "tokenizer.json")
     if not file.is_file():
         return False
-    teacher = stores[0].teacher_file("tokenizer.json").decode()
+    teacher = stores[0].teacher_file("tokenizer.json")
     try:
-        return _splits_alike(teacher, file.read_text("utf-8"))
-    except (OSError, ValueError):  # reported when the tokenizer is loaded
+        return _splits_alike(teacher, file.read_bytes())
+    except (OSError, StoreError):  # reported when the tokenizer is loaded
         return False
 
 
 @lru_cache(2)  # the students of a sweep mostly have one vocabulary
-def _splits_alike(teacher: str, other: str) -> bool:
+def _splits_alike(teacher: bytes, other: bytes) -> bool:
     # Read and written again: older files have merges in another form.
-    one, two = (json.loads(Tokenizer.from_str(each).to_str()) for each in (teacher, other))
-    return all(one[part] == two[part] for part in ("normalizer", "pre_tokenizer", "model"))
+    one, two = (
+        json.loads(load_tokenizer(each, "tokenizer.json").to_str()) for each in (teacher, other)
+    )
+    parts = ("added_tokens", "normalizer", "pre_tokenizer", "model")
+    return all(one[part] == two[part] for part in parts)
 
 
 @lru_cache(2)  # the students of a sweep mostly have one vocabulary

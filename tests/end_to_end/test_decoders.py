@@ -247,9 +247,14 @@ def test_the_default_losses_are_those_that_the_stores_serve(
         student_tokenizer("300", whole, family="gpt-2").save_pretrained(tmp_path)
         assert default_losses({**given, "vocab": str(tmp_path)}, [whole]) == every
         tokenizer = json.loads((tiny_teacher("gpt2") / file.name).read_text("utf-8"))
-        tokenizer["model"]["merges"].reverse()
-        file.write_text(json.dumps(tokenizer), "utf-8")
-        assert default_losses({**given, "vocab": str(tmp_path)}, [whole]) == every
+        merges = [*reversed(tokenizer["model"]["merges"])]
+        other_merges = {**tokenizer, "model": {**tokenizer["model"], "merges": merges}}
+        number = len(tokenizer["model"]["vocab"])
+        mark = {**tokenizer["added_tokens"][0], "id": number, "content": "the"}
+        marked = {**tokenizer, "added_tokens": [*tokenizer["added_tokens"], mark]}
+        for other in (other_merges, marked, "damaged"):
+            file.write_text(json.dumps(other), "utf-8")
+            assert default_losses({**given, "vocab": str(tmp_path)}, [whole]) == every
         assert "next-inside" not in default_losses({**shared, "combine": "outputs"}, [whole, whole])
         both = {"next": 0.5, "next-inside": 0.5, "kl-next": 0.5}
         assert default_losses(given, [whole, old]) == both
