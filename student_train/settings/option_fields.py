@@ -222,8 +222,8 @@ class OptionFields:
     )
     dropout: float = option(
         0.0,  # a small student underfits: dropout would only slow it down
-        "Drop out hidden states and attention at this rate; in a BiLSTM, embeddings, layers and"
-        " the recurrent state.",
+        "Drop out hidden states and attention at this rate; in a llama, qwen2 or qwen3 attention"
+        " alone, in a BiLSTM embeddings, layers and the recurrent state.",
         within=SHARE,
         scope={NETWORK},
     )

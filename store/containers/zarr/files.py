@@ -178,6 +178,6 @@ def remote_files(url: str, options: dict[str, Any] | None) -> RemoteFiles:
     except UserError:
         raise
     except Exception as error:  # every file system raises its own
-        raise StoreError(
-            f"{url}: cannot be opened ({first_line(error)}); check the address"
-        ) from error
+        missing = isinstance(error, ImportError)
+        remedy = "install what is missing with pip" if missing else "check the address"
+        raise StoreError(f"{url}: cannot be opened ({first_line(error)}); {remedy}") from error
