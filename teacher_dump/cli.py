@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from teachonce.support.commands import GroupedCommandWithSubcommands, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.environment import is_main_process
-from teachonce.support.grouped_help import GroupedCommandWithSubcommands, examples
 from teachonce.support.options import click_options, read_words
-from teachonce.support.usage_errors import version_option
 from teachonce.teacher_dump.job.option_values import Shard, shard_of
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab

@@ -32,7 +32,7 @@ from teachonce.store.containers.untrusted import MAX_JSON
 from teachonce.store.errors import StoreError, Unreachable
 from teachonce.store.format.layout import part_of
 from teachonce.support.errors import first_line
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 Result = TypeVar("Result")
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from teachonce.support.errors import UserError
-from teachonce.support.whole_numbers import DIGITS
+from teachonce.support.parsing import DIGITS
 
 PREFIX = "disk:"
 EXPECTED = "disk:DIR,SIZE, such as disk:/scratch/cache,100GB"

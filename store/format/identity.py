@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from teachonce.support.whole_numbers import DIGITS
+from teachonce.support.parsing import DIGITS
 
 # Keys of an identity are free (FORMAT.md, section 4), so its values may have any form.
 

@@ -25,7 +25,7 @@ from teachonce.store.format.features import (
     TaskSpec,
 )
 from teachonce.support.arrays import Array
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import whole_number
 
 FORMAT = "teachonce"
 VERSIONS = (1, 2)

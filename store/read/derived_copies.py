@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from teachonce.store.format.manifest import Manifest
 from teachonce.support import files
-from teachonce.support.cache_folder import cache_folder
+from teachonce.support.files import cache_folder
 from teachonce.support.redaction import redacted
 
 MAX_BYTES = 2**23  # of a list, which is untrusted input

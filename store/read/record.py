@@ -16,7 +16,7 @@ from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, Floats, begins, covering_spans
 from teachonce.support.console import counted
 from teachonce.support.differences import first_few
-from teachonce.support.html_table import html_table
+from teachonce.support.html import html_table
 
 SHOWN = 16  # tokens of a record in a notebook
 

@@ -43,7 +43,7 @@ from teachonce.store.read.stream import Batch, Streamer
 from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder, names_of
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
-from teachonce.support.html_table import html_table
+from teachonce.support.html import html_table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

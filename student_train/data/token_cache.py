@@ -25,7 +25,7 @@ from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.student_train.data.student_tokens import ARRAYS, TokenTable, slices, tokenize
 from teachonce.support import files
-from teachonce.support.cache_folder import cache_folder
+from teachonce.support.files import cache_folder
 
 VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"  # the file that has the digest of a table's other files

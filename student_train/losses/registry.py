@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from teachonce.student_train.losses.loss import FEATURES, Loss, Parameter
 from teachonce.support.errors import UserError
-from teachonce.support.plugins import load_outside
+from teachonce.support.packages import load_outside
 
 if TYPE_CHECKING:
     from teachonce.store.format.features import OutputKind

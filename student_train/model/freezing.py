@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
 from teachonce.student_train.settings.shapes import Shape
 from teachonce.support.errors import UserError
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 if TYPE_CHECKING:
     from torch import nn

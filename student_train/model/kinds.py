@@ -42,7 +42,7 @@ from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.settings.shapes import GROUP, SHAPES, Shape, parse_student
 from teachonce.support.errors import UserError
-from teachonce.support.plugins import load_outside
+from teachonce.support.packages import load_outside
 
 
 @dataclass(frozen=True)

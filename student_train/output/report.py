@@ -13,7 +13,7 @@ from teachonce.student_train.settings.option_fields import loss_words
 from teachonce.support import files
 from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import read_json
+from teachonce.support.parsing import read_json
 from teachonce.training.checkpoint import remove_checkpoints
 
 SETTINGS = "training.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 from teachonce.store.containers.cache_option import EXPECTED, is_disk_cache, parse_disk_cache
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
 from teachonce.support.errors import UserError, suggest_path
-from teachonce.support.whole_numbers import DIGITS
+from teachonce.support.parsing import DIGITS
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
 CACHES = ("none", "ram", "device")

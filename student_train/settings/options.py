@@ -47,7 +47,6 @@ from teachonce.student_train.settings.terms import (
     parse_alignments,
 )
 from teachonce.support.errors import UserError, suggest
-from teachonce.support.extras import check_library
 from teachonce.support.option_types import NotGiven
 from teachonce.support.options import (
     check_value,
@@ -58,6 +57,7 @@ from teachonce.support.options import (
     parse_value,
     scoped,
 )
+from teachonce.support.packages import check_library
 from teachonce.training.device import resolved_device, resolved_precision
 from teachonce.training.optimizer import ADADELTA_LR, check_optimizer
 from teachonce.training.schedule import Schedule

@@ -12,7 +12,7 @@ from teachonce.student_train.settings.option_fields import COMMAND
 from teachonce.student_train.settings.options import TrainOptions, check_stage, ruled_out
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import options_of, read_values, scoped
-from teachonce.support.toml_file import read_toml
+from teachonce.support.parsing import read_toml
 
 FOLDER = Path(__file__).with_name("recipes")
 KEYS = {"source", "needs", "options", "recipes"}

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 from teachonce.support.errors import UserError, suggest, suggest_path
-from teachonce.support.plugins import load_outside
+from teachonce.support.packages import load_outside
 
 TINY = "264x3x12"
 BERT_TINY = f"{TINY}x792"  # Kolesnikova et al. 2022, Table 3: 10.4M parameters with 30k pieces

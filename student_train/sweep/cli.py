@@ -14,13 +14,12 @@ from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.space import over, read_space, varied
 from teachonce.support.click_types import LocalPath, Names
+from teachonce.support.commands import GroupedCommand, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
-from teachonce.support.extras import check_library
-from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.options import click_option, options_of, scoped
+from teachonce.support.packages import check_library
 from teachonce.support.ray_cluster import AUTO, check_address, check_gpus
-from teachonce.support.usage_errors import version_option
 
 OUT_HELP = (
     "Write the students to this folder, each named after the settings that vary, and their table"

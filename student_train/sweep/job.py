@@ -36,9 +36,9 @@ from teachonce.student_train.sweep.trials import ListedRuns, RunSource, Study, T
 from teachonce.support.console import counted
 from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
-from teachonce.support.extras import library
 from teachonce.support.lease import Lease, Taken
 from teachonce.support.options import scoped
+from teachonce.support.packages import library
 from teachonce.support.ray_cluster import DriverNode, cluster, gpus_of_worker, short
 from teachonce.support.redaction import redacted
 from teachonce.support.signals import stoppable

@@ -16,7 +16,7 @@ from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.differences import differences
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import read_small, schema_violation
+from teachonce.support.parsing import read_small, schema_violation
 
 if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions

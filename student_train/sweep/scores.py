@@ -15,9 +15,8 @@ from typing import Any
 
 from teachonce.student_train.output.ranking import DEVIATION, QUARTILES, SCORED
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import read_json, schema_violation
 from teachonce.support.options import words_of
-from teachonce.support.toml_file import read_toml
+from teachonce.support.parsing import read_json, read_toml, schema_violation
 
 FILE = "scores.json"
 # `downstream` runs in processes of its own: student_train may not import it (ARCHITECTURE.md,

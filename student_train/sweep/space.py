@@ -12,7 +12,7 @@ from teachonce.student_train.settings.option_fields import loss_words
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import options_of, read_values
-from teachonce.support.toml_file import read_toml
+from teachonce.support.parsing import read_toml
 
 RANGE: dict[str, Any] = {"low": None, "high": None, "log": False}
 WEIGHT = "loss."

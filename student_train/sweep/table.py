@@ -28,7 +28,7 @@ from teachonce.student_train.settings.option_fields import loss_words
 from teachonce.support import files
 from teachonce.support.console import wide_console
 from teachonce.support.errors import UserError
-from teachonce.support.html_table import html_table
+from teachonce.support.html import html_table
 
 if TYPE_CHECKING:
     from rich.table import Table

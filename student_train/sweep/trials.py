@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from teachonce.student_train.output.ranking import judged
 from teachonce.student_train.sweep.runs import Run, Runs, validations
 from teachonce.student_train.sweep.space import Interval, Point, Space
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 DIGITS = 4
 """Significant digits of a number that is drawn, so that the table shows all of it."""

@@ -29,7 +29,7 @@ from teachonce.store.tools.merge import is_merged
 from teachonce.support.arrays import Array
 from teachonce.support.console import check_device, counted
 from teachonce.support.differences import differences, first_few
-from teachonce.support.installed import other_versions, version_words
+from teachonce.support.packages import other_versions, version_words
 from teachonce.teacher_dump.comparison.deviations import Comparison, Errors
 from teachonce.teacher_dump.teacher.forward import BatchOutput, forward
 from teachonce.teacher_dump.teacher.loading import load_teacher

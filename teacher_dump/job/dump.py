@@ -27,8 +27,8 @@ from teachonce.support.background import BackgroundCalls, prefetched
 from teachonce.support.console import counted, takes_option
 from teachonce.support.differences import described, differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
-from teachonce.support.installed import software
 from teachonce.support.lease import Lease
+from teachonce.support.packages import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.growing import CopyPlan
 from teachonce.teacher_dump.job.options import DumpOptions

@@ -29,7 +29,7 @@ from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.differences import ABSENT, described, differences, first_few
 from teachonce.support.errors import UserError
-from teachonce.support.installed import other_versions
+from teachonce.support.packages import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.versions import changes_no_value

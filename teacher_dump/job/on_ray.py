@@ -19,8 +19,8 @@ from typing import Any
 from teachonce.store import StoreWriter
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, os_error_line
-from teachonce.support.extras import library
 from teachonce.support.lease import Lease, Taken
+from teachonce.support.packages import library
 from teachonce.support.ray_cluster import (
     DriverNode,
     cluster,

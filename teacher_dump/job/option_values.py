@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from teachonce.support.environment import torchrun_number
 from teachonce.support.errors import UserError
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import whole_number
 
 PART_TOKENS = 1 << 17  # a kill loses at most one part; a part is in memory until it is written
 DEFAULT_CORPUS = "python-docs"

@@ -26,8 +26,8 @@ from teachonce.store.tools.seal import complete, missing_parts, seal
 from teachonce.store.write.part_queue import PartQueue, QueuedPart
 from teachonce.support.background import BackgroundCalls
 from teachonce.support.errors import UserError
-from teachonce.support.installed import software
 from teachonce.support.lease import Lease, Taken
+from teachonce.support.packages import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.dump import (
     BATCHES_BEHIND,

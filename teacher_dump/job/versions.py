@@ -17,7 +17,7 @@ from teachonce.store.format.identity import object_in
 from teachonce.support.console import counted
 from teachonce.support.differences import ABSENT, differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
-from teachonce.support.installed import other_versions, version_words
+from teachonce.support.packages import other_versions, version_words
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from teachonce.support.click_types import Names
+from teachonce.support.commands import GroupedCommand, examples
 from teachonce.support.console import CONTEXT, command_errors, counted
-from teachonce.support.grouped_help import GroupedCommand, examples
 from teachonce.support.options import click_option, click_options, options_of, read_words
 from teachonce.teacher_dump.mixed_vocab.options import (
     ONLY_DUMP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import whole_number
 
 WORDS = ("mean", "mean:0", "groups:N", "layer:I")
 BEFORE_NORM = "-before-norm"  # suffix of a name: the last layer's output before the final norm

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from teachonce.support.errors import UserError
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import whole_number
 
 TEMPLATE = "TemplateProcessing"
 IDS = 2**32  # tokenizers raises OverflowError for larger ones

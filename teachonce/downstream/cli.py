@@ -23,10 +23,9 @@ from teachonce.downstream.settings import (
     check_new,
 )
 from teachonce.support import files
+from teachonce.support.commands import GroupedCommand, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import check_one_process, check_torchrun
-from teachonce.support.grouped_help import GroupedCommand, examples
-from teachonce.support.usage_errors import version_option
 
 HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
 

@@ -37,7 +37,6 @@ from teachonce.downstream.text_lines import iterate_lines
 from teachonce.student_train.settings.shapes import SCRATCH, parse_student
 from teachonce.support.click_types import LocalPath
 from teachonce.support.errors import UserError, suggest, suggest_path
-from teachonce.support.extras import check_library
 from teachonce.support.options import (
     click_option,
     default_of,
@@ -47,6 +46,7 @@ from teachonce.support.options import (
     read_words,
     words_of,
 )
+from teachonce.support.packages import check_library
 from teachonce.teacher_dump.corpus.tables import is_table
 from teachonce.training.trackers import check_installed
 

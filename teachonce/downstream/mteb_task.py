@@ -9,7 +9,7 @@ from teachonce.checkpoints.embedders import Embedder
 from teachonce.downstream.options import TEST
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.support.errors import UserError, first_line, out_of_memory
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 
 def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, Any]:

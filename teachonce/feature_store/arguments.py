@@ -14,7 +14,7 @@ from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.read.stored_tokenizer import within_bounds
 from teachonce.store.tools.forget import DocumentsToForget
 from teachonce.support.errors import UserError
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import whole_number
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.corpus.documents import Corpus

@@ -18,12 +18,11 @@ from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
 from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Text
+from teachonce.support.commands import OneLineGroup, examples, version_option
 from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
-from teachonce.support.grouped_help import examples
 from teachonce.support.hub import push_options
 from teachonce.support.options import flag_of
-from teachonce.support.usage_errors import OneLineGroup, version_option
 
 VOCAB_HELP = "as in student-train: a size, a folder, teacher, pruned:N or words."
 VOCABULARY, MODEL = Text(VOCABULARIES, paths=True), Text(ALIASES, paths=True)
@@ -387,7 +386,7 @@ def page(
     store (of a sample if it is large). The page is one file that needs no network.
     """
     from teachonce.feature_store.arguments import read_numbers
-    from teachonce.support.pages import check_page
+    from teachonce.support.html import check_page
 
     out = out or path_next_to(path, "page.html")
     numbers = read_numbers(sequences)

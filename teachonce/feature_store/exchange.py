@@ -14,8 +14,8 @@ from teachonce.feature_store.captures import formats
 from teachonce.feature_store.output import Output, bars, printed, say, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Names, Text
+from teachonce.support.commands import examples
 from teachonce.support.errors import UserError
-from teachonce.support.grouped_help import examples
 
 FILE = LocalPath(exists=True, dir_okay=False)
 

@@ -17,12 +17,11 @@ from teachonce.student_export.options import (
 )
 from teachonce.support import files
 from teachonce.support.click_types import LocalPath
+from teachonce.support.commands import OneLineCommand, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError, suggest_path
-from teachonce.support.extras import check_library
-from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options, read_words
-from teachonce.support.usage_errors import OneLineCommand, version_option
+from teachonce.support.packages import check_library
 
 HELP = """Export the student in FOLDER to ONNX, OpenVINO, TorchScript, GGUF or model2vec, and
 compare each file with the student. FOLDER is a model of transformers or sentence-transformers.

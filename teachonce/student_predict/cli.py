@@ -10,10 +10,9 @@ import click
 from teachonce.checkpoints.names import EXPORTED
 from teachonce.student_predict.options import PredictOptions, check_folder
 from teachonce.support.click_types import LocalPath
+from teachonce.support.commands import OneLineCommand, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors
-from teachonce.support.grouped_help import examples
 from teachonce.support.options import click_options
-from teachonce.support.usage_errors import OneLineCommand, version_option
 
 HELP = """Print an answer to each TEXT as a line of JSON, or as a table (--format tsv). FOLDER is a
 student, any other model of transformers or sentence-transformers, or a folder of student-export.

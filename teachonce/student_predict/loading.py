@@ -20,7 +20,7 @@ from teachonce.student_predict.options import check_folder, decoder_refused
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError, first_line, out_of_memory
-from teachonce.support.json_file import read_json
+from teachonce.support.parsing import read_json
 
 SHAPE: dict[str, Any] = {
     "kind": str,

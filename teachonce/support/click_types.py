@@ -12,9 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from teachonce.support.errors import UserError, suggest
-from teachonce.support.plugins import added_object
+from teachonce.support.packages import added_object
+from teachonce.support.parsing import DIGITS
 from teachonce.support.redaction import redacted
-from teachonce.support.whole_numbers import DIGITS
 
 
 def _refuse_empty(

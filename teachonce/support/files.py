@@ -1,4 +1,5 @@
-"""Write files atomically and durably (synced, then renamed), and explain disk errors."""
+"""Write files atomically and durably (synced, then renamed), explain disk errors, and find this
+user's cache folder."""
 
 from __future__ import annotations
 
@@ -274,3 +275,17 @@ def lock(file: int, wait: bool) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def cache_folder() -> Path:
+    """Return `$TEACHONCE_CACHE`, else `teachonce` in the user's cache folder.
+
+    Raises FileNotFoundError if the user has no home, as in many containers.
+    """
+    if os.environ.get("TEACHONCE_CACHE"):
+        return Path(os.environ["TEACHONCE_CACHE"])
+    try:
+        # The XDG specification requires that an empty variable counts as unset.
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "teachonce"
+    except RuntimeError as error:
+        raise FileNotFoundError("this user has no home folder") from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import whole_number
 
 MAX_ANSWER = 2**26  # bytes of an answer that is read into memory: lists of files, metadata
 MAX_UNDECLARED = 2**30  # bytes of a file that comes without its length

@@ -44,7 +44,7 @@ from teachonce.support.click_types import (
 )
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import Given, NotGiven
-from teachonce.support.plugins import added_object
+from teachonce.support.packages import added_object
 
 KEY = "option"  # of a field's metadata
 Function = TypeVar("Function", bound=Callable[..., Any])

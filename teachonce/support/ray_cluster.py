@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.installed import installed
 from teachonce.support.lease import Lease, lease_path
+from teachonce.support.packages import installed
 from teachonce.support.signals import Stop
 
 AUTO = "auto"

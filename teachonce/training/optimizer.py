@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from teachonce.support.extras import check_library
+from teachonce.support.packages import check_library
 
 if TYPE_CHECKING:  # a command's --help must not wait for torch
     import torch

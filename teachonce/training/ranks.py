@@ -16,7 +16,7 @@ from teachonce.support.console import counted
 from teachonce.support.differences import differences
 from teachonce.support.environment import check_torchrun, torchrun_number
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.installed import installed
+from teachonce.support.packages import installed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from teachonce.support import files
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.json_file import read_json
+from teachonce.support.parsing import read_json
 from teachonce.support.redaction import redacted
 
 TRACKERS = ("wandb", "mlflow", "trackio")

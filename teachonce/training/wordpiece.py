@@ -20,7 +20,7 @@ from tokenizers import (
 )
 
 from teachonce.support.errors import UserError
-from teachonce.support.whole_numbers import DIGITS
+from teachonce.support.parsing import DIGITS
 
 SPECIALS = {
     "pad_token": "[PAD]",

@@ -24,7 +24,7 @@ from teachonce.store.tools.verify import verify
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.support import files
 from teachonce.support.arrays import Array
-from teachonce.support.cache_folder import cache_folder
+from teachonce.support.files import cache_folder
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import part_writing

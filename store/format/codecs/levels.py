@@ -28,7 +28,7 @@ from teachonce.store.format.codecs.codec import (
     Packing,
 )
 from teachonce.support.arrays import Array, Floats
-from teachonce.support.plugins import added_object
+from teachonce.support.packages import added_object
 
 KINDS = ("hidden", "logprobs", "rest", "head", "attention")
 """Kinds of arrays that every store has a codec for, even if it stores none of the kind."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from teachonce.student_train.output.ranking import LOSS, Measure, comparable
-from teachonce.support.extras import library
-from teachonce.support.json_file import LARGEST
+from teachonce.support.packages import library
+from teachonce.support.parsing import LARGEST
 
 if TYPE_CHECKING:
     from teachonce.student_train.sweep.page.report import StudentFiles

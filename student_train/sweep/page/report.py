@@ -37,8 +37,8 @@ from teachonce.student_train.sweep.page.charts import (
 from teachonce.student_train.sweep.runs import METRICS, RUNS, read_runs, validations
 from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
-from teachonce.support.json_file import read_small, schema_violation
-from teachonce.support.pages import write_page
+from teachonce.support.html import write_page
+from teachonce.support.parsing import read_small, schema_violation
 from teachonce.support.redaction import publishable, without_credentials
 
 TEMPLATES = Path(__file__).parent

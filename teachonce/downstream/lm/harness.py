@@ -17,7 +17,7 @@ from teachonce.downstream.score_tables import result_of
 from teachonce.downstream.settings import LmSettings
 from teachonce.student_train.output.ranking import SMALLER_IS_BETTER
 from teachonce.support.errors import UserError, first_line, out_of_memory, suggest
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 HEADINGS = {"bits_per_byte": BITS}
 """Measures that have another name here."""

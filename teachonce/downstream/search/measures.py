@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from teachonce.downstream.search.collections import Judgements
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 Ranking = Mapping[str, Sequence[str]]
 """Ids of documents by query, the best first."""

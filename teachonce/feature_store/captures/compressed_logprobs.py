@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.json_file import read_small
+from teachonce.support.parsing import read_small
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 TERMS = ("sqrt", "exp")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.options import flag_of
-from teachonce.support.plugins import added_object
+from teachonce.support.packages import added_object
 from teachonce.teacher_dump.job.option_values import PART_TOKENS
 
 if TYPE_CHECKING:

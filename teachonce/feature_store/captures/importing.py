@@ -30,7 +30,7 @@ from teachonce.store.format.features import AS_CAPTURED, Calibration
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.support.installed import software
+from teachonce.support.packages import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.job.dump import check_finished, written_line

@@ -28,8 +28,7 @@ from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.feature_store.captures.tensors import load_tensors
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.json_file import schema_violation
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import schema_violation, whole_number
 
 ARCHIVE = re.compile(r"cp(\d+)_dp(\d+)__(\d+)\.tar")
 META = "_meta.json"

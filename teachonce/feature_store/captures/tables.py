@@ -14,7 +14,7 @@ from teachonce.feature_store.captures.files import numbered, regular
 from teachonce.feature_store.captures.schema import Numbers, checked
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.json_file import read_json
+from teachonce.support.parsing import read_json
 from teachonce.teacher_dump.corpus.tables import is_list
 
 END = b"\xff\xff\xff\xff\0\0\0\0"  # the end marker of an Arrow stream

@@ -20,7 +20,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
-from teachonce.support.pages import write_page
+from teachonce.support.html import write_page
 from teachonce.support.redaction import publishable
 
 TEMPLATES = Path(__file__).parent
@@ -36,7 +36,7 @@ def write_store_page(
 ) -> None:
     """Write the page of some sequences of a store, with a student's tokens if one is given.
 
-    Raises UserError as `teachonce.support.pages.check_page` does.
+    Raises UserError as `teachonce.support.html.check_page` does.
     """
     pieces, size = ReadablePieces(store), attention_entries(store, numbers)
     sections = [

@@ -21,7 +21,7 @@ from teachonce.student_export.options import GGUF, K_QUANT_FALLBACKS, check_llam
 from teachonce.student_export.student_inputs import LONGEST_CHECKED
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 if TYPE_CHECKING:
     from teachonce.student_export.loaded_student import LoadedStudent

@@ -16,7 +16,7 @@ from teachonce.student_export.formats.onnx_decoder import PAST
 from teachonce.student_export.options import DECODER
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, out_of_memory
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 if TYPE_CHECKING:
     from teachonce.student_export.loaded_student import LoadedStudent

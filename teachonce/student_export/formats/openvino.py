@@ -10,7 +10,7 @@ from typing import Any
 
 from teachonce.student_export.formats import Runner, onnx
 from teachonce.support.arrays import Array
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 NAMES = {
     "": "openvino/openvino_model.xml",

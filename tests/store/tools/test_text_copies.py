@@ -18,7 +18,7 @@ from teachonce.store.read.derived_copies import list_of, record_copy
 from teachonce.store.tools.copy import convert, upload
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
-from teachonce.support.cache_folder import cache_folder
+from teachonce.support.files import cache_folder
 from tests.making.stores import SMALL, make_store
 from tests.store.tools import forgetting
 from tests.store.tools.forgetting import holding

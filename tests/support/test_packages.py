@@ -10,7 +10,7 @@ from teachonce.feature_store.captures.formats import ImportOptions, format_of
 from teachonce.store import StoreError
 from teachonce.store.format.codecs.levels import forms_of
 from teachonce.support.errors import UserError
-from teachonce.support.plugins import added_object, load_outside
+from teachonce.support.packages import added_object, load_outside
 
 ENTRIES = """[teachonce.losses]
 good = outside_things:NUMBER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from teachonce.store.format.layout import part_number
-from teachonce.support.whole_numbers import whole_number
+from teachonce.support.parsing import whole_number
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,25 @@
-"""Read a JSON file that may be untrusted or damaged: its size is bounded, and it is checked against
-a schema."""
+"""Parse untrusted text: whole numbers, and files in JSON or TOML.
+
+The size of a file is bounded, and JSON is checked against a schema. Errors are one line.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError, first_line
 
-MOST_BYTES = 1 << 26
+MOST_BYTES = 1 << 26  # of a JSON file
+MOST_TOML_BYTES = 1 << 20
 LARGEST = 1e30  # of a number's magnitude: in float64 its square is finite as well
+MOST_DIGITS = 18  # they fit int64; above 4,300 of them int() raises ValueError
+# Not \d, which matches the digits of every script.
+DIGITS = f"[0-9]{{1,{MOST_DIGITS}}}"
 
 
 def read_small(path: Path, most: int = MOST_BYTES) -> str:
@@ -117,3 +124,27 @@ def _is_text(value: str) -> bool:
 
 def _kind(value: Any) -> str:
     return "null" if value is None else NAMES.get(type(value), "a number")
+
+
+def read_toml(path: Path, option: str, kind: str) -> dict[str, Any]:
+    """Read a TOML file that `option` names and that should be a `kind`, such as `recipe`. Raises
+    UserError if it cannot be read, is too large or is not TOML."""
+    import tomllib  # a --help reads no TOML
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_TOML_BYTES + 1)
+        if len(data) > MOST_TOML_BYTES:
+            raise UserError(
+                f"{path}: has over {MOST_TOML_BYTES:,} bytes, so it is not a {kind}; check {option}"
+            )
+        return tomllib.loads(data.decode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check {option}") from None
+    except (ValueError, RecursionError) as error:  # what TOML and UTF-8 raise
+        raise UserError(f"{path}: not TOML ({error}); correct it") from None
+
+
+def whole_number(word: str, most: int = MOST_DIGITS) -> int | None:
+    """Parse a number of at most `most` ASCII digits; return None for any other text."""
+    return int(word) if len(word) <= most and re.fullmatch(DIGITS, word) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teachonce.support.html_table import MOST, html_table
+from teachonce.support.html import MOST, html_table
 
 
 def test_every_text_is_escaped_and_cut() -> None:

@@ -1,17 +1,23 @@
-"""Write self-contained HTML pages: one file that needs no network, with a light and a dark theme,
-usable by keyboard and screen reader."""
+"""Write HTML: self-contained pages, and tables for notebooks.
+
+A page is one file that needs no network, with a light and a dark theme, usable by keyboard and
+screen reader. A notebook displays the `_repr_html_` of an object.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from teachonce.support import files
 from teachonce.support.errors import ANOTHER, UserError
-from teachonce.support.extras import library
+from teachonce.support.packages import library
 
 SHARED = Path(__file__).with_name("page")
 BEGINNING = b"<!doctype html>"
+MOST = 300  # characters of a cell
 
 
 def write_page(path: Path, templates: Path, name: str, what_for: str, **values: Any) -> None:
@@ -57,3 +63,28 @@ def check_page(path: Path, what_for: str) -> None:
     with path.open("rb") as file:
         if file.read(len(BEGINNING)) != BEGINNING:
             raise UserError(f"{path}: exists already, and is not an HTML page; {ANOTHER}")
+
+
+def html_table(caption: str, rows: Iterable[Iterable[object]], headings: Iterable[str] = ()) -> str:
+    """Return an HTML table. Without `headings`, the first cell of each row is its heading.
+
+    Every text is escaped, and truncated to `MOST` characters.
+    """
+    headings = list(headings)
+    lines = ["<table>", f"<caption>{_cell(caption)}</caption>"]
+    if headings:
+        lines.append(_row([f"<th>{_cell(heading)}</th>" for heading in headings]))
+    for row in rows:
+        first, *cells = (_cell(cell) for cell in row)
+        begin = f"<td>{first}</td>" if headings else f"<th>{first}</th>"
+        lines.append(_row([begin, *(f"<td>{cell}</td>" for cell in cells)]))
+    return "\n".join([*lines, "</table>"])
+
+
+def _row(cells: list[str]) -> str:
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    return escape(text if len(text) <= MOST else f"{text[:MOST]}…")
