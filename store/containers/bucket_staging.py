@@ -19,7 +19,7 @@ from typing import Any
 from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease, check_free
 from teachonce.store.containers.interface import SealContent, Sink, StoreSource, groups_of
-from teachonce.store.containers.zarr.metadata import group_json
+from teachonce.store.containers.zarr.shards import group_json
 from teachonce.store.containers.zarr.staging import LAST
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource
 from teachonce.store.errors import StoreError

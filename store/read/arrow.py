@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import CONTEXT, LEARN, ROLES, UNLISTED_ROLE
-from teachonce.store.format.pairs import split_pair
+from teachonce.store.format.sequences import split_pair
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.stream import Batch, Streamer
 from teachonce.store.read.stream_order import StreamOrder

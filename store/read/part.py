@@ -1,4 +1,5 @@
-"""Read one part of a store: arrays are opened one by one and read by slices."""
+"""Read one part of a store: arrays are opened one by one, read by slices, and cached in memory if
+requested."""
 
 from __future__ import annotations
 
@@ -6,17 +7,17 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 
 from teachonce.store.containers.interface import Slices, StoreSource
 from teachonce.store.containers.network import with_refetches
 from teachonce.store.errors import NO_NUMBERS, VERIFY, StoreError, without_remedy
+from teachonce.store.format.codecs.built_in import look_up
 from teachonce.store.format.features import Features
 from teachonce.store.format.layout import EMBEDDING, part_arrays, span_kind
 from teachonce.store.format.manifest import Part, digest
-from teachonce.store.format.ranked_ids import look_up
-from teachonce.store.read.cached_arrays import BLOCK, CachedSlices
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.support.arrays import Array, Floats, starts
 
@@ -75,6 +76,54 @@ class RankedIds:
             )
         look_up(self._distinct, places, out)
         return out
+
+
+BLOCK = 4096  # rows with one flag: a flag for each row would double the memory of a uint8 map
+
+
+class CachedSlices:
+    """Reads slices of an array once and then serves them from memory, with a flag for each BLOCK
+    of rows that has been read."""
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices, self.shape, self.dtype = slices, slices.shape, slices.dtype
+        self._rows = np.empty(self.shape, self.dtype)  # takes memory only when rows are written
+        self._cached = np.zeros(-(-self.shape[0] // BLOCK), bool)
+        self._filling = Lock()
+
+    def read(self, begin: int, end: int) -> Array:
+        end = min(end, self.shape[0])
+        self._fill(begin, end)
+        rows = self._rows[begin:end]
+        # A view of the cache: a change in place would stay for all later epochs.
+        rows.flags.writeable = False
+        return rows
+
+    def read_into(self, begin: int, end: int, out: Array) -> None:
+        self._fill(begin, end)
+        out[...] = self._rows[begin:end]
+
+    def prefetch(self, begin: int, end: int) -> None:
+        if not self._cached[_blocks(begin, end)].all():
+            self._slices.prefetch(begin, end)
+
+    def _fill(self, begin: int, end: int) -> None:
+        blocks = _blocks(begin, end)
+        # Read without the lock: a flag is set after its rows are there, and never unset.
+        if self._cached[blocks].all():
+            return
+        # A block is never written twice: another reader may hold a view of it.
+        with self._filling:
+            edges = np.flatnonzero(np.diff(self._cached[blocks], prepend=True, append=True))
+            for first, last in (blocks.start + edges.reshape(-1, 2)).tolist():
+                low, high = first * BLOCK, min(last * BLOCK, self.shape[0])
+                self._slices.read_into(low, high, self._rows[low:high])
+                self._cached[first:last] = True
+
+
+def _blocks(begin: int, end: int) -> slice:
+    """Return the blocks that contain rows begin..end."""
+    return slice(begin // BLOCK, -(-end // BLOCK))
 
 
 class PartReader:

@@ -17,8 +17,7 @@ from teachonce.store.format.layout import EMBEDDING, span_kind
 from teachonce.store.format.value_laws import Violation, find_violation
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
-from teachonce.store.read.part_laws import line_of, line_of_token
-from teachonce.store.read.reading_check import ReadingCheck
+from teachonce.store.read.part_laws import ReadingCheck, line_of, line_of_token
 from teachonce.support.arrays import Array, begins, ranges, starts
 
 # Asking the disk for 64 tiny parts takes longer than waiting for them.

@@ -11,7 +11,7 @@ import numpy as np
 
 from teachonce.store.errors import StoreError
 from teachonce.store.format.features import LEARN, Calibration, Features
-from teachonce.store.format.pairs import split_pair
+from teachonce.store.format.sequences import split_pair
 from teachonce.store.read.part import PartReader
 from teachonce.support.arrays import Array, Floats, begins, covering_spans
 from teachonce.support.console import counted

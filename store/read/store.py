@@ -22,7 +22,7 @@ from teachonce.store.format.features import PROBLEM_TYPES, Calibration, Features
 from teachonce.store.format.identity import object_in
 from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.manifest import Manifest, check_root, suggest_repair
-from teachonce.store.format.pairs import split_pair
+from teachonce.store.format.sequences import split_pair
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.manifests import (

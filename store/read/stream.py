@@ -21,9 +21,8 @@ from teachonce.store.format.layout import EMBEDDING
 from teachonce.store.format.value_laws import joint_violations
 from teachonce.store.read.change_watch import ChangeWatch
 from teachonce.store.read.part_index import PartIndex
-from teachonce.store.read.part_laws import line_of_token
+from teachonce.store.read.part_laws import ReadingCheck, line_of_token
 from teachonce.store.read.pool import Buffers, Excerpt, Pool
-from teachonce.store.read.reading_check import ReadingCheck
 from teachonce.store.read.record import LazyMap, Logits, as_ids, decode_logits, learnt_tokens
 from teachonce.store.read.stream_order import StreamOrder
 from teachonce.support.arrays import Array, Floats, covering_spans_of_texts, ranges, starts

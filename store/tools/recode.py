@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from teachonce.store.errors import StoreError
+from teachonce.store.format.codecs.built_in import look_up, rank_ids
 from teachonce.store.format.codecs.codec import Codec, CodecArray, Elementwise
 from teachonce.store.format.codecs.levels import BUILT_IN, forms_of
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.layout import EMBEDDING
-from teachonce.store.format.ranked_ids import look_up, rank_ids
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 

@@ -21,7 +21,7 @@ from teachonce.store.containers.hdf5.staging import OUTSIDE, Hdf5Staging, write_
 from teachonce.store.containers.hdf5.tree import Hdf5Source
 from teachonce.store.containers.interface import groups_of
 from teachonce.store.containers.paths import LocalStaging, local_staging_of
-from teachonce.store.containers.zarr.metadata import group_json
+from teachonce.store.containers.zarr.shards import group_json
 from teachonce.store.errors import StoreError, missing, without_remedy
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.layout import VERSIONS, part_arrays, part_number

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.errors import VERIFY, StoreError, without_remedy
-from teachonce.store.format.pairs import offsets_of
+from teachonce.store.format.sequences import offsets_of
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.read.stored_tokenizer import encoded, within_bounds

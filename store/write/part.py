@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teachonce.store.errors import StoreError
+from teachonce.store.format.codecs.built_in import rank_ids
 from teachonce.store.format.features import Calibration, Features, LogitsSpec
 from teachonce.store.format.layout import EMBEDDING, Counts, count_dtype, part_arrays, span_kind
-from teachonce.store.format.ranked_ids import rank_ids
 from teachonce.store.format.sequences import Sequences, encode_sequences, encode_spans
 from teachonce.store.format.value_laws import (
     LOG_SLACK,

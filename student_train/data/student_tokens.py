@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.align import Tokens
-from teachonce.store.format.pairs import offsets_of, spans_of
+from teachonce.store.format.sequences import offsets_of, spans_of
 from teachonce.store.read.stored_tokenizer import encoded
 from teachonce.support.arrays import Array, covering_spans_of_texts, ranges, starts
 from teachonce.training.rare_masks import rare_weights, sampling_keys

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
-from teachonce.store.format.pairs import has_pair_form
+from teachonce.store.format.sequences import has_pair_form
 from teachonce.student_train.data.own_template import template_of_student
 from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.student_train.model.chats import between, chat_marks

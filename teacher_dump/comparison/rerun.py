@@ -24,7 +24,7 @@ from teachonce.store import Features, FeatureStore, Record, TaskSpec, UserError
 from teachonce.store.errors import StoreError
 from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.features import AS_CAPTURED
-from teachonce.store.format.pairs import offsets_of, tokenizer_inputs
+from teachonce.store.format.sequences import offsets_of, tokenizer_inputs
 from teachonce.store.tools.merge import is_merged
 from teachonce.support.arrays import Array
 from teachonce.support.console import check_device, counted

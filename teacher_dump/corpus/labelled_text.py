@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.support.console import counted, takes_option
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.annotations import (

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from teachonce.store import StoreWriter
 from teachonce.store.format.layout import Counts, part_arrays
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.store.tools.info import METADATA, stored_rows, stored_sizes
 from teachonce.support.arrays import Array
 from teachonce.support.background import BackgroundCalls

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.store import Features, LogitsSpec
 from teachonce.store.format.features import OutputKind
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.labelled_text import pair_of
 from teachonce.teacher_dump.job.contradictions import check_head

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from teachonce.store.format.pairs import spans_of
+from teachonce.store.format.sequences import spans_of
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.windows.cutting import Encode, encoder

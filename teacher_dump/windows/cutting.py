@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store.format.pairs import spans_of
+from teachonce.store.format.sequences import spans_of
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.chats import learnt_of, messages_of

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store import Features, FeatureStore
-from teachonce.store.format.pairs import SEPARATOR, has_pair_form, spans_of, split_pair
+from teachonce.store.format.sequences import SEPARATOR, has_pair_form, spans_of, split_pair
 from teachonce.store.tools.documents import document_digests, sequence_digest
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from teachonce.store.format.pairs import offsets_of
+from teachonce.store.format.sequences import offsets_of
 from teachonce.support.arrays import Array, starts
 from teachonce.teacher_dump.corpus.labelled_text import Gold
 

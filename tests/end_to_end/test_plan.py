@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from teachonce.store import open_store
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.store.tools.info import bytes_on_disk
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus

@@ -15,7 +15,7 @@ import numpy as np
 
 from teachonce.store import EmbeddingSpec, Features, LogitsSpec, Sequences, StoreWriter, TaskSpec
 from teachonce.store.format.features import ROLES, TASKS, UNLISTED_ROLE
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.support.arrays import Array
 
 TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.store.containers.interface import OnDisk, SealContent, Sink, StoreSource, groups_of
-from teachonce.store.containers.zarr.metadata import group_json
+from teachonce.store.containers.zarr.shards import group_json
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource, shard_path
 from teachonce.store.format.layout import groups_above, part_numbers_in
 from teachonce.store.format.manifest import Part

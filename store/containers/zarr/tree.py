@@ -32,16 +32,14 @@ from teachonce.store.containers.network import (
 from teachonce.store.containers.remote_ranges import ByteRange, RemoteRanges
 from teachonce.store.containers.untrusted import MAX_JSON, check_size
 from teachonce.store.containers.zarr.files import Files, LocalFiles, remote_files
-from teachonce.store.containers.zarr.metadata import (
+from teachonce.store.containers.zarr.remote_shards import RUN, RemoteSlices
+from teachonce.store.containers.zarr.shards import (
     GROUP,
+    MappedShard,
+    ShardSlices,
     array_node,
     format_violation,
     group_json,
-)
-from teachonce.store.containers.zarr.remote_shards import RUN, RemoteSlices
-from teachonce.store.containers.zarr.shards import (
-    MappedShard,
-    ShardSlices,
     shard_layout,
     write_shard,
 )

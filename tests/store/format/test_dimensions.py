@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from teachonce.store import open_store
-from teachonce.store.containers.zarr.metadata import array_node
+from teachonce.store.containers.zarr.shards import array_node
 from teachonce.store.format.layout import Counts, dimension_names, part_arrays
 from teachonce.store.tools.repair import repair
 from teachonce.store.tools.verify import verify

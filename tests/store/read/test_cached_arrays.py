@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from teachonce.store.containers.zarr.shards import ShardSlices
-from teachonce.store.read.cached_arrays import CachedSlices
+from teachonce.store.read.part import CachedSlices
 from teachonce.support.arrays import Array
 from tests.store.containers.shard_files import both, random_values, write
 

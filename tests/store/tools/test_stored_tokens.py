@@ -16,7 +16,7 @@ from teachonce.store import StoreError, open_store
 from teachonce.store.containers.hdf5.file import append_digest
 from teachonce.store.format import value_laws
 from teachonce.store.format.manifest import seal_checksum
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.store.read import part_laws, stored_tokenizer
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_laws import check_values

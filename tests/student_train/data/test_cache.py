@@ -29,7 +29,7 @@ from teachonce.store.format.codecs.built_in import (
 )
 from teachonce.store.format.codecs.codec import Codec
 from teachonce.store.format.layout import part_arrays
-from teachonce.store.read.cached_arrays import CachedSlices
+from teachonce.store.read.part import CachedSlices
 from teachonce.store.tools.copy import convert
 from teachonce.student_train.cli import main
 from teachonce.student_train.data import cache

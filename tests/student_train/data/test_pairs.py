@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from teachonce.align import FlatText, Tokens, align_span
 from teachonce.store import StoreError
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.student_train.data.student_tokens import pair_types, tokenize
 from tests.align.support import TEXT
 from tests.making.models import Tokenizers

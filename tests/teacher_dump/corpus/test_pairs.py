@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
 from tests.teacher_dump.corpus.corpora import TABLES, write_table
 

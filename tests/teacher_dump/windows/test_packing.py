@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.teacher_dump.windows.sequences import iter_pairs, iter_parallel

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teachonce.store import UserError
-from teachonce.store.format.pairs import SEPARATOR
+from teachonce.store.format.sequences import SEPARATOR
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.labelled_text import Gold
 from teachonce.teacher_dump.windows.cutting import SEGMENT
