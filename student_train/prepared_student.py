@@ -33,10 +33,10 @@ from teachonce.student_train.model.student_tokenizer import (
 )
 from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.options import scoped

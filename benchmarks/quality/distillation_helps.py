@@ -24,9 +24,8 @@ from benchmarks.quality.judge import MEASURES, Tags, judge, tagging
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.terms import parse_losses
+from teachonce.student_train.settings.terms import ALIGNMENTS, parse_losses
 from teachonce.student_train.train.student_training import train
 from teachonce.support.console import command_errors
 from teachonce.support.differences import describe_changes

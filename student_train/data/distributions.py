@@ -26,7 +26,7 @@ from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, NextTargets
 from teachonce.student_train.losses.registry import features_of
-from teachonce.student_train.settings.alignments import ALIGNMENTS, Strategy
+from teachonce.student_train.settings.terms import ALIGNMENTS, Strategy
 from teachonce.support.arrays import Array
 
 Predicted = Callable[[Array], Array]

@@ -14,9 +14,9 @@ from teachonce.student_train.model.start_checks import check_start_source, check
 from teachonce.student_train.plan.several_stores import check_combinable, check_labels
 from teachonce.student_train.plan.train_plan import Stage, StoreSplit, TrainPlan, plan_of
 from teachonce.student_train.plan.vector_space import check_space
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError

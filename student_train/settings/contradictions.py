@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from teachonce.store.containers.cache_option import is_disk_cache
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Loss
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_fields import BILSTM, OptionFields
 from teachonce.student_train.settings.option_values import (
     CUT_RATE,
@@ -17,9 +16,10 @@ from teachonce.student_train.settings.option_values import (
     is_shape_of_model,
     stays_in_memory,
 )
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.support.errors import UserError
 from teachonce.support.options import default_of, flag_of, scoped
-from teachonce.training.schedule import ENDLESS
+from teachonce.training.optimizer import ENDLESS
 
 if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from teachonce.store.containers.cache_option import PREFIX
 from teachonce.student_train.losses import registry
-from teachonce.student_train.settings import alignments, terms
 from teachonce.student_train.settings import option_values as values
+from teachonce.student_train.settings import terms
 from teachonce.support.console import DEVICES, check_device
 from teachonce.support.option_types import (
     DefaultCount,
@@ -28,9 +28,8 @@ from teachonce.support.option_types import (
     Words,
 )
 from teachonce.support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
-from teachonce.training.optimizer import OPTIMIZERS
+from teachonce.training.optimizer import OPTIMIZERS, SCHEDULES
 from teachonce.training.rare_masks import MASK_WORDS
-from teachonce.training.schedule import SCHEDULES
 from teachonce.training.trackers import TRACKERS, check_known, parse_trackers
 
 SEEDS = 2**32
@@ -114,17 +113,17 @@ class OptionFields:
     )
     align: MaybeCommaList = option(
         None,
-        f"Pair teacher and student tokens by one of these alignments. {alignments.help_text()}."
+        f"Pair teacher and student tokens by one of these alignments. {terms.alignment_help()}."
         " One alignment per loss: kl=match,hidden=reduce.",
         default_text=terms.DEFAULT_ALIGNMENT,
-        words=tuple(alignments.ALIGNMENTS),
+        words=tuple(terms.ALIGNMENTS),
         check=terms.check_alignments,
     )
     pool: str | None = option(
         None,
         "Pool the outputs of a run of tokens into one in this way.",
         choices=("sum", "mean"),
-        default_text=alignments.pool_help(),
+        default_text=terms.pool_help(),
     )
     loss: Weights = option(
         factory=lambda: DefaultWeights(terms.DEFAULT_LOSS),

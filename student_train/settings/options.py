@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Loss, Term
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.contradictions import (
     NEXT,
     check_alignment_is_read,
@@ -41,6 +40,7 @@ from teachonce.student_train.settings.option_values import (
 )
 from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.student_train.settings.terms import (
+    ALIGNMENTS,
     DEFAULT_ALIGNMENT,
     BatchPlan,
     LossAlignments,
@@ -59,8 +59,7 @@ from teachonce.support.options import (
 )
 from teachonce.support.packages import check_library
 from teachonce.training.device import resolved_device, resolved_precision
-from teachonce.training.optimizer import ADADELTA_LR, check_optimizer
-from teachonce.training.schedule import Schedule
+from teachonce.training.optimizer import ADADELTA_LR, Schedule, check_optimizer
 from teachonce.training.trackers import check_installed
 
 UNFREEZE = "top-down"

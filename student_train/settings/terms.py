@@ -1,16 +1,15 @@
 """The terms of a student's loss: parses the weights of `--loss` and the alignments of `--align`,
-and defines the plan of a batch."""
+which `align.Tokenizations` computes, and defines the plan of a batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.registry import find, loss_names, named
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.support.errors import UserError, suggest
 
 # Hidden states with weight 30 (the best of 3, 10 and 30): 4.42 nats a token for a BERT of 128x2x2,
@@ -123,6 +122,58 @@ def check_losses(loss: Any) -> None:
                 f"--loss {name}: unknown; {near}expected one of {', '.join(names)}, or"
                 " MODULE:OBJECT, a Loss of your own"
             )
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Describes one alignment.
+
+    about: what a run is, for `--help`.
+    second_input: the student reads a second input, made of the teacher's tokens.
+    predicted: the student piece to which the logit of a teacher piece is mapped. `same`: the
+        identical piece; teacher pieces without one have no target. `first`: the first student
+        piece of its split, which the first token of a run predicts.
+    pool: how the outputs of a run are pooled if `--pool` is not given.
+    pools_logits: pool logits, instead of the hidden states under them.
+    """
+
+    about: str
+    second_input: bool = False
+    predicted: Literal["same", "first"] = "same"
+    pool: Literal["mean", "sum"] = "mean"
+    pools_logits: bool = False
+
+
+ALIGNMENTS = {
+    "span": Strategy(
+        "the smallest runs of tokens that cover the same characters", predicted="first"
+    ),
+    "match": Strategy("single tokens of the same characters and piece"),
+    "reduce": Strategy(  # Kolesnikova et al. 2022 sum
+        "each teacher token with the student pieces that it splits into, which the student reads"
+        " as a second input",
+        second_input=True,
+        pool="sum",
+        # As published: the logits of a token's pieces are pooled, not the states before the head.
+        pools_logits=True,
+    ),
+    "bytes": Strategy(
+        "the smallest runs of tokens that cover the same bytes, white space included",
+        predicted="first",
+    ),
+}
+"""By name, in the order of `--help`."""
+
+
+def alignment_help() -> str:
+    """Describe every alignment, for `--help`."""
+    return "; ".join(f"{name}: {strategy.about}" for name, strategy in ALIGNMENTS.items())
+
+
+def pool_help() -> str:
+    """Describe the default of `--pool`, for `--help`."""
+    summed = [name for name, strategy in ALIGNMENTS.items() if strategy.pool == "sum"]
+    return f"sum for {', '.join(summed)}, else mean"
 
 
 @dataclass(frozen=True)

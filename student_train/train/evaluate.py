@@ -24,8 +24,8 @@ from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import LAST, VECTORS, Distiller
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
+from teachonce.training.label_measures import matthews
 from teachonce.training.loop import nonfinite_parts
-from teachonce.training.matthews import matthews
 
 
 def evaluate(

@@ -42,9 +42,8 @@ from teachonce.support.errors import UserError
 from teachonce.support.signals import stoppable
 from teachonce.training.checkpoint import fitting, load_checkpoint, save_checkpoint
 from teachonce.training.loop import Losses, Training, pace, release_memory
-from teachonce.training.optimizer import optimizer_of
+from teachonce.training.optimizer import Schedule, optimizer_of
 from teachonce.training.ranks import ALONE, Ranks
-from teachonce.training.schedule import Schedule
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 UNSAVED = 600.0  # seconds between checkpoints, at most, without --checkpoint-every

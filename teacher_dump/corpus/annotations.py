@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.tag_schemes import FIRST, OTHER, OUTSIDE
+from teachonce.teacher_dump.corpus.text_files import CorpusError
 
 Span = tuple[int, int, str]  # begin and end (exclusive) of an entity in characters, and its kind
 SPAN_KEYS = (

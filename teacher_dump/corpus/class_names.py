@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from teachonce.teacher_dump.corpus.errors import CorpusError
+from teachonce.teacher_dump.corpus.text_files import CorpusError
 
 HUGGINGFACE = b"huggingface"
 

@@ -32,13 +32,12 @@ from teachonce.store.format.identity import corpus_sources
 from teachonce.support.console import counted
 from teachonce.support.errors import suggest_path
 from teachonce.support.options import flag_of
-from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.files import READERS, CorpusSource, FileSource
 from teachonce.teacher_dump.corpus.labelled_text import Columns, Gold, Message
-from teachonce.teacher_dump.corpus.packed import PACKED, suffix_of
 from teachonce.teacher_dump.corpus.sources import HUB, PYTHON_DOCS, HubSource, PythonDocs
 from teachonce.teacher_dump.corpus.tables import is_saved
 from teachonce.teacher_dump.corpus.tag_schemes import Step
+from teachonce.teacher_dump.corpus.text_files import PACKED, CorpusError, suffix_of
 
 __all__ = ["Corpus", "CorpusError", "Document"]
 

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.labelled_text import (
     Columns,
     Gold,
@@ -22,7 +21,6 @@ from teachonce.teacher_dump.corpus.labelled_text import (
     choose_column,
     labelled_row,
 )
-from teachonce.teacher_dump.corpus.packed import BLOCK, Seen, ignore, suffix_of
 from teachonce.teacher_dump.corpus.tables import (
     TABLES,
     Table,
@@ -46,7 +44,14 @@ from teachonce.teacher_dump.corpus.tagged_files import (
     tagged_layout,
     tagged_sentences,
 )
-from teachonce.teacher_dump.corpus.text_files import read_lines
+from teachonce.teacher_dump.corpus.text_files import (
+    BLOCK,
+    CorpusError,
+    Seen,
+    ignore,
+    read_lines,
+    suffix_of,
+)
 
 # The name of a column has at most a few words, and does not end like a sentence.
 NAME_WORDS, NAME_CHARACTERS, ENDS = 4, 50, (".", "!", "?", "。", "！", "？")

@@ -19,11 +19,9 @@ from teachonce.teacher_dump.corpus.annotations import (
     label_name,
     words_in,
 )
-from teachonce.teacher_dump.corpus.errors import CorpusError, no_column
-from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import cell_of
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
-from teachonce.teacher_dump.corpus.text_files import conversion
+from teachonce.teacher_dump.corpus.text_files import CorpusError, conversion, no_column, suffix_of
 
 TEXT_COLUMN, MESSAGES = "--text-column", "--messages"
 DEFAULT_COLUMN = "text"

@@ -16,7 +16,6 @@ from typing import Any
 
 from teachonce.support.errors import UserError, first_line
 from teachonce.support.hub_client import bound_hub_client
-from teachonce.teacher_dump.corpus.errors import CorpusError
 from teachonce.teacher_dump.corpus.files import CorpusSource, digests, table_texts
 from teachonce.teacher_dump.corpus.labelled_text import Columns, LabelledText
 from teachonce.teacher_dump.corpus.tables import (
@@ -25,6 +24,7 @@ from teachonce.teacher_dump.corpus.tables import (
     is_saved,
     saved_dataset,
 )
+from teachonce.teacher_dump.corpus.text_files import CorpusError
 
 PYTHON_DOCS = "python-docs"
 HUB = "hf:"

@@ -21,9 +21,15 @@ from teachonce.support.console import counted
 from teachonce.support.errors import first_line
 from teachonce.teacher_dump.corpus import text_files
 from teachonce.teacher_dump.corpus.class_names import features_in, with_class_names
-from teachonce.teacher_dump.corpus.errors import CorpusError
-from teachonce.teacher_dump.corpus.packed import Seen, ignore, seen_whole, suffix_of
-from teachonce.teacher_dump.corpus.text_files import inner_return, read_lines
+from teachonce.teacher_dump.corpus.text_files import (
+    CorpusError,
+    Seen,
+    ignore,
+    inner_return,
+    read_lines,
+    seen_whole,
+    suffix_of,
+)
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 SAMPLE_ROWS = 100  # rows that distinguish a column of texts from a column of numbers

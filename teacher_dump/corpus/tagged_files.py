@@ -13,10 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from teachonce.support.console import counted
-from teachonce.teacher_dump.corpus.errors import CorpusError
-from teachonce.teacher_dump.corpus.packed import Seen, ignore, is_packed, stem_of, suffix_of
 from teachonce.teacher_dump.corpus.tag_schemes import OUTSIDE, TAG
-from teachonce.teacher_dump.corpus.text_files import conversion, read_lines
+from teachonce.teacher_dump.corpus.text_files import (
+    CorpusError,
+    Seen,
+    conversion,
+    ignore,
+    is_packed,
+    read_lines,
+    stem_of,
+    suffix_of,
+)
 
 TAGGED = (".conll", ".conllu", ".bio", ".iob")  # suffixes that always mean words with tags
 PEEK_LINES, PEEK_CHARACTERS = 1000, 1 << 20  # the form of a file is found from its beginning

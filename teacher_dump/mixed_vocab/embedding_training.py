@@ -23,9 +23,8 @@ from teachonce.teacher_dump.mixed_vocab.segmentation import MixedBatch, Mixer
 from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.training.checkpoint import fitting, read_checkpoint, write_checkpoint
 from teachonce.training.loop import Losses, Training
-from teachonce.training.optimizer import optimizer_of
+from teachonce.training.optimizer import Schedule, optimizer_of
 from teachonce.training.ranks import ALONE, Ranks
-from teachonce.training.schedule import Schedule
 
 LINES = 20  # lines of losses that a training prints
 # As in BERT's pre-training (Devlin et al. 2019, A.2), whose code clips gradients at 1.

@@ -184,7 +184,7 @@ def _mlm(options: DownstreamOptions) -> list[Result] | Result | None:
 
 def _fine_tune(options: DownstreamOptions) -> list[Result] | Result:
     from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
-    from teachonce.downstream.tracking import TrackerSettings
+    from teachonce.downstream.trainer import TrackerSettings
 
     task, tests, out = _task(options), splits_to_test(options.test), options.out
     if options.as_is:
@@ -270,7 +270,7 @@ def _speed(options: DownstreamOptions) -> Result:
 def _texts(path: Path, columns: dict[str, str]) -> Iterator[str]:
     from teachonce.downstream.tasks.example_rows import iterate_rows
     from teachonce.downstream.text_lines import iterate_lines
-    from teachonce.teacher_dump.corpus.packed import suffix_of
+    from teachonce.teacher_dump.corpus.text_files import suffix_of
 
     if suffix_of(path) == ".txt":
         return iterate_lines(path)

@@ -8,9 +8,9 @@ from pathlib import Path
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.files import READERS, has_columns, read_rows, table_texts
 from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, Columns
-from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import is_table, open_table
 from teachonce.teacher_dump.corpus.text_files import read_lines as all_lines
+from teachonce.teacher_dump.corpus.text_files import suffix_of
 
 
 def check_unicode(text: str, where: str) -> str:

@@ -22,8 +22,8 @@ from teachonce.student_train.model.student_tokenizer import (
     default_max_length,
     student_tokenizer,
 )
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.option_values import is_made_of_text
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.wordpiece import fewer_pieces

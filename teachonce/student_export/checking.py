@@ -27,7 +27,7 @@ from teachonce.student_export.student_inputs import BATCH
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.errors import UserError
 from teachonce.support.options import scoped
-from teachonce.teacher_dump.corpus.packed import suffix_of
+from teachonce.teacher_dump.corpus.text_files import suffix_of
 
 RANDOM_TEXTS = 64
 LONGEST_RANDOM_TEXT = 48  # tokens

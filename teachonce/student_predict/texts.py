@@ -11,7 +11,6 @@ from teachonce.downstream.tasks.word_windows import joined
 from teachonce.downstream.text_lines import check_unicode
 from teachonce.student_predict.options import PredictOptions
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import is_table
 from teachonce.teacher_dump.corpus.tagged_files import (
     TAGGED,
@@ -19,7 +18,7 @@ from teachonce.teacher_dump.corpus.tagged_files import (
     is_tagged,
     tagged_sentences,
 )
-from teachonce.teacher_dump.corpus.text_files import STDIN, read_lines
+from teachonce.teacher_dump.corpus.text_files import STDIN, read_lines, suffix_of
 
 TAB = "\t"
 WORDS = "; a file of word<TAB>tag lines has an empty line after each sentence, or the suffix .conll"

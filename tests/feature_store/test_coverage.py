@@ -30,7 +30,7 @@ from teachonce.feature_store.student_vocabulary import (
 )
 from teachonce.store import open_store
 from teachonce.student_train.data.student_tokens import tokenize
-from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from tests.end_to_end.support import ok, refused
 from tests.feature_store.test_json import facts
 from tests.making.stores import PIECES, begin, features_of, make_part, put_part

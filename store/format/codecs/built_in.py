@@ -1,5 +1,5 @@
-"""The built-in codecs: one code for each value, or small integers with a float16 scale; and ranks of
-ids."""
+"""The built-in codecs: one code for each value, or small integers with a float16 scale. Ranks of
+ids, by frequency."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from teachonce.downstream.warmup import WarmupTrainer
+from teachonce.downstream.trainer import WarmupTrainer
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks

@@ -30,7 +30,7 @@ from teachonce.downstream.progress import Scoring
 from teachonce.downstream.score_tables import FILE, NATS, result_of
 from teachonce.downstream.settings import MlmSettings, check_new, seeds_from
 from teachonce.downstream.text_lines import read_lines
-from teachonce.downstream.tracking import TrackedRun, folder_of
+from teachonce.downstream.trainer import TrackedRun, folder_of
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks

@@ -13,13 +13,12 @@ from transformers import AutoModelForSequenceClassification
 
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
-from teachonce.downstream.tasks.label_measures import macro_f1
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.annotations import annotation_of, check_accepted
 from teachonce.teacher_dump.corpus.labelled_text import several_labels
-from teachonce.training.matthews import matthews
+from teachonce.training.label_measures import macro_f1, matthews
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from typing import Any
 
 from teachonce.downstream.text_lines import check_unicode
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.errors import no_column
-from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import (
     TABLES,
     cell_of,
@@ -19,7 +17,7 @@ from teachonce.teacher_dump.corpus.tables import (
     named_rows,
     names_in,
 )
-from teachonce.teacher_dump.corpus.text_files import read_lines
+from teachonce.teacher_dump.corpus.text_files import no_column, read_lines, suffix_of
 
 
 class Row(dict[str, Any]):

@@ -22,8 +22,13 @@ from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings, seeds_from
 from teachonce.downstream.tasks.model_card import write_card
 from teachonce.downstream.tasks.task_interface import Task
-from teachonce.downstream.tracking import NO_TRACKERS, TrackedRun, TrackerSettings, folder_of
-from teachonce.downstream.warmup import WarmupTrainer
+from teachonce.downstream.trainer import (
+    NO_TRACKERS,
+    TrackedRun,
+    TrackerSettings,
+    WarmupTrainer,
+    folder_of,
+)
 from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError

@@ -14,7 +14,6 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
-from teachonce.downstream.tasks.label_measures import macro_entity_f1, macro_f1
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_windows
 from teachonce.downstream.text_lines import check_unicode
@@ -22,7 +21,6 @@ from teachonce.store import TaskSpec
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.labelled_text import check_order, check_tag, labelled_row
-from teachonce.teacher_dump.corpus.packed import suffix_of
 from teachonce.teacher_dump.corpus.tables import cell_of, has_cell, is_table
 from teachonce.teacher_dump.corpus.tag_schemes import (
     BEGINNING,
@@ -34,7 +32,8 @@ from teachonce.teacher_dump.corpus.tag_schemes import (
     steps_of,
 )
 from teachonce.teacher_dump.corpus.tagged_files import tagged_layout, tagged_sentences
-from teachonce.training.matthews import matthews
+from teachonce.teacher_dump.corpus.text_files import suffix_of
+from teachonce.training.label_measures import macro_entity_f1, macro_f1, matthews
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from teachonce.feature_store.page.sequence import (
 from teachonce.feature_store.piece_names import ReadablePieces
 from teachonce.feature_store.student_vocabulary import StudentVocabulary
 from teachonce.store import FeatureStore
-from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
 from teachonce.support.html import write_page

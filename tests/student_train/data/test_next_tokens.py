@@ -26,7 +26,7 @@ from teachonce.student_train.data.next_tokens import (
 )
 from teachonce.student_train.data.student_tokens import IGNORED
 from teachonce.student_train.losses.next_token import NextTargets
-from teachonce.student_train.settings.alignments import ALIGNMENTS
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.support.arrays import Array, starts
 from tests.align.support import encode, tokenizer, vocabulary, vocabulary_map
 from tests.making.texts import SENTENCES

@@ -23,7 +23,7 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.stream import prepared_batches, student_batches
 from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, Masker, tokenize
 from teachonce.support.errors import UserError
-from teachonce.training.schedule import PATIENCE, Schedule
+from teachonce.training.optimizer import PATIENCE, Schedule
 from tests.end_to_end.support import ROOT
 from tests.making.models import Stores
 from tests.student_train.support import prepared

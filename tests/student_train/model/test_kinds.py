@@ -30,9 +30,9 @@ from teachonce.student_train.model.any_student import (
 )
 from teachonce.student_train.model.kinds import KINDS, make_student
 from teachonce.student_train.output.run import run
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES, Shape, parse_student
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
 from tests.making.models import Tokenizers

@@ -14,8 +14,8 @@ from teachonce.align import Tokenizations
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.stream import student_batches
-from teachonce.student_train.settings.alignments import ALIGNMENTS
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.student_train.train.distiller import Distiller
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.student_train.support import prepared

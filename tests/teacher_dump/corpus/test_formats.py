@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teachonce.downstream.tasks.classify import Classify
-from teachonce.teacher_dump.corpus import packed
+from teachonce.teacher_dump.corpus import text_files
 from teachonce.teacher_dump.corpus.class_names import with_class_names
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError
 from teachonce.teacher_dump.corpus.labelled_text import Gold, labelled_row
@@ -72,7 +72,7 @@ def test_packed_files(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 def test_a_packed_file_of_nothing_but_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "UNPACKED_FREELY", 1 << 20)
+    monkeypatch.setattr(text_files, "UNPACKED_FREELY", 1 << 20)
     for kind in (".xz", ".zst", ".bz2"):
         path = tmp_path / f"a.txt{kind}"
         path.write_bytes(PACK[kind](b"a\n" * (1 << 20)))

@@ -1,4 +1,5 @@
-"""Sends the metrics of a transformers Trainer to experiment trackers (`--log`)."""
+"""Adds to a transformers Trainer: metrics for experiment trackers (`--log`), and a warm-up that
+ends before the last step."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from teachonce.training.trackers import RunDescription, Trackers
 
@@ -95,3 +96,17 @@ class TrackedRun(TrainerCallback):
                 if name != "primary"
             }
             self.trackers.add(metrics, self.step)
+
+
+class WarmupTrainer(Trainer):
+    """Ends the warm-up before the last step.
+
+    In transformers, the first step of a warm-up has a rate of 0: a training of one step, whose
+    warm-up is that step, would train nothing.
+    """
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule; see the class."""
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        self.args.warmup_steps = min(warmup, num_training_steps - 1)
+        return super().create_scheduler(num_training_steps, optimizer)

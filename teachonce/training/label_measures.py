@@ -1,8 +1,25 @@
-"""Measures of predicted labels that count only the labels of the scored file."""
+"""Measures of predicted labels. scikit-learn and seqeval are imported late: they take a second or
+two, and only models of a task need them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+def matthews(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
+    """Return Matthews' correlation of labels [G], 0 if all gold or all predicted labels are equal.
+
+    Matthews 1975; for several labels Gorodkin 2004.
+    """
+    from sklearn.metrics import matthews_corrcoef
+
+    gold, predicted = np.asarray(gold), np.asarray(predicted)
+    if len(np.unique(np.concatenate([gold, predicted]))) < 2:  # scikit-learn warns
+        return 0.0
+    return float(matthews_corrcoef(gold, predicted))
 
 
 def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:

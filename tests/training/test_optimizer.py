@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import get_cosine_schedule_with_warmup
 
-from teachonce.training.schedule import Schedule
+from teachonce.training.optimizer import Schedule
 
 
 def test_a_constant_rate_stays_after_warm_up() -> None:
