@@ -15,13 +15,18 @@ from teachonce.checkpoints.declared import declared_head
 from teachonce.student_train.losses.registry import named
 from teachonce.student_train.settings.contradictions import NEXT
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.support.card_metadata import check_metadata
 from teachonce.support.click_types import LocalPath, Text
 from teachonce.support.commands import GroupedCommandWithSubcommands, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
-from teachonce.support.hub import Repository, metadata_options, open_repository, push_options
+from teachonce.support.hub import (
+    Repository,
+    check_metadata,
+    metadata_options,
+    open_repository,
+    push_options,
+)
 from teachonce.support.options import click_option, options_of
 from teachonce.support.signals import stoppable
 

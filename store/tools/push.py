@@ -17,9 +17,8 @@ from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import stored_files
 from teachonce.store.tools.store_card import store_card
 from teachonce.store.tools.verify import verify_store
-from teachonce.support.card_metadata import check_metadata, with_metadata
 from teachonce.support.errors import UserError
-from teachonce.support.hub import CARD, Repository, open_repository
+from teachonce.support.hub import CARD, Repository, check_metadata, open_repository, with_metadata
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile

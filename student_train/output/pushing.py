@@ -10,10 +10,9 @@ from pathlib import Path
 from teachonce.checkpoints.tokenizer_folder import FILES
 from teachonce.student_train.output.card_code import THIS_FOLDER
 from teachonce.student_train.output.report import SETTINGS, read_report
-from teachonce.support.card_metadata import with_metadata
 from teachonce.support.errors import UserError
 from teachonce.support.files import write
-from teachonce.support.hub import CARD, Repository, open_repository
+from teachonce.support.hub import CARD, Repository, open_repository, with_metadata
 from teachonce.support.redaction import publishable, without_credentials
 
 MODELS = ("config.json", "modules.json", "export.json")

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from teachonce.checkpoints.chat_template import plain_template
+from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
 from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.store.read.derived_copies import record_copy
@@ -20,11 +22,11 @@ from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.student_train.arguments import with_store_defaults
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.vocabularies import check_vocabulary
+from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.freezing import merge_low_rank
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.card import environment, hub_id, model_card
-from teachonce.student_train.output.embedder import save_embedder
 from teachonce.student_train.output.report import (
     SETTINGS,
     add_earlier_environments,
@@ -34,7 +36,7 @@ from teachonce.student_train.output.report import (
 )
 from teachonce.student_train.plan.checks import check_memory, checked_plan
 from teachonce.student_train.plan.train_plan import Stores, TrainPlan
-from teachonce.student_train.plan.vector_space import lost_lengths
+from teachonce.student_train.plan.vector_space import inherited_settings, lost_lengths
 from teachonce.student_train.prepared_student import Prepared, make_collator, prepare_plan
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import TrainOptions
@@ -276,7 +278,7 @@ def _finish(
             parameters = student.num_parameters()
         else:
             longest = tokenizer.model_max_length
-            parameters = save_embedder(student, head, plan.terms, stores, longest, new)
+            parameters = _save_embedder(student, head, plan.terms, stores, longest, new)
         save_tokenizer(tokenizer, new)
         files.apply_umask(new)
     result = {
@@ -294,3 +296,25 @@ def _finish(
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
     remove_checkpoints(out / "checkpoints")
     return report
+
+
+def _save_embedder(
+    student: PreTrainedModel,
+    head: VectorHead,
+    terms: Sequence[Term],
+    stores: Sequence[FeatureStore],
+    longest: int,
+    out: Path,
+) -> int:
+    """Save a student as a sentence-transformers folder. Returns the number of parameters.
+
+    longest: the max length in tokens. The masked-LM head is left out if no loss trained it.
+    """
+    of_vocabulary = any(term.loss.head == "vocabulary" for term in terms)
+    saved: Any = student if of_vocabulary else student.base_model
+    saved.save_pretrained(out)
+    static = student.config.model_type == "static"
+    write_sentence_folder(
+        out, head, max_length=longest, static=static, **inherited_settings(stores)
+    )
+    return int(saved.num_parameters()) + sum(p.numel() for p in head.parameters())

@@ -1,9 +1,10 @@
-"""The settings of sentence-embedding teachers: prompts and similarity, and the check that a student
-can reproduce them."""
+"""The settings of sentence-embedding teachers, prompts and similarity: those that a student
+inherits, and the check that it can reproduce them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.sentence_settings import SentenceSettings, settings_from
@@ -29,6 +30,29 @@ def similarity_of(stores: Sequence[FeatureStore]) -> str:
     of_vectors = [store for store in stores if store.features.embedding]
     names = {vector_settings(store).similarity or "cosine" for store in of_vectors}
     return names.pop() if len(names) == 1 else "cosine"
+
+
+def inherited_settings(stores: Sequence[FeatureStore]) -> dict[str, Any]:
+    """Return settings that the student inherits from its teachers: prompts by name, the default
+    prompt, and the similarity. A name for which teachers have different prompts is left out.
+
+    The default prompt is the prompt of the dumps, if all have the same. It is named `default` if
+    no teacher has a name for it.
+    """
+    named: dict[str, set[str]] = {}
+    read = {store.features.embedding.prompt for store in stores if store.features.embedding}
+    for store in stores:
+        for name, prompt in vector_settings(store).prompts.items():
+            named.setdefault(name, set()).add(prompt)
+    # Two teachers with different texts for one name: whichever the student took, one of them did
+    # not read it.
+    prompts = {name: texts.pop() for name, texts in named.items() if len(texts) == 1}
+    settings: dict[str, Any] = {"prompts": prompts, "similarity": similarity_of(stores)}
+    if len(read) != 1 or not (text := read.pop()):
+        return settings
+    names = [name for name, prompt in prompts.items() if prompt == text]
+    name = names[0] if names else "default"
+    return settings | {"prompts": {**prompts, name: text}, "default_prompt": name}
 
 
 def check_space(store: FeatureStore) -> None:

@@ -19,8 +19,8 @@ from teachonce.store import open_store
 from teachonce.student_train.arguments import checked_from, with_store_defaults
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
-from teachonce.student_train.output.embedder import settings_of
 from teachonce.student_train.output.run import run
+from teachonce.student_train.plan.vector_space import inherited_settings
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.student_train.train.evaluate import _VectorPairs
@@ -301,7 +301,7 @@ def test_a_name_of_two_prompts_is_not_inherited(
     asked = {"head": "embedding", "logits": None, "prompt": "query"}
     path = dumped(other, corpus, tmp_path / "other.zarr", **asked)
     with open_store(stores("query")) as one, open_store(path) as two:
-        found = settings_of([one, two])
+        found = inherited_settings([one, two])
     rest = {name: prompt for name, prompt in PROMPTS.items() if name != "query"}
     assert rest and found["prompts"] == rest and "default_prompt" not in found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import ModelCard
 
-from teachonce.support.card_metadata import with_metadata
 from teachonce.support.errors import UserError
+from teachonce.support.hub import with_metadata
 
 CARDS = (
     "# Mine\n",
