@@ -71,8 +71,12 @@ def test_a_hub_that_behaves_is_read(hub: Hub) -> None:
 
 @pytest.mark.parametrize("twist", BOUNDED)
 @pytest.mark.parametrize("begin", ["GET /user/m/resolve/main/config", "GET /content"])
-def test_a_file_has_bounds(hub: Hub, begin: str, twist: str, tmp_path: Path) -> None:
+def test_a_file_has_bounds(
+    hub: Hub, begin: str, twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file has limits of size and redirects, also if the hub stores it at another address."""
+    if twist == "circle":  # a busy machine needs more than a second for all redirects
+        monkeypatch.setattr(hub_client, "ANSWER_SECONDS", 60.0)
     line = refused(hub, begin, twist)
     assert "\n" not in line and ("redirects endlessly" in line) == (twist == "circle")
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**25
