@@ -86,18 +86,21 @@ def mean_and_deviation(values: Sequence[float]) -> str:
 
 
 def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> str:
-    """Print a section and write it to RESULTS.md in place of the section with the same title."""
-    section = f"## {title}\n\n{settings}\n\nOn: {hardware()}\n\n{body}\n"
-    print(section)
+    """Print a section and write it to RESULTS.md in place of the section with the same title, which
+    may be part of another section."""
+    section = f" {title}\n\n{settings}\n\nOn: {hardware()}\n\n{body}\n"
+    print(f"##{section}")
     old = (
         results.read_text()
         if results.exists()
         else "# Results\n\nEach section is written by the script it names.\n"
     )
-    parts = re.split(r"(?m)^(?=## )", old)
-    replaced = [part.startswith(f"## {title}\n") for part in parts]
-    position = replaced.index(True) if any(replaced) else len(parts)
-    parts = [part for part, drop in zip(parts, replaced, strict=True) if not drop]
-    parts.insert(position, section)
+    parts = re.split(r"(?m)^(?=###? )", old)
+    titles = [part.lstrip("#").partition("\n")[0] for part in parts]
+    if f" {title}" in titles:
+        number = titles.index(f" {title}")
+        parts[number] = parts[number].partition(" ")[0] + section
+    else:
+        parts.append(f"##{section}")
     results.write_text("\n\n".join(part.strip() for part in parts) + "\n")
-    return section
+    return f"##{section}"

@@ -118,18 +118,18 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
             for losses in ("KL+MSE", "MSE")
         ),
         *(
-            Claim(f"{best}: better than {other}", "4.2, 5, Table 1", BEST, other, average=True,
+            Claim(f"{best}, better than: {other}", "4.2, 5, Table 1", BEST, other, average=True,
                   probe=WIDER)
             for other in ROWS if other != BEST
         ),
         *(
-            Claim(f"the same, with the code's start of the projections: better than {published}",
+            Claim(f"the same, with the code's start of the projections, better than: {published}",
                   "4.2, 5, Table 1; code", OF_CODE["F"], other, average=True,
                   rows=(BEST, published))
             for other, published in (("KL M", "KL M"), (OF_CODE["T"], "MSE RT"))
         ),
         *(
-            Claim(f"{BEST} is slightly ahead of {other} on Russian SuperGLUE", "4.2, Table 2", BEST,
+            Claim(f"on Russian SuperGLUE {BEST} is slightly ahead of: {other}", "4.2, Table 2", BEST,
                   other, tuple(task.measure for task in SUPERGLUE), average=True,
                   columns=("Russian SuperGLUE score",))
             for other in ("KL+MSE RT", "KL+MSE MT")

@@ -16,6 +16,7 @@ UNTRAINED, NO_DATA, NO_ARM = "not trained", "no data here", "no such arm"
 CHANCE = "chance"
 SPREAD = "deviation"
 """A published column that is not a figure to compare."""
+OF_ARMS = "in the table of arms"
 CLAIMS = (
     "claim",
     "where in the paper",
@@ -70,7 +71,8 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
 def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probed) -> str:
     """Judge each claim, in one row; if it does not hold, judge it again after its probe.
 
-    Claims with the same words that cannot be judged here share one row.
+    Neighbouring claims with the same verdict share one row if their words up to a colon are the
+    same. Such a row refers to the table of arms for the published figures of arms that were judged.
     """
     main, rows = of_tasks(source, scores), list[list[str]]()
     for claim in source.claims:
@@ -78,16 +80,32 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
         outcome, figures = _cells(judged)
         if not {claim.better, claim.worse} <= main.keys():
             outcome = NO_ARM
-        published = _published(claim, source.published)
-        if not judged and rows and rows[-1][:3] == [claim.says, claim.where, outcome]:
-            rows[-1][-1] = "; ".join(filter(None, (rows[-1][-1], published)))
+        row = [claim.says, claim.where, outcome, figures, _published(claim, source.published)]
+        if rows and _about(rows[-1]) == _about(row):
+            rows[-1] = _joined(rows[-1], row)
+            if judged and row[-1] and not claim.rows:
+                rows[-1][-1] = OF_ARMS
         else:
-            rows.append([claim.says, claim.where, outcome, figures, published])
+            rows.append(row)
         if claim.probe and any(judgement.found == FAILS for judgement in judged):
             again = main | of_tasks(source, probed(claim))  # a teacher is not trained again
             about = f"the same, {claim.probe.about}"
             rows.append([about, "", *_cells(judge(claim, again, chances)), ""])
     return table(CLAIMS, rows)
+
+
+def _about(row: Sequence[str]) -> list[str]:
+    """Return a claim's words up to a colon, its place and its verdict."""
+    says, where, outcome, *_ = row
+    return [says.rpartition(": ")[0] or says, where, outcome]
+
+
+def _joined(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Join the rows of two claims about the same."""
+    _, _, end = second[0].rpartition(": ")
+    says = first[0] if first[0] == second[0] else f"{first[0]}; {end}"
+    cells = zip(first[3:], second[3:], strict=True)
+    return [says, *first[1:3], *("; ".join(filter(None, pair)) for pair in cells)]
 
 
 def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
@@ -226,7 +244,6 @@ def compare_best(runs: Mapping[str, Reproduction]) -> str:
         "score of that arm",
         "score of ours",
         "ours is ahead",
-        "our options",
     )
     rows, minutes = [], 0.0
     for name, run in runs.items():
@@ -237,9 +254,8 @@ def compare_best(runs: Mapping[str, Reproduction]) -> str:
         run = replace(run, source=replace(source, arms=arms, joined={}, models={}))
         scores, chances = of_tasks(source, run.scores()), run.chances()
         minutes += run.minutes()
-        options = " ".join(source.arms[OURS].words)
         for judged in judge(Claim("", "", OURS, source.best), scores, chances):
             sides = (scores[arm][judged.measure] for arm in (source.best, OURS))
             cells = [*map(mean_and_deviation, sides), judged.found]
-            rows.append([name, source.best, judged.measure, *cells, options])
+            rows.append([name, source.best, judged.measure, *cells])
     return table(head, rows) + f"\n\nAll arms of these sources took {minutes:.0f} minutes."

@@ -301,6 +301,18 @@ def test_claims_have_one_row_with_the_published_figures() -> None:
     said = verdicts.claims_table(replace(source, claims=rivals), SCORES, {}, lambda claim: again)
     row = "| first | Table 1 | no data here |  | b / a: F1 2.5 / 1.5; a / b: F1 1.5 / 2.5 |"
     assert said.splitlines()[2:] == [row]
+    best = [Claim(f"a is the best, better than: {other}", "Table 1", "a", other) for other in "bc"]
+    of_best = replace(source, claims=best)
+    said = verdicts.claims_table(of_best, SCORES, {}, lambda claim: again)
+    row = "| a is the best, better than: b | Table 1 | holds | F1: a 0.610, b 0.510, 3 of 3"
+    assert said.splitlines()[2].startswith(f"{row} |") and len(said.splitlines()) == 4
+    scores = SCORES | {"c": {"F1": [0.4, 0.41, 0.42]}}
+    more = replace(published, rows={**published.rows, "c": (0.5, 1)})
+    of_best = replace(of_best, published=more)
+    said = verdicts.claims_table(of_best, scores, {}, lambda claim: again)
+    figures = "F1: a 0.610, b 0.510, 3 of 3; F1: a 0.610, c 0.410, 3 of 3"
+    row = f"| a is the best, better than: b; c | Table 1 | holds | {figures} | in the table of arms |"
+    assert said.splitlines()[2:] == [row]
     one = replace(source, claims=[replace(claim, columns=("EM",))])
     assert "0 of 3 |  |" in verdicts.claims_table(one, SCORES, {}, lambda claim: again)
     said = verdicts.arms_table(source, SCORES, {"F1": 0.25})

@@ -84,3 +84,10 @@ def test_a_section_replaces_the_one_of_the_same_name(
     assert text.count("## Speed\n") == 1 and "later" in text and "1.235" not in text
     assert text.index("## Speed") < text.index("## Size")
     assert "cores" in text and "Speed" in capsys.readouterr().out
+    results.write_text(text.replace("## Size", "### Size"))
+    publish("Speed", "last", table(["a"], [[3]]), results)
+    publish("Size", "last", table(["a"], [["y"]]), results)
+    assert [line for line in results.read_text().splitlines() if line.startswith("#")] == [
+        "# Results", "## Speed", "### Size",
+    ]  # fmt: skip
+    assert "| y |" in results.read_text() and "| x |" not in results.read_text()
