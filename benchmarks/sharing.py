@@ -29,7 +29,7 @@ import click
 
 from benchmarks.common.results import publish, results_option, table
 from benchmarks.reliability import Job, jobs
-from harness.processes import PART_TOKENS, finish, fork, in_small_parts
+from harness.processes import finish, fork, in_small_parts
 from harness.ray_cluster import Ray
 from harness.store_content import content_of_store
 from teachonce.support.console import command_errors
@@ -149,11 +149,7 @@ class RayCluster(Siege):
             ray.cluster.shutdown()
 
 
-COMPARED = (
-    "The SHA-256 of all arrays, the order of the texts, the result of `verify` and the files next"
-    " to the store are compared with those of an undisturbed run. The teacher is random, with 2"
-    f" layers; parts of {PART_TOKENS} tokens, 2 views."
-)
+COMPARED = "Stores, teacher and comparison are those of [Never lose a dump](#never-lose-a-dump)."
 OF_PROCESSES = (
     f"Several processes dump one store. Up to {STRIKES} times per store, at a random moment within"
     " half of the undisturbed duration, one process is chosen at random, killed and replaced; the"

@@ -129,8 +129,8 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
             for other, published in (("KL M", "KL M"), (OF_CODE["T"], "MSE RT"))
         ),
         *(
-            Claim(f"on Russian SuperGLUE {BEST} is slightly ahead of: {other}", "4.2, Table 2", BEST,
-                  other, tuple(task.measure for task in SUPERGLUE), average=True,
+            Claim(f"on Russian SuperGLUE {BEST} is slightly ahead of: {other}", "4.2, Table 2",
+                  BEST, other, tuple(task.measure for task in SUPERGLUE), average=True,
                   columns=("Russian SuperGLUE score",))
             for other in ("KL+MSE RT", "KL+MSE MT")
         ),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import softmax
 
-from benchmarks.common.results import SHARED, table
+from benchmarks.common.results import SHARED
 from benchmarks.common.results import TEACHER as MINILM
 from benchmarks.reproduce.costs import size_of
 from benchmarks.reproduce.examples import check_files
@@ -227,9 +227,9 @@ TABLE_9 = "IMDB .240 and .249 of .250, Elec .239 and .247, AG News .173 and .185
 
 
 def variances(work: Work) -> str:
-    """Return the variance of the teachers' probabilities as a table (6.3, Table 9)."""
+    """Return the variance of the teachers' probabilities (6.3, Table 9), as a sentence."""
     paths = {name: work.folder / f"{name}.zarr" for name in ("classes", "larger")}
-    rows = []
+    figures = []
     for name, path in paths.items():
         if path.exists():
             with closing(open_store(path)) as store:
@@ -237,12 +237,11 @@ def variances(work: Work) -> str:
                 assert store.task is not None
                 maximum = (1 - 1 / len(store.task.labels)) / len(store.task.labels)
             teacher = TEACHER if name == "classes" else LARGER
-            rows.append([teacher, f"{of_texts:.3f}", f"{maximum:.3f}"])
-    caption = (
-        "Variance of the teacher's probabilities, averaged over the texts of its store (paper:"
-        f" Table 9, BERT Base and Large: {TABLE_9})."
+            figures.append(f"{teacher} {of_texts:.3f} (hard labels {maximum:.3f})")
+    return (
+        "Variance of the teacher's probabilities, averaged over the texts of its store:"
+        f" {', '.join(figures)}. Published, Table 9, BERT Base and Large: {TABLE_9}."
     )
-    return f"{caption}\n\n" + table(["", "variance", "variance of hard labels"], rows)
 
 
 def probability_variance(store: FeatureStore) -> float:

@@ -46,7 +46,7 @@ class Task:
     words: of `downstream` in addition to --model and --out. In a word, {work} is the folder of all
         arms, {data} the user's own folder, and {seed} the seed of the arm.
 
-    If there are several test files, each has its own column next to the mean over the files.
+    If there are several test files, the figure is the mean over the files.
     """
 
     data: str

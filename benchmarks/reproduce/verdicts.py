@@ -48,7 +48,8 @@ def report(source: Source, scores: Scores, chances: Chances, probed: Probed) -> 
 
 
 def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
-    """Format the figures of all arms, their share of the teacher's, and the published ones."""
+    """Format the figures of all arms, their share of the teacher's, and the published ones. Of
+    several test files it reports the mean and the deviation between them."""
     main, shared, rows = of_tasks(source, scores), _shared(source), []
     published = source.published
     blank = [""] * len(published.columns)
@@ -56,14 +57,14 @@ def arms_table(source: Source, scores: Scores, chances: Chances) -> str:
         (arm, *_) = source.joined.get(name, {name: name}).values()
         options = _words(source, arm) if arm in source.arms else {}
         unique = [word for pair in options.items() if " ".join(pair) not in shared for word in pair]
-        cells = [mean_and_deviation(values) for values in arm_scores.values()]
+        cells = [mean_and_deviation(values) for values in main[name].values()]
         cells += _over_files(arm_scores, main[name])
         cells.append(_share(main[name], main[TEACHER]))
         rows.append([name, " ".join(unique), *cells, *published.rows.get(name, blank)])
-    floor = [f"{chances[measure]:.3f}" if measure in chances else "" for measure in scores[TEACHER]]
+    floor = [f"{chances[measure]:.3f}" if measure in chances else "" for measure in main[TEACHER]]
     deviations = _over_files(scores[TEACHER], main[TEACHER])
     rows.append([CHANCE, "", *floor, *([""] * len(deviations)), "", *blank])
-    head = ["", "student-train", *scores[TEACHER], *(["deviation over files"] * len(deviations))]
+    head = ["", "student-train", *main[TEACHER], *(["deviation over files"] * len(deviations))]
     head.append("share of the teacher's score")
     return table([*head, *(f"published: {column}" for column in published.columns)], rows)
 
