@@ -29,7 +29,7 @@ from teachonce.support.files import cache_folder
 VERSION = "4"  # the version of these arrays
 DIGEST = "sha256"  # the file that has the digest of a table's other files
 # Bounds the encodings in memory: stores of 1,000 and 10,000 parts take 114 and 117 MB (RESULTS,
-# "Memory of the tools").
+# "Growth with parts").
 TEXTS_AT_ONCE = 4096
 UNFINISHED = ".tmp-"  # before the name of a folder that is being written
 TRIED = 32  # texts that are tokenized again to check a cached table

@@ -71,7 +71,7 @@ def release_memory() -> None:
     # With blocks of varying sizes, glibc retains gigabytes of freed memory.
     # A training of 128x2x2 held 2.3 GB and used 0.7; trimmed every 20 steps, it held 1.1 GB.
     # Mapping large blocks instead (M_MMAP_THRESHOLD) held 1.5 GB, and a step took 1.5 times as long
-    # (RESULTS, "Soak of a h5 store").
+    # (RESULTS, "Soak").
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
