@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from benchmarks.reproduce.reproduction import Reproduction
 from benchmarks.reproduce.source import OURS, TEACHER, Claim, Published, Scores, Source
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
-UNTRAINED, NO_DATA, NO_ARM = "not trained", "no data here", "no such arm"
+UNTRAINED = "not trained"
 CHANCE = "chance"
 SPREAD = "deviation"
 """A published column that is not a figure to compare."""
@@ -73,18 +74,19 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
     """Judge each claim, in one row; if it does not hold, judge it again after its probe.
 
     Neighbouring claims with the same verdict share one row if their words up to a colon are the
-    same. Such a row refers to the table of arms for the published figures of arms that were judged.
+    same. Such a row refers to the table of arms for the published figures. Claims for which there
+    is no arm or no task are listed below the table.
     """
-    main, rows = of_tasks(source, scores), list[list[str]]()
+    main, rows, others = of_tasks(source, scores), list[list[str]](), list[str]()
     for claim in source.claims:
         judged = judge(claim, main, chances)
-        outcome, figures = _cells(judged)
-        if not {claim.better, claim.worse} <= main.keys():
-            outcome = NO_ARM
-        row = [claim.says, claim.where, outcome, figures, _published(claim, source.published)]
+        if not judged:
+            others.append(claim.says)
+            continue
+        row = [claim.says, claim.where, *_cells(judged), _published(claim, source.published)]
         if rows and _about(rows[-1]) == _about(row):
             rows[-1] = _joined(rows[-1], row)
-            if judged and row[-1] and not claim.rows:
+            if row[-1] and not claim.rows:
                 rows[-1][-1] = OF_ARMS
         else:
             rows.append(row)
@@ -92,7 +94,8 @@ def claims_table(source: Source, scores: Scores, chances: Chances, probed: Probe
             again = main | of_tasks(source, probed(claim))  # a teacher is not trained again
             about = f"the same, {claim.probe.about}"
             rows.append([about, "", *_cells(judge(claim, again, chances)), ""])
-    return table(CLAIMS, rows)
+    below = f"\n\nNo arm or no data here: {'; '.join(dict.fromkeys(others))}." if others else ""
+    return table(CLAIMS, rows) + below
 
 
 def _about(row: Sequence[str]) -> list[str]:
@@ -102,11 +105,13 @@ def _about(row: Sequence[str]) -> list[str]:
 
 
 def _joined(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """Join the rows of two claims about the same."""
+    """Join the rows of two claims about the same. Figures that both begin with are written once."""
     _, _, end = second[0].rpartition(": ")
     says = first[0] if first[0] == second[0] else f"{first[0]}; {end}"
-    cells = zip(first[3:], second[3:], strict=True)
-    return [says, *first[1:3], *("; ".join(filter(None, pair)) for pair in cells)]
+    common = os.path.commonprefix([first[3], second[3]]).rpartition(", ")[0]
+    figures = f"{first[3]}; {second[3][len(common) :].removeprefix(', ')}"
+    published = "; ".join(filter(None, (first[4], second[4])))
+    return [says, *first[1:3], figures, published]
 
 
 def judge(claim: Claim, scores: Scores, chances: Chances) -> list[Judged]:
@@ -185,8 +190,6 @@ def of_tasks(source: Source, scores: Scores) -> Scores:
 
 def _cells(judged: Sequence[Judged]) -> tuple[str, str]:
     """Return the verdict on a claim, by measure if they differ, and its figures."""
-    if not judged:
-        return NO_DATA, ""
     outcomes = dict.fromkeys(j.found for j in judged)
     by_outcome = {o: [j.measure for j in judged if j.found == o] for o in outcomes}
     phrases = [f"{o} ({', '.join(measures)})" for o, measures in by_outcome.items()]
