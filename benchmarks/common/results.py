@@ -88,7 +88,7 @@ def mean_and_deviation(values: Sequence[float]) -> str:
 def publish(title: str, settings: str, body: str, results: Path = RESULTS) -> str:
     """Print a section and write it to RESULTS.md in place of the section with the same title, which
     may be part of another section."""
-    section = f" {title}\n\n{settings}\n\nOn: {hardware()}\n\n{body}\n"
+    section = f" {title}\n\n{settings}\nOn: {hardware()}\n\n{body}\n"
     print(f"##{section}")
     old = (
         results.read_text()

@@ -183,7 +183,7 @@ def test_claims_are_of_arms_and_measures_that_are_there(data: Path) -> None:
         measures = {task.measure for task in source.tasks}
         optional = {task.measure for task in SUPERGLUE}  # in the user's folder, or not judged
         for claim in source.claims:
-            elsewhere = {HEADLINE.better} if size == SMALL else set()  # "no such arm"
+            elsewhere = {HEADLINE.better} if size == SMALL else set()  # no arm
             assert {claim.better, claim.worse} <= rows | elsewhere and claim.where
             assert set(claim.columns) <= set(source.published.columns)
             assert size == SMALL or set(claim.measures) <= measures | optional
