@@ -38,12 +38,11 @@ WORKS = ("open", "first batch", "epoch plan", "content hash")
 HEAD = ("parts", "version", *(f"{work}, {unit}" for work in WORKS for unit in ("s", "CPU s", "MB")))
 SETTINGS = (
     "`python -m benchmarks.speed.many_parts`. MB is the peak memory of the process, libraries"
-    " included (about 80 MB when they are loaded). The manifest, index, entries and lengths are"
-    " those of a store with the given number of parts of a few sequences each. The arrays exist for"
-    " one part only; every other part is a link to it. The benchmark therefore measures the store's"
-    " bookkeeping, not a million folders and not the reading of features. Version 1 with 10,000"
-    " parts is the format that was written before there was an index. The first batch, the epoch"
-    " plan and the content hash include the opening. The files were in memory."
+    " included (about 80 MB when they are loaded). The arrays exist for one part only, and every"
+    " other part is a link to it: the benchmark measures the store's bookkeeping, not a million"
+    " folders and not the reading of features. Version 1 with 10,000 parts is the format that was"
+    " written before there was an index. The first batch, the epoch plan and the content hash"
+    " include the opening. The files were in memory."
 )
 
 
