@@ -149,7 +149,10 @@ class RayCluster(Siege):
             ray.cluster.shutdown()
 
 
-COMPARED = "Stores, teacher and comparison are those of [Never lose a dump](#never-lose-a-dump)."
+COMPARED = (
+    "The stores, the teacher and the comparison are the same as in [Never lose a"
+    " dump](#never-lose-a-dump)."
+)
 OF_PROCESSES = (
     f"Several processes dump one store. Up to {STRIKES} times per store, at a random moment within"
     " half of the undisturbed duration, one process is chosen at random, killed and replaced; the"
