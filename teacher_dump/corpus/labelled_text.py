@@ -47,7 +47,8 @@ class Message(NamedTuple):
 class Columns:
     """Holds the names of the columns of a table that have texts and labels.
 
-    text: the column of texts; None for the column named `text`, else the only column of texts.
+    text: the column of texts; None for the column named `text`, else the only column of texts or
+        lists of words.
     label: None if texts have no label.
     second: the column of the second text of a pair.
     parallel: whether the teacher reads only the first text of a pair, and the student the second.

@@ -46,7 +46,7 @@ class Table:
 
     columns: the names, in order; the names in the first row if each row names its cells. A nested
         column is named with a dot, as `data.text`.
-    textual: the columns that hold texts in the first rows
+    textual: the columns that hold texts, or lists of words, in the first rows
     where: place of the header or of the first row, for errors
     rows: reads the rows once; cells of columns that are not requested may be missing
     unit: the unit of row numbers, "line" or "row"
@@ -117,9 +117,15 @@ def _of_rows(rows: Rows, name: str, unit: str) -> Table:
             break
     number, row = first[-1] if first else (1, None)
     names = names_in(row or {})
-    textual = [name for name in names if isinstance(cell_of(row or {}, name), str)]
+    textual = [name for name in names if _has_text(cell_of(row or {}, name))]
     where = f"{name}, {unit} {number}"
     return Table(names, textual, where, lambda columns: chain(first, rows), unit)
+
+
+def _has_text(cell: Any) -> bool:
+    # Lists of words count: the texts of a tagger's data set are next to a column of ids.
+    words = cell if isinstance(cell, list) else [cell]
+    return bool(words) and all(isinstance(word, str) for word in words)
 
 
 def _delimited(path: Path, seen: Seen) -> Table:
@@ -286,7 +292,7 @@ def _parquet(path: Path, seen: Seen) -> Table:
     with _readable(path), pq.ParquetFile(path) as file:
         schema = file.schema_arrow
     kinds = [pair for column in schema for pair in _kinds(column.name, column.type)]
-    textual = [name for name, kind in kinds if _is_text(kind)]
+    textual = [name for name, kind in kinds if _is_text(_element(kind))]
     others = {name: str(kind) for name, kind in kinds if not (_is_text(kind) or is_list(kind))}
     features = features_in(schema.metadata, path)
 
@@ -332,6 +338,10 @@ def _is_text(kind: Any) -> bool:
         kind = kind.value_type
     checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(check(kind) for check in checks)
+
+
+def _element(kind: Any) -> Any:
+    return kind.value_type if is_list(kind) else kind
 
 
 def is_list(kind: Any) -> bool:

@@ -83,7 +83,7 @@ class DumpOptions:
         None,
         "Read the text from this column of tables and hf: sources; data.text names a nested"
         " column. A,B: read pairs of texts from two columns, for a teacher that classifies pairs.",
-        default_text="text, or the only column of texts",
+        default_text="text, or the only column of texts or lists of words",
         check=pair_of,
     )
     messages: str | None = option(

@@ -56,6 +56,19 @@ def test_only_column_of_text_is_found(tmp_path: Path, suffix: str) -> None:
     assert texts(two, "s") == TEXTS
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_words_are_texts_next_to_ids(tmp_path: Path, suffix: str) -> None:
+    rows = [
+        {"id": f"{n}", "tokens": text.split() or ["a"], "n": [1]} for n, text in enumerate("ab")
+    ]
+    path = write_table(tmp_path / f"a{suffix}", rows)
+    assert "no column 'text'; its columns are 'id', 'tokens', 'n'; name the one" in refusal(path)
+    assert texts(path, "tokens") == ["a", "b"]
+    for row in rows:
+        del row["id"]
+    assert texts(write_table(path, rows)) == ["a", "b"]
+
+
 def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
     comma = tmp_path / "a.csv"
     comma.write_text('text,n\n"one, ""two""\nthree",1\n\n', encoding="utf-8")
