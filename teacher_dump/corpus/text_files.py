@@ -193,6 +193,7 @@ def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
 
 # Bytes of a line, or of a record in .csv. A longer line is refused before it is in memory.
 MAX_LINE = 10_000_000
+CUT_OFF = 3  # bytes of a broken UTF-8 character, at most
 # Encodings by byte order mark; UTF-32 first, as its marks begin like UTF-16's.
 MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
 MARKS |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -334,6 +335,13 @@ def _not_utf8(
             f"{where}: the text ends inside a character, so it was truncated; provide the complete"
             " text"
         )
+    encoding, label = _guess_encoding(raw)
+    # A line of another encoding has more broken bytes than the 3 of a character that was cut off.
+    if extra and len(raw) - len(raw.decode("utf-8", "ignore").encode()) > CUT_OFF:
+        return CorpusError(
+            f"{where}: earlier lines are UTF-8, and this one looks like {label}: the file mixes"
+            " encodings; convert its parts to UTF-8 before they are joined"
+        )
     # Text of another encoding has few bytes that are valid as UTF-8, and broken ones on each line.
     text = sample.decode("utf-8", "ignore")
     valid = len(text.encode())
@@ -342,7 +350,6 @@ def _not_utf8(
             f"{where}: a broken character in UTF-8 text, such as one that was cut off; remove it:"
             f" {_iconv('UTF-8', path, '-c ')}"
         )
-    encoding, label = _guess_encoding(raw)
     return CorpusError(f"{where}: looks like {label}; convert it: {_iconv(encoding, path)}")
 
 

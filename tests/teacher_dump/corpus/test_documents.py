@@ -292,6 +292,16 @@ def test_a_cut_character_in_utf8(tmp_path: Path, suffix: str, broken: int) -> No
     assert found.read_text().count("café “serré, très") == 1
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv"])
+def test_two_encodings_in_one_file(tmp_path: Path, suffix: str) -> None:
+    line = '{"text": "Сегодня тихо и тепло"}'
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(f"{line}\n".encode() * 40 + f"{line}\n".encode("cp1251") * 3)
+    message = refusal(path)
+    assert "line 41: not UTF-8 at byte" in message and "iconv" not in message
+    assert "earlier lines are UTF-8, and this one looks like cp1251" in message
+
+
 def test_byte_positions_behind_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfab\xff\n")
