@@ -75,7 +75,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         ),
         honoured(
             "problem_type sentence_transformers sbert_ce_default_activation_function",
-            "Teachonce: the kind of a classification head",
+            "Teachonce: the kind of a classification head; an unknown problem_type is refused",
         ),
         honoured(
             "score_mean score_deviation",

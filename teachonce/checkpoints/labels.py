@@ -12,12 +12,15 @@ from teachonce.store.format.features import PROBLEM_TYPES, SEVERAL_LABELS
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
 
+ONE_LABEL = "single_label_classification"
+"""The `problem_type` of transformers that a TaskSpec has as None."""
+
 
 def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:
     """Read the task and labels of a fine-tuned head from its config; None for LM heads.
 
-    Raises UserError for labels with equal names, and for a tagger with the `problem_type` of a
-    classifier.
+    Raises UserError for labels with equal names, for an unknown `problem_type`, and for a tagger
+    with the `problem_type` of a classifier.
     """
     if head not in ("classification", "tagging"):
         return None
@@ -83,9 +86,16 @@ def _problem_type(config: Any, head: str, name: str) -> str | None:
     """Return the `problem_type` of a TaskSpec, from config.json or the CrossEncoder's activation;
     None if neither names one.
 
-    Raises UserError for a tagger with a problem_type.
+    Raises UserError for an unknown problem_type, and for a tagger with one of PROBLEM_TYPES.
     """
-    problem = config.problem_type if config.problem_type in PROBLEM_TYPES else None
+    problem = config.problem_type
+    if problem not in (None, ONE_LABEL, *PROBLEM_TYPES):
+        raise UserError(
+            f"{name}: problem_type in its config.json is {problem!r:.60}, expected {ONE_LABEL},"
+            f" {' or '.join(PROBLEM_TYPES)}; correct it, or remove it if the labels exclude each"
+            " other"
+        )
+    problem = None if problem == ONE_LABEL else problem
     if head == "tagging":
         if problem is not None:
             raise UserError(
