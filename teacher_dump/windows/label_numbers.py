@@ -164,7 +164,16 @@ class Labels:
         if self.task.kind == "tagging" and is_iob(self._names) and not self._convert:
             for (before, tag), where in steps.items():
                 if (called := self._teacher_tag(tag)) is not None:
-                    check_order(self._teacher_tag(before), called, where)
+                    try:
+                        check_order(self._teacher_tag(before), called, where)
+                    except UserError:
+                        if tag in self._own:
+                            raise
+                        raise UserError(
+                            f"{where}: tag {tag} is the teacher's {called!r}, which cannot be at"
+                            " this word: the corpus numbers its tags in another order than the"
+                            " teacher; write their names in place of the numbers"
+                        ) from None
 
     def _check_kind(self, others: Mapping[str, str]) -> None:
         for name, where in others.items():
