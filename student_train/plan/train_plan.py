@@ -127,6 +127,9 @@ class TrainPlan:
             # The map of text vectors has no bias, and always the initial weights of PyTorch.
             "projection_start": False in maps and not in_model,
             "outputs": {"classes", "scores"} <= sides,
+            "freeze": bool(maps)
+            or in_model
+            or {"projection"} < {"projection", *self.options.freeze},
             "dropout": shape.layers > 0,
             "classifier_pooling": task is not None and task.kind == "classification",
             **dict.fromkeys(("mask_prob", "mask_words", "max_masks"), masks),
@@ -141,7 +144,7 @@ class TrainPlan:
             # The default of a decoder, and its only alignment.
             defaults |= {"temperature": NEXT_TEMPERATURE, "align": given.get("align")}
         return [
-            f"{flag_of(name)} {given[name]}"
+            f"{flag_of(name)} {','.join(v) if isinstance(v := given[name], tuple) else v}"
             for name in options_of(TrainOptions)
             if name in given and given[name] != defaults[name]
         ]

@@ -86,6 +86,11 @@ def test_options_that_no_loss_reads(store: FeatureStore) -> None:
     for changes, unread in (
         ({"loss": {"mlm": 1.0}}, ["--temperature 4.0", "--targets masked", "--projection frozen"]),
         ({"loss": {"mlm": 1.0, "kl": 1.0}}, ["--projection frozen"]),
+        (
+            {"loss": {"kl": 1.0}, "freeze": ("projection",)},
+            ["--projection frozen", "--freeze projection"],
+        ),
+        ({"loss": {"kl": 1.0}, "freeze": ("projection", "head")}, ["--projection frozen"]),
         ({"loss": {"kl": 1.0, "hidden": 1.0}}, []),
         ({"stages": ({"loss": {"kl": 1.0}}, {"loss": {"hidden": 1.0}})}, []),
     ):
