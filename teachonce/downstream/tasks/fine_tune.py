@@ -80,6 +80,7 @@ def fine_tune(
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
     _say_uncomputable(task, files, splits, say)
+    _say_shared(task, files, splits, say)
     if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):
         say(note)
     runs = []
@@ -185,6 +186,20 @@ def _say_uncomputable(
         if name != "train" and (measures := task.uncomputable(gold)):
             same = f"all {task.noun}s of {files[name]} are {min(gold)!r}"
             say(f"{same}: {measures} cannot be computed")
+
+
+def _say_shared(
+    task: Task, files: Mapping[str, Path], splits: Mapping[str, Sequence[Any]], say: Say
+) -> None:
+    """Print how many examples of a scored file are training examples, too, if a tenth or more."""
+    trained = {tuple(task.texts([example])) for example in splits["train"]}
+    for name, examples in splits.items():
+        shared = sum(tuple(task.texts([example])) in trained for example in examples)
+        if name != "train" and shared * 10 >= len(examples):
+            say(
+                f"{shared:,} of {counted(len(examples), 'example')} of {files[name]} have the text"
+                " of a training example: scores on them are too high for new texts"
+            )
 
 
 def _warn_if_constant(

@@ -53,6 +53,17 @@ def test_a_seed_repeats(tiny_teacher: Teachers, tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
+def test_examples_that_were_trained_on_are_counted(tiny_teacher: Teachers, tmp_path: Path) -> None:
+    files = splits(classified, tmp_path, ".tsv", train=12, dev=6)
+    lines = files["train"].read_text().splitlines()
+    files["again.tsv"] = tmp_path / "again.tsv"
+    files["again.tsv"].write_text("\n".join(lines[:4]) + "\n")
+    said = list[str]()
+    fine_tune(Classify(), str(tiny_teacher("bert")), files, replace(LEARNING, steps=1), said.append)
+    (line,) = [line for line in said if "of a training example" in line]
+    assert line.startswith(f"3 of 3 examples of {files['again.tsv']} have the text")
+
+
 @pytest.mark.apart
 def test_bfloat16_learns_as_well(
     tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
