@@ -86,7 +86,9 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     with nullcontext() if resume else suppress(UserError):
         before = read_report(out)
     if not resume and (before is None or "result" not in before):
-        raise UserError(f"{out} exists already; give another --out, or add --resume to continue it")
+        stopped = (out / SETTINGS).is_file()
+        remedy = ", or add --resume to continue it" if stopped else ""
+        raise UserError(f"{out} exists already; give another --out{remedy}")
     if before is None:
         raise UserError(
             f"{out}: has no training.json, so there is no training to resume; give the folder of a"

@@ -81,7 +81,9 @@ def test_store_lacks_what_is_asked_for(
 def test_student_exists(tmp_path: Path, store: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     words = ("--store", store, "--vocab", "500", *STUDENT, "--steps", "3", "--out")
-    says(refused(student_train, *words, tmp_path), "exists already", "--out")
+    line = refused(student_train, *words, tmp_path)
+    says(line, "exists already; give another --out")
+    assert "--resume" not in line  # there is no training to continue
     says(refused(student_train, *words, tmp_path / "mine"), "exists already", "--out")
     says(refused(student_train, *words, tmp_path, "--resume"), "no training.json")
     assert tree(tmp_path) == {"mine": b"mine"}
