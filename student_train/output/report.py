@@ -51,6 +51,13 @@ def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
     return record
 
 
+def trained_on_pairs(folder: Path) -> bool | None:
+    """Return whether a student was trained on pairs of texts; None for a folder without a record of
+    it, such as another model's."""
+    features = (read_report(folder) or {}).get("store", {}).get("features", {})
+    return "separator" in features["task"] if features.get("task") else None
+
+
 def trained_on_chats(folder: Path) -> bool:
     """Return whether the decoder in a folder was trained on chats, if its tokenizer has a chat
     template. For a model of another program, the template is the only sign."""

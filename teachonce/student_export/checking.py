@@ -183,6 +183,8 @@ def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) 
     task: Any = kind(columns=columns)
     if isinstance(task, PairScore):
         task.activation = student.activation
+    if isinstance(task, Classify):
+        task.pairs = student.pairs
     examples = task.read(path)
     if student.task is not None:
         task.adopt(student.task, {"check": examples})

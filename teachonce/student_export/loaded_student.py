@@ -31,7 +31,7 @@ from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.downstream.tasks.score_scale import MEAN
 from teachonce.student_export.options import DECODER
 from teachonce.student_export.student_inputs import INPUTS, LONGEST_CHECKED, StudentInputs
-from teachonce.student_train.output.report import read_report, trained_on_chats
+from teachonce.student_train.output.report import trained_on_chats, trained_on_pairs
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -161,9 +161,8 @@ def load_student(folder: Path) -> LoadedStudent:
 def _reads_pairs(folder: Path, config: Any, activation: str) -> bool | None:
     """Return whether a classifier reads pairs of texts; None if its folder has no record of it."""
     # No file of transformers records it, but a student's store has texts or pairs.
-    report = read_report(folder) or {}
-    if task := report.get("store", {}).get("features", {}).get("task"):
-        return "separator" in task
+    if (pairs := trained_on_pairs(folder)) is not None:
+        return pairs
     # Of `downstream --task pair`; any other model with one output is taken for a reranker.
     return True if activation or hasattr(config, MEAN) else None
 

@@ -117,6 +117,9 @@ def test_a_student_of_a_classifier(tiny_teacher: Teachers, tmp_path: Path) -> No
         logits = model(**tokenizer(text, return_tensors="pt")).logits
         right += model.config.id2label[int(logits.argmax())] == label
     assert found == pytest.approx(right / 30) and found > 0.5
+    pairs = table(tmp_path / "pairs.tsv", "text_a text_b label", [("a", "b", LABELS[0])])
+    words = ("--task", "classify", "--as-is", "--model", student, "--test", pairs)
+    assert "is a pair, and the model was trained on single texts" in refused(*words, "--out", "no")
 
 
 def test_a_tagger_of_words(make_tokenizer: Tokenizers, tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
+from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check_option
-from teachonce.downstream.tasks.example_rows import Row, read_rows, text_roles
+from teachonce.downstream.tasks.example_rows import PAIR, Row, read_rows, text_roles
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from teachonce.store import TaskSpec
+from teachonce.student_train.output.report import trained_on_pairs
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.annotations import annotation_of, check_accepted
 from teachonce.teacher_dump.corpus.labelled_text import several_labels
@@ -42,6 +44,8 @@ class Classify(LabelTask):
     columns: names of columns by role (`text`, `label`, ...), if they differ from the role.
     per_class: number of training examples per class, drawn again for each seed; None for all.
     unseen_labels: see `LabelTask`.
+
+    `pairs` is whether the model to be scored was trained on pairs; None if it has no record of it.
     """
 
     name = "classify"
@@ -63,6 +67,7 @@ class Classify(LabelTask):
         super().__init__(unseen_labels)
         check_option("per_class", per_class)
         self.columns, self.per_class = columns or {}, per_class
+        self.pairs: bool | None = None
 
     def options(self) -> dict[str, Any]:
         return {"columns": dict(self.columns), "per_class": self.per_class, **super().options()}
@@ -76,6 +81,10 @@ class Classify(LabelTask):
             )
             for row in read_rows(path)
         ]
+
+    def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
+        self.pairs = trained_on_pairs(model.folder())
+        return super().load_own(model)
 
     def labels_of(self, example: Labelled) -> Sequence[str]:
         return (example.label,)
@@ -109,8 +118,8 @@ class Classify(LabelTask):
     def adopt(self, spec: TaskSpec, splits: Mapping[str, Sequence[Labelled]]) -> None:
         """Take the labels from the head of a trained classifier; see `Task.adopt`.
 
-        Raises UserError also if the head is not a single-label classifier, and if texts and pairs
-        are mixed.
+        Raises UserError also if the head is not a single-label classifier, if texts and pairs are
+        mixed, and for texts if the model was trained on pairs, or pairs if it was trained on texts.
         """
         if spec.output_kind != "one label":
             output = {"numbers": "numbers (regression)"}.get(spec.output_kind, spec.output_kind)
@@ -120,6 +129,15 @@ class Classify(LabelTask):
                 " give a single-label model, or fine-tune this one (leave --as-is out)"
             )
         _check_alike(splits)
+        first = next(examples[0] for examples in splits.values())
+        if self.pairs is not None and self.pairs != (len(first.texts) == len(PAIR)):
+            raise UserError(
+                f"{first.where}: is a text, and the model was trained on pairs; name the columns of"
+                " both texts with --text-a-column and --text-b-column"
+                if self.pairs
+                else f"{first.where}: is a pair, and the model was trained on single texts; give"
+                " texts in column text"
+            )
         super().adopt(spec, splits)
         self._measure_the_last_of_two()
 

@@ -36,6 +36,7 @@ class Row(dict[str, Any]):
         name = columns.get(role, role)
         if not has_cell(self, name):
             option = f"--{role.replace('_', '-')}-column"
+            option += " (pairs: --text-a-column, --text-b-column)" if role == "text" else ""
             remedy = f"rename one, or name the right one with {option}{hint}"
             raise no_column(name, names_in(self), self.header, remedy)
         return cell_of(self, name)

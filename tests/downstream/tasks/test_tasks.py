@@ -64,6 +64,13 @@ def test_examples_that_were_trained_on_are_counted(tiny_teacher: Teachers, tmp_p
     assert line.startswith(f"3 of 3 examples of {files['again.tsv']} have the text")
 
 
+def test_texts_are_refused_for_a_model_of_pairs() -> None:
+    task, text = Classify(), Labelled(("a",), "no", "a.tsv, line 2")
+    task.pairs = True
+    with pytest.raises(UserError, match="line 2: is a text, and the model was trained on pairs"):
+        task.adopt(TaskSpec("classification", ("no", "yes")), {"test": [text]})
+
+
 @pytest.mark.apart
 def test_bfloat16_learns_as_well(
     tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
