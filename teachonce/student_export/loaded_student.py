@@ -138,8 +138,9 @@ def load_student(folder: Path) -> LoadedStudent:
         return _embedding(model, folder)
     if kind is None:
         raise UserError(
-            f"{folder}: is an encoder with neither a head nor a pooling ({MODULES}); export a"
-            " masked LM, a student of a task or one of sentence vectors"
+            f"{folder}: {(config.architectures or ['its network'])[0]} has neither a head that can"
+            f" be exported nor a pooling ({MODULES}); give a masked LM, a classifier, a tagger or a"
+            " model of sentence vectors"
         )
     tokenizer, network = load_with_tokenizer(model, kind)
     task = task_of(network.config, kind, str(folder))

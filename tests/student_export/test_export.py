@@ -22,7 +22,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from huggingface_hub import ModelCard
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from harness.processes import command, finish, fork
 from teachonce.checkpoints.bilstm import BiLstmConfig, BiLstmForTokenClassification
@@ -482,11 +488,12 @@ def test_a_missing_exporter_and_a_bare_encoder_are_one_line(
         without.setitem(sys.modules, "onnxscript", None)
         assert "needs onnxscript" in refused(*words)
         assert "pip install 'teachonce[export]'" in refused(*words)
-    from transformers import AutoModel
-
-    AutoModel.from_pretrained(tiny_teacher("bert")).save_pretrained(tmp_path / "bare")
-    AutoTokenizer.from_pretrained(tiny_teacher("bert")).save_pretrained(tmp_path / "bare")
-    assert "neither a head nor a pooling" in refused(tmp_path / "bare", *words[1:])
+    for loader in (AutoModel, AutoModelForQuestionAnswering):
+        model = loader.from_pretrained(tiny_teacher("bert"))
+        model.save_pretrained(tmp_path / "bare")
+        AutoTokenizer.from_pretrained(tiny_teacher("bert")).save_pretrained(tmp_path / "bare")
+        line = refused(tmp_path / "bare", *words[1:])
+        assert f"{type(model).__name__} has neither a head that can be exported nor" in line
 
 
 @pytest.mark.usefixtures("unmeasured")
