@@ -360,6 +360,9 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     format.write(student, tmp_path / "model.pt")
     run = format.open(tmp_path / "model.pt", student.output, 1)
     assert export_check(student, None).share(run) == 1
+    if (full := Path("/dev/full")).exists():
+        with pytest.raises(OSError, match="No space left"):
+            format.write(student, full)
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ def write_float(student: Any, path: Path) -> None:
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Without the tracer's own check: every export is compared with the student afterwards.
-        torch.jit.trace(student.network, inputs, check_trace=False).save(str(path))
+        network = torch.jit.trace(student.network, inputs, check_trace=False)
+        # To memory first: on a full disk torch's own writer ends the process.
+        torch.jit.save(network, buffer := io.BytesIO())
+    path.write_bytes(buffer.getbuffer())
 
 
 def open_runner(path: Path, output: str, threads: int = 1) -> Runner:
