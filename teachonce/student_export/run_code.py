@@ -65,6 +65,9 @@ if __name__ == "__main__":
     sys.stdout.reconfigure(encoding="utf-8")
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`; an exit of Python would write to the pipe once more
+        os._exit(1)
     except (FileNotFoundError, IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
         where = fileinput.filename() or "stdin"
         sys.exit(f"{where}: cannot be read ({error}); give a file in UTF-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import runpy
 import shutil
@@ -507,6 +508,12 @@ def test_the_program_of_a_tagger_reads_words_and_refuses_files_in_a_line(
         not stopped.value.code
         and "python answer_torchscript.py [FILE]..." in capsys.readouterr().out
     )
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, str(program), str(tmp_path / "words.conll")]
+    ended = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, b"")
     with pytest.raises(
         AssertionError, match=r"none\.txt: cannot be read \(.*No such file"
     ) as failed:
