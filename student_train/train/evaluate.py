@@ -89,13 +89,17 @@ def evaluate_batches(
 
 
 def count_compared(batch: StudentBatch, term: Term) -> int:
-    """Count what a loss compares in a batch: tokens, gold labels or runs; 1 for whole texts."""
+    """Count what a loss compares in a batch: tokens, gold labels, runs or texts; 0 if it compares
+    texts with one another and the batch has only one."""
     if term.loss.per_prediction:
         return len(batch.labels)
     if term.loss.of_gold:
         task = batch.aligned[batch.of_task].task if batch.of_task else None
         return int((task.gold != NO_LABEL).sum()) if task else 0
-    return batch.aligned[term.alignment].count_runs(term.loss.student) if term.alignment else 1
+    count = len(batch.inputs.ids)
+    if term.alignment:
+        count = batch.aligned[term.alignment].count_runs(term.loss.student)
+    return 0 if term.loss.of_pairs and count < 2 else count
 
 
 def check_held_out(plan: TrainPlan, collators: Sequence[Collator]) -> str:
@@ -112,13 +116,16 @@ def check_held_out(plan: TrainPlan, collators: Sequence[Collator]) -> str:
         names = ", ".join(term.name for term in terms if term.weight)
         of_masks = any(term.loss.student == "masked" for term in terms)
         remedy = "raise --max-length" if not of_masks else "raise --mask-prob"
-        tokens = (
+        compared = (
             f"compares nothing in the first {collator.max_length} student tokens of each sequence"
         )
+        if all(term.loss.of_pairs for term in terms if term.weight):
+            remedy = "raise --batch-texts" if stage.options.batch_texts else "raise --batch-tokens"
+            compared = "compares the texts of a batch, and there is only one in each batch"
         where = getattr(source.store, "path", "the store")
         if not _compares(stage, source, collator, source.blocks(stage.measured)):
-            raise UserError(f"--loss {names}: {tokens} of {where}; {remedy}")
-        problem = f"--loss {names} {tokens} in the held-out part of {where}"
+            raise UserError(f"--loss {names}: {compared} of {where}; {remedy}")
+        problem = f"--loss {names} {compared} in the held-out part of {where}"
         remedy += " or --held-out"
         if judged := stage.options.judged_by():
             raise UserError(f"{judged[0]}: {problem}; {remedy}, or leave {judged[0]} out")

@@ -14,6 +14,7 @@ from teachonce.store import open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model.any_student import Outputs, shared_pass
+from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
@@ -109,3 +110,31 @@ def test_a_validation_ranks_pairs_of_held_out_texts(
     assert batches.validate(distiller)["valid_spearman"] == pytest.approx(expected(5), abs=1e-3)
     monkeypatch.setattr(evaluate, "MOST_TEXTS", 2)  # one pair has no order
     assert "valid_spearman" not in batches.validate(distiller)
+
+
+@torch.no_grad()
+def test_a_batch_of_one_text_has_no_pairs_to_validate(store: Path) -> None:
+    def validated(**words: Any) -> tuple[dict[str, float], list[int], float]:
+        words |= {"student": "static:8", "loss": "embedding=1,similarity=10", "held_out": 0.1}
+        batches = StudentBatches(store, "400", **words)
+        distiller = batches.distiller(prepare(batches.options, batches.store)[0]).eval()
+        held_out = list(batches.held_out())
+        sizes = [len(batch.inputs.ids) for batch in held_out]
+        return batches.validate(distiller), sizes, float(distiller(held_out[0])["similarity"])
+
+    figures, sizes, first = validated(batch_texts=4)
+    assert sizes == [4, 1]
+    assert figures["valid_similarity"] == pytest.approx(first)
+    figures, sizes, _ = validated(batch_tokens=1)
+    assert set(sizes) == {1}
+    assert "valid_similarity" not in figures
+    assert figures["valid_loss"] == figures["valid_embedding"]
+
+
+def test_a_training_without_pairs_is_refused(store: Path, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"student": "static:8", "vocab": "400", "loss": "similarity=1"}
+    options = TrainOptions(str(store), steps=1, out=tmp_path / "student", batch_tokens=1, **words)
+    problem = "--loss similarity: compares the texts of a batch, and there is only one in each"
+    with pytest.raises(UserError, match=f"{problem} batch of .*; raise --batch-tokens"):
+        run(options)
+    assert not (tmp_path / "student").exists()
