@@ -47,7 +47,8 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
 
     The validation loss is left out if students have different losses.
     """
-    names = (name for name in COLUMNS if any(name in row for row in rows))
+    # `steps` may be a setting as well: a row has the number of steps that were trained.
+    names = (name for name in COLUMNS if name not in varied and any(name in row for row in rows))
     # Values of different losses cannot be compared.
     incomparable = () if compares_losses(varied) else (LOSS.name,)
     columns = [*(varied or ["folder"]), *(name for name in names if name not in incomparable)]

@@ -92,3 +92,14 @@ def test_what_is_no_finished_student_is_refused(tmp_path: Path) -> None:
     for folder in (started, tmp_path / "missing"):
         with pytest.raises(UserError, match=f"^{folder}: no finished student; give folders that"):
             student_table(folder)
+
+
+def test_each_column_has_its_own_name(tmp_path: Path) -> None:
+    folders = [write_student(tmp_path / f"s{n}", {"mlm": 1.0}, 2.5, steps=n) for n in (3, 6)]
+    for folder, steps in zip(folders, (3, 5), strict=True):  # the second was stopped early
+        report = json.loads((folder / "training.json").read_text())
+        report["result"]["steps"] = steps
+        (folder / "training.json").write_text(json.dumps(report))
+    lines = str(student_table(*folders)).splitlines()
+    assert lines[0] == "| folder | steps | parameters | valid_loss | valid_mlm_per_character |"
+    assert [line.split(" | ")[1] for line in lines[2:]] == ["3", "5"]
