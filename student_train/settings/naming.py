@@ -50,7 +50,9 @@ def student_folder(parent: Path, settings: Mapping[str, Any], digest: str) -> Pa
     room = LONGEST - len(digest) - 1
     words = [word for name, value in settings.items() if (word := _word(name, value))]
     while len(words) > 1 and len("-".join(words)) > room:
-        words.pop()  # a number that is cut would be another number
+        # Not cut, because a number that is cut would be another number. The longest is a list of
+        # losses; without it, the other settings, such as the seed, fit.
+        words.remove(max(words, key=len))
     # A shell takes it without quotes.
     readable = re.sub(r"[^\w.+@%-]", "_", "-".join(words))[:room].strip("-+._")
     new = parent / f"{readable or 'student'}-{digest}"

@@ -237,7 +237,7 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
     assert options.folder_in(tmp_path).name == f"c_d-tiny-{digest}"
     found = {
         ("loss", "lr"): f"mlm1+kl0.5-lr0.001-{digest}",
-        ("seed", "schedule", "loss", "lr", "steps"): f"seed0-schedulelinear-mlm1+kl0.5-{digest}",
+        ("seed", "schedule", "loss", "lr", "steps"): f"seed0-mlm1+kl0.5-lr0.001-steps5-{digest}",
         ("loss", "lr", "recipe"): f"mlm1+kl0.5-lr0.001-{digest}",
     }
     for varied, name in found.items():
