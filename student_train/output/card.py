@@ -232,7 +232,8 @@ def _units(student: PreTrainedModel, result: Mapping[str, Any]) -> Iterator[tupl
     """Yield the name of each figure in a result, and a phrase with its unit."""
     names = [name.removeprefix("valid_") for name in result if name.startswith("valid_")]
     for loss in losses_for(output_kind_of_student(student), names):
-        yield f"valid_{loss.name}", f"is in {loss.unit}"
+        if loss.unit:
+            yield f"valid_{loss.name}", f"is in {loss.unit}"
         if loss.student == "masked" and f"{loss.name}_per_character" in names:
             phrase = "divides it by the number of characters of the masked tokens"
             yield f"valid_{loss.name}_per_character", phrase

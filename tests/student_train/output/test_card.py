@@ -118,6 +118,22 @@ def test_a_head_that_no_loss_trained_fills_no_mask(
     assert capsys.readouterr().out.startswith("tensor([[[")
 
 
+def test_a_loss_without_a_unit_has_none_in_the_card(
+    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = """from torch.nn.functional import smooth_l1_loss
+from teachonce.losses import Loss
+PLAIN = Loss("plain", smooth_l1_loss, teacher="normalised", student="runs", unit="",
+             projection="always")
+"""
+    (tmp_path / "loss_without_unit.py").write_text(own)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = card(store.path, tmp_path, "--loss", "mlm=1,loss_without_unit:PLAIN=3")
+    assert "| valid_loss_without_unit:PLAIN | " in text
+    assert "`valid_mlm` is in nats per masked token; `valid_mlm_per_character` divides" in text
+    assert "is in ;" not in text and "`valid_loss_without_unit:PLAIN`" not in text
+
+
 @pytest.mark.parametrize(
     ("teacher", "name"),
     [
