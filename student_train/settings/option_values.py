@@ -128,8 +128,10 @@ def parse_widths(words: str) -> tuple[int, ...]:
 
 
 def check_widths(widths: Sequence[object]) -> None:
-    """Raise UserError unless every width is a whole number above 0."""
-    if not all(isinstance(width, int) and width > 0 for width in widths):
+    """Raise UserError unless the widths are different whole numbers above 0."""
+    numbers = all(isinstance(width, int) and width > 0 for width in widths)
+    if not numbers or len(set(widths)) < len(widths):
         raise UserError(
-            f"--matryoshka {widths}: expected sizes of vectors, each at least 1, such as 256,128,64"
+            f"--matryoshka {','.join(map(str, widths))}: expected different sizes of vectors, each"
+            " at least 1, such as 256,128,64"
         )

@@ -45,6 +45,8 @@ from teachonce.support.options import options_of, scoped
         ({"loss": ["mlm="]}, "--loss mlm=: expected NAME=WEIGHT, such as kl=2"),
         ({"steps": 2.5}, "--steps 2.5: expected a whole number"),
         ({"steps": 0}, "--steps 0: expected at least 1"),
+        ({"matryoshka": (0, 8)}, "--matryoshka 0,8: expected different sizes of vectors, each at"),
+        ({"matryoshka": (8, 8)}, "--matryoshka 8,8: expected different sizes of vectors"),
         ({"lr": -1.0}, "--lr -1: expected a finite number above 0"),
         ({"lr": math.nan}, "--lr nan: expected a finite number above 0"),
         ({"epochs": math.inf}, "--epochs inf: "),
