@@ -79,8 +79,9 @@ def trained_losses(settings: Mapping[str, Any]) -> set[str]:
 def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     """Check that an output folder is free, or can be resumed.
 
-    Returns the report of the training to resume or of the finished student, or None for a free
-    folder. Raises UserError for other existing files, and for `--resume` without a training.
+    Returns the report of the training to resume or of the finished student. Returns None for a free
+    folder and, without `--resume`, for one that has only the settings of a training that failed at
+    its start. Raises UserError for other existing files, and for `--resume` without a training.
     """
     # A training that is killed early leaves a temporary file with this prefix.
     prefix = f"{files.UNFINISHED}{SETTINGS}"
@@ -93,6 +94,8 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     with nullcontext() if resume else suppress(UserError):
         before = read_report(out)
     if not resume and (before is None or "result" not in before):
+        if before is not None and [path.name for path in out.iterdir()] == [SETTINGS]:
+            return None  # the training failed before its first step: there is nothing to lose
         stopped = (out / SETTINGS).is_file()
         remedy = ", or add --resume to continue it" if stopped else ""
         raise UserError(f"{out} exists already; give another --out{remedy}")

@@ -249,6 +249,9 @@ def test_the_first_numbers_of_a_vector_are_one(stores: Callable[..., Path], tmp_
     assert nested > plain + 0.05
     line = refused(student_train, *common, "--out", tmp_path / "s", "--matryoshka", "24")
     says(line, "--matryoshka 24: the student's vectors have size 24; give smaller sizes")
+    # The folder has nothing but the settings of the refused training, so the next one uses it.
+    ok(student_train, *common, "--steps", 1, "--out", tmp_path / "s", "--matryoshka", "8")
+    assert report_of(tmp_path / "s")["settings"]["matryoshka"] == [8]
     line = refused(student_train, *common[:-1], "embedding=1", "--matryoshka", "8",
                    "--out", tmp_path / "s")  # fmt: skip
     says(line, "--matryoshka 8: no loss compares parts of a vector; add similarity")
