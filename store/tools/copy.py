@@ -270,10 +270,10 @@ def upload(
             raise UserError(
                 f"{source}: only a Zarr folder can be copied to {target}; convert it to .zarr first"
             )
+        remote = _target(target.rstrip("/"), storage_options)
         # Files are copied as they are: damage would arrive under a sealed root.
         if problems := verify_store(store).problems:
             raise StoreError(f"{source}: {problems[0]}; {DAMAGED}")
-        remote = _target(target.rstrip("/"), storage_options)
         record_copy(store.path, store.manifest, "address", target)
         groups = range(len(store.manifest.parts) + 1)
         for _, files in zip(progress(groups), stored_files(store), strict=True):
@@ -286,8 +286,13 @@ def upload(
 
 
 def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
-    """Open a URL for writing. Raises UserError if a store exists there, StoreError if the URL
-    cannot be opened."""
+    """Open a URL for writing. Raises UserError if it does not end in .zarr or a store exists there,
+    StoreError if the URL cannot be opened."""
+    if not target.endswith(".zarr"):
+        raise UserError(
+            f"{target}: at a URL, a store needs a name, which must end in .zarr (Zarr v3), such as"
+            " s3://bucket/store.zarr"
+        )
     remote = remote_files(target, storage_options)
     # Without a root there is at most a killed upload, whose objects are replaced. The root is read,
     # not only looked up, because a failed HEAD request gives no reason.

@@ -192,7 +192,7 @@ def _noted(asked: list[str], method: str, path: str) -> bool:
 def test_refusals_are_not_asked_again(s3: S3, small: Path, answer: str) -> None:
     fs = open_store(URL)
     stream = partial(streamed, fs)
-    for read in (lambda: open_store(URL), lambda: upload(small, URL + "2"), stream):
+    for read in (lambda: open_store(URL), lambda: upload(small, f"s3://{BUCKET}/b.zarr"), stream):
         asked: list[str] = []
         s3.weather = Weather({answer: 1.0}, partial(_noted, asked))
         with pytest.raises(Unreachable) as caught:

@@ -156,6 +156,9 @@ def test_uploaded_it_is_sealed_only_when_it_is_whole(
         refused(feature_store, "convert", path, target, *more)
     with pytest.raises(UserError, match="only a Zarr folder"):
         upload(made("h5")[0], target)
+    for name in ("memory://up/a.h5", "memory://up/a", "memory://"):
+        line = refused(feature_store, "convert", path, name)
+        assert f"{name.rstrip('/')}: at a URL, a store needs a name, which must end in" in line
 
 
 def test_a_file_that_does_not_arrive_whole_is_reported(
