@@ -471,7 +471,8 @@ class FeatureStore(Sequence[Record]):
         """Return the path, the sizes and the features of the store."""
         size, spec = self.counts_line(), self.features
         logits, task = spec.logits and spec.logits.tier, spec.task and spec.task.kind
-        names = (word for word in (*spec.hidden, *spec.attention, logits, task) if word)
+        vectors = spec.embedding and "embedding"
+        names = (word for word in (*spec.hidden, *spec.attention, logits, task, vectors) if word)
         summary = ", ".join(dict.fromkeys(names)) or "text alone"
         return f"<FeatureStore {self.path}: {size}; {summary}; {counted(spec.views, 'view')}>"
 

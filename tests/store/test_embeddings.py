@@ -109,6 +109,7 @@ def test_people_are_reported(made: Made, tmp_path: Path) -> None:
     make_store(tmp_path / "alone.zarr", alone())
     assert "hidden      none\n" in "\n".join(info_lines(open_store(tmp_path / "alone.zarr")))
     fs = open_store(made("zarr", "default", "embedding")[0])
+    assert ", embedding; " in repr(fs)
     lines = "\n".join(info_lines(fs))
     assert "embedding   size 33, mean, of length 1, prompt 'the story '" in lines
     assert "embedding of length 1.0" in headline(sequence_facts(fs, 2))
