@@ -133,10 +133,15 @@ def load_for_dump(
 
 
 def notes_on_teacher(teacher: Teacher) -> Iterator[str]:
-    """Yield a line for each peculiarity of a loaded teacher: fields that nothing reads, a first
-    token that is added, batches of one length."""
+    """Yield a line for each peculiarity of a loaded teacher: fields that nothing reads, prompts
+    that are not used, a first token that is added, batches of one length."""
     for line in teacher.notes:
         yield f"{'unread':9} {line}"
+    if (vectors := teacher.text_vectors) and vectors.unused_prompts:
+        yield (
+            f"{'prompt':9} none, but the model has {', '.join(vectors.unused_prompts)}; give"
+            " --prompt NAME, or --prompt '' if its texts need none"
+        )
     if teacher.first_token is not None:
         piece = teacher.tokenizer.convert_ids_to_tokens(teacher.first_token)
         yield f"{'bos':9} {piece} ({teacher.first_token}) in front of each window (--bos)"

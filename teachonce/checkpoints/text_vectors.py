@@ -27,6 +27,7 @@ class TextVectors:
     prompt_tokens: its number of tokens, with the special tokens before it.
     max_length: the folder's longest text in tokens; None if unknown.
     settings: bytes of config_sentence_transformers.json; None if it is missing.
+    unused_prompts: names of the folder's prompts, if none was chosen and there is no default.
     """
 
     head: VectorHead
@@ -34,6 +35,7 @@ class TextVectors:
     prompt_tokens: int = 0
     max_length: int | None = None
     settings: bytes | None = None
+    unused_prompts: tuple[str, ...] = ()
 
     @property
     def spec(self) -> EmbeddingSpec:
@@ -78,12 +80,14 @@ def text_vectors(
             " --prompt '' or set truncation_side to right"
         )
     path = finder(model)(SETTINGS)
+    chosen = prompt is not None or text
     return TextVectors(
         head,
         text,
         _prompt_tokens(tokenizer, text),
         settings.max_length,
         path.read_bytes() if path else None,
+        () if chosen else tuple(name for name, text in settings.prompts.items() if text),
     )
 
 

@@ -56,6 +56,16 @@ def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_p
     assert "note" not in ok(teacher_dump, "--model", broken, *words[2:], "--plan")
 
 
+def test_prompts_that_are_not_used_are_named(embedder: Path, tmp_path: Path) -> None:
+    corpus, out = write_corpus(tmp_path / "a.txt", 4), tmp_path / "a.zarr"
+    words = ("--model", embedder, "--corpus", corpus, "--out", out, "--device", "cpu", "--plan")
+    said = "prompt    none, but the model has query; give --prompt NAME, or --prompt ''"
+    says(ok(teacher_dump, *words, "--head", "embedding"), said)
+    for prompt in ("", "document", "query"):
+        printed = ok(teacher_dump, *words, "--head", "embedding", "--prompt", prompt)
+        assert "prompt    none" not in printed
+
+
 def test_another_model_is_reported(embedder: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
     out = dumped(
         embedder, write_corpus(tmp_path / "a.txt", 8), tmp_path / "a.h5",
