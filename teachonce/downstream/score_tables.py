@@ -252,9 +252,14 @@ def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each student of a sweep, the best first."""
+    """Yield a row for each student of a sweep, the best first. Raises UserError if none is
+    finished."""
     try:
         students = ranked(json.loads((folder / SWEEP).read_text("utf-8")))
+        if not students:
+            raise UserError(
+                f"run {folder}: none of its students is finished; run the same student-sweep again"
+            )
         for student in students:
             figures = {name: student[key] for name, key in OF_A_SWEEP.items() if key in student}
             model = str(folder / student["folder"])

@@ -205,6 +205,9 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["model"] for row in joined] == [str(out / row["folder"]) for row in by_nats]
     assert joined[0]["mean"]["held-out"] == {"nats/character": by_nats[0][NATS]}
     assert json.loads(invoke(student_sweep, *words, "--json").stdout) == by_nats
+    (out / "sweep.json").write_text("[]")  # as a sweep begins
+    line = refused(downstream, "--task", "table", out)
+    assert "none of its students is finished; run the same student-sweep again" in line
     (out / "sweep.json").write_text("[3]")
     line = refused(downstream, "--task", "table", out)
     assert "sweep.json was not written by student-sweep" in line
