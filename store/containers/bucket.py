@@ -8,10 +8,13 @@ support conditions.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,12 +55,22 @@ OTHER_RANGE = re.compile(r"Requested (\S+), got (\S+)")  # obstore's words for a
 IGNORED = ("NotPartial", "RangeNotSupported")  # obstore's words for a server that ignores Range
 HELD = {"AlreadyExistsError", "PreconditionError"}
 UNCONDITIONAL = {"NotSupportedError", "NotImplementedError"}
+# Without a pause, 11 of 50 commands that ended at once after an answer were aborted (SIGABRT): a
+# thread of obstore that releases its Python objects while the interpreter ends is killed
+# (PyO3/pyo3-async-runtimes issue 40).
+PAUSE_AT_EXIT = 0.1  # seconds
 
 
 def is_bucket(path: object) -> bool:
     """Return whether a path is the URL of a store in a bucket (s3://, gs://, az://)."""
     scheme, separator, _ = str(path).partition("://")
     return bool(separator) and scheme in SCHEMES
+
+
+@cache
+def _pause_at_exit() -> None:
+    """Let the threads of obstore end before the interpreter does; once in a process."""
+    atexit.register(time.sleep, PAUSE_AT_EXIT)
 
 
 class Tagged(NamedTuple):
@@ -79,6 +92,7 @@ class Bucket:
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         self.url, self.retrier = url, Retrier(url)
         self._obstore = library("obstore", EXTRA, f"{url.partition('://')[0]}://")
+        _pause_at_exit()
         self.store = _client(url, options)
         self._suffixes = url.partition("://")[0] in SUFFIXES
 
