@@ -129,16 +129,20 @@ def test_stopped_sweep(tmp_path: Path, store: Path) -> None:
 def sleep_on() -> None:
     with stoppable() as stop, stop.deferred():
         print("asleep", flush=True)
+        while not stop.requested:
+            time.sleep(0.01)
+        print("stopping", flush=True)
         while True:
             time.sleep(9)
 
 
 @pytest.mark.parametrize("number", CODES)
 def test_the_second_signal_leaves_at_once(tmp_path: Path, number: signal.Signals) -> None:
-    process = fork(sleep_on, log=tmp_path / "log")
-    wait_for(lambda: "asleep" in (tmp_path / "log").read_text())
+    process = fork(sleep_on, log=(log := tmp_path / "log"))
+    wait_for(lambda: "asleep" in log.read_text())
     os.kill(process.pid or 0, number)
-    process.join(0.5)
+    # A second signal that comes before the first is handled would be one with it.
+    wait_for(lambda: "stopping" in log.read_text())
     assert process.is_alive()
     os.kill(process.pid or 0, number)
     assert finish(process, 20) == -number
