@@ -157,9 +157,10 @@ def train_student(
             )
             return finished
     except (OSError, SafetensorError) as error:
+        started = (out / SETTINGS).exists()
+        then = "continue with --resume" if started else "run the same command again"
         raise UserError(
-            f"{out}: cannot be written: {files.reason(error)} and continue with --resume, or give"
-            " another --out"
+            f"{out}: cannot be written: {files.reason(error)} and {then}, or give another --out"
         ) from error
 
 
