@@ -181,6 +181,11 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         text = _student_card(options.folder)
         write_card(export_card(text, student, exports), student_row, exports, folder / CARD)
         files.apply_umask(folder)
+        if options.out.exists():
+            raise UserError(
+                f"--out {options.out}: was written by another process in the meantime; choose"
+                " another"
+            )
         files.rename(folder, options.out)
     # Last, so that the student's card lists no export that was not published.
     write_card(text, student_row, exports, options.folder / CARD)

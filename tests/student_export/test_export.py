@@ -38,9 +38,10 @@ from teachonce.student_export.cli import main
 from teachonce.student_export.costs import Costs, costs_of, size_of
 from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
+from teachonce.student_export.job import export
 from teachonce.student_export.loaded_student import load_student
 from teachonce.student_export.options import FORMATS as NAMES
-from teachonce.student_export.options import QUANTISED
+from teachonce.student_export.options import QUANTISED, ExportOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.checkpoints.test_embedders import static
@@ -362,6 +363,18 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     if (full := Path("/dev/full")).exists():
         with pytest.raises(OSError, match="No space left"):
             format.write(student, full)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_two_exports_to_one_folder(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    def say(line: str) -> None:
+        if "is timed" in line:
+            out.mkdir()
+
+    folder, out = bilstm(make_tokenizer, tmp_path / "s"), tmp_path / "out"
+    with pytest.raises(UserError, match="out: was written by another process in the meantime"):
+        export(ExportOptions(folder=folder, out=out, to=("torchscript",)), say)
+    assert list(out.iterdir()) == []
 
 
 @pytest.mark.usefixtures("unmeasured")
