@@ -54,12 +54,14 @@ def _parameters() -> list[click.Parameter]:
 def main(**values: Any) -> None:
     """Read the options and the texts, and print an answer to each."""
     options = PredictOptions(**values)
-    from teachonce.student_predict.texts import input_texts
+    from teachonce.student_predict.texts import input_texts, note_on_columns
 
     # Before torch loads, which takes seconds, and before lines of stdin are awaited.
     if not (options.folder / EXPORTED).is_file():
         check_folder(options.folder)
     inputs = input_texts(options)
+    if note := note_on_columns(options):
+        click.echo(note, err=True)
     from transformers.utils import logging
 
     from teachonce.student_predict.answers import Predictor, tsv_lines

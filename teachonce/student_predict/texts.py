@@ -16,6 +16,7 @@ from teachonce.teacher_dump.corpus.tagged_files import (
     TAGGED,
     check_untagged,
     is_tagged,
+    tagged_layout,
     tagged_sentences,
 )
 from teachonce.teacher_dump.corpus.text_files import STDIN, read_lines, suffix_of
@@ -69,7 +70,8 @@ def input_texts(options: PredictOptions) -> list[InputText]:
 
 def _given(options: PredictOptions) -> Iterator[InputText]:
     path = options.input
-    if options.columns and path is not None and not is_table(path):
+    words = path is not None and str(path) != "-" and _has_words(path, options.columns)
+    if options.columns and path is not None and (words or not is_table(path)):
         flags = ", ".join(f"--{role.replace('_', '-')}-column" for role in options.columns)
         raise UserError(
             f"{flags}: {path} is not a table, and only tables have columns; leave {flags} out, or"
@@ -79,7 +81,7 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
         yield from _lines(options.texts, "TEXT", options.pairs)
     elif path is None or str(path) == "-":
         yield from _lines(read_lines(STDIN), f"{STDIN}, line", options.pairs)
-    elif _has_words(path, options.columns):
+    elif words:
         if options.pairs:
             raise UserError(f"--pairs: {path} has words with tags; leave --pairs out")
         # Before `is_table`, because a .tsv of words and tags has the suffix of a table.
@@ -100,11 +102,21 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
 
 
 def _has_words(path: Path, columns: dict[str, str]) -> bool:
-    """Return whether a file has words and tags, one word per line. A .tsv is a table instead if
-    `columns` names columns, or if its header has a column of texts."""
+    """Return whether a file has words and tags, one word per line. A .tsv is a table instead if its
+    header has a column of texts, or one of `columns`."""
     return suffix_of(path) in TAGGED or (
-        suffix_of(path) == ".tsv" and not columns and is_tagged(path, {"text", *PAIR})
+        suffix_of(path) == ".tsv" and is_tagged(path, {"text", *PAIR, *columns.values()})
     )
+
+
+def note_on_columns(options: PredictOptions) -> str | None:
+    """Describe the columns of a file of words and tags, if it has more than these; None for other
+    texts."""
+    path = options.input
+    if path is None or str(path) == "-" or not _has_words(path, options.columns):
+        return None
+    note = tagged_layout(path).note()
+    return note and f"{path}: {note}"
 
 
 def _sentences(path: Path) -> Iterator[InputText]:

@@ -651,6 +651,11 @@ def test_a_tagger_tags_the_words_of_a_file(students: dict[str, Path], tmp_path: 
     message = "line 1: has words with tags, and the student reads texts (classification)"
     assert message in refused(students["classifier"], "--input", path)
     assert "--pairs: " in refused(folder, "--input", path, "--pairs")
+    line = refused(folder, "--input", path, "--text-column", "tokens")
+    assert "--text-column: " in line and "tags.tsv is not a table" in line
+    path.write_text("old\tx\tB-X\n\nmoss\tx\tO\n")
+    note = f"{path}: of 3 columns the first holds the words, and column 3 the tags\n"
+    assert run(folder, "--input", path).stderr == note
     path.write_text("old\tADJ\nmoss\tNOUN\n")  # may be a table with a header
     line = refused(folder, "--input", path)
     assert f"{path}, line 1: no column 'text'; " in line and "or the suffix .conll" in line
