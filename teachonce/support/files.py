@@ -20,6 +20,7 @@ NOT_ORDINARY = "is a link, pipe, folder or device, but an ordinary file is neede
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file has the name of a folder: rename it"),
     # ESTALE is the answer of NFS if another machine has removed the folder.
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "do not move or delete its folder"),
 }

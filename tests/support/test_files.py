@@ -136,3 +136,11 @@ def test_a_folder_is_filled_without_following_links(tmp_path: Path) -> None:
         (new / "a").write_text("half")
         raise OSError("the disk is full")
     assert (folder / "a").read_text() == "one"
+
+
+def test_a_file_in_the_place_of_a_folder_has_a_remedy(tmp_path: Path) -> None:
+    (file := tmp_path / "a").touch()
+    for make in (file.mkdir, (file / "b").mkdir):
+        with pytest.raises(OSError) as raised:
+            make()
+        assert files.reason(raised.value).endswith("; a file has the name of a folder: rename it")
