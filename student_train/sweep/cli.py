@@ -107,6 +107,7 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     """
     say = partial(click.echo, err=as_json)
     if page:
+        _check_page_alone()
         from teachonce.student_train.sweep.page.report import write_report
 
         say(f"page in {write_report(page)}")
@@ -128,6 +129,19 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     from teachonce.student_train.sweep.job import Sweep
 
     Sweep(folder, fixed, space, f"{grid}: ", **options).run(say, as_json)
+
+
+def _check_page_alone() -> None:
+    """Raise UserError if `--page` is given with other options, which it does not read."""
+    context = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    names = {str(each.name): each.opts[0] for each in context.command.params}
+    given = [n for n in names if n != "page" and context.get_parameter_source(n) != default]
+    if given:
+        raise UserError(
+            "--page writes the page into the folder of its sweep, and reads no other option; leave"
+            f" {', '.join(names[name] for name in given)} out"
+        )
 
 
 def _check_out(folder: Path) -> None:

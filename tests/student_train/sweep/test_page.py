@@ -114,6 +114,8 @@ def test_losses_of_different_definitions_share_no_axis() -> None:
 
 def test_a_page_needs_a_sweep(tmp_path: Path) -> None:
     says(refused(student_sweep, "--page", tmp_path), "no runs.json there; give the folder")
+    line = refused(student_sweep, "--page", tmp_path, "--out", tmp_path / "b", "--vocab", "5k")
+    says(line, "--page writes the page into the folder of its sweep", "leave --vocab, --out out")
     (tmp_path / "runs.json").write_text("{}")
     line = "runs.json is damaged (varied is missing); remove it: the students in the folder are not"
     assert refused(student_sweep, "--page", tmp_path).endswith(f"{line} affected")
