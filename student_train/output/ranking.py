@@ -179,8 +179,8 @@ def describe_best(rows: Sequence[Row]) -> str:
     if measure is None:
         return (
             "best      unknown: these students have no measure in common: their losses differ, or"
-            " nothing held out can be compared. Add mlm to --loss, raise --held-out (for decoders"
-            " also --max-length), or score them with downstream"
+            " nothing held out can be compared. Raise --held-out (for decoders also --max-length),"
+            " add mlm to --loss (masked LMs only), or score them with downstream"
         )
     best, last = flat(rows[0]), [row for row in rows if measure.of(flat(row)) == math.inf]
     without = f"; {len(last)} without it come last" if last else ""

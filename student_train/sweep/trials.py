@@ -201,7 +201,7 @@ class Trials(Study):
         else:
             if run.state == "finished":
                 run.problem = run.problem or (
-                    "no figure compares it with others; add mlm to --loss, or raise --held-out (for"
-                    " decoders also --max-length)"
+                    "no figure compares it with others; raise --held-out (for decoders also"
+                    " --max-length), or add mlm to --loss (masked LMs only)"
                 )
             self.study.tell(trial, state=states.FAIL)

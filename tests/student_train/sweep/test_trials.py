@@ -217,5 +217,5 @@ def test_a_student_that_nothing_compares(tmp_path: Path) -> None:
     assert run is not None
     said: list[str] = []
     Execution(trials, runs, (), "", said.append).end(run, "finished", {"valid_loss": 2.0}, "")
-    assert "add mlm to --loss" in run.problem
+    assert "or add mlm to --loss (masked LMs only)" in run.problem
     assert said == [f"[1] trained; {run.problem}"]
