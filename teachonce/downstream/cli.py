@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from teachonce.support import files
 from teachonce.support.commands import GroupedCommand, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import check_one_process, check_torchrun
+from teachonce.support.lease import Lease
 
 HELP = """Train a checkpoint as a masked LM, fine-tune it for a task, score it or measure its speed.
 
@@ -201,14 +202,17 @@ def _fine_tune(options: DownstreamOptions) -> list[Result] | Result:
 
 @contextmanager
 def _made_early(out: Path) -> Iterator[None]:
-    """Make a folder for the work of the `with` block; remove it if it stays empty."""
+    """Make a folder for the work of the `with` block, in which no other process works; remove it if
+    it stays empty. Raises UserError if another one does."""
     # Before the work: a folder that cannot be made is an error now, not after hours.
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # the folder has files: the work wrote them
-            out.rmdir()
+    with closing(Lease(out)):
+        check_new(out, resumable=False)  # again: a run may have ended while this one loaded torch
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the folder has files: the work wrote them
+                out.rmdir()
 
 
 def _search(options: DownstreamOptions) -> list[Result]:

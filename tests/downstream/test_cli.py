@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,23 @@ def test_mlm(text: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
     assert "exists already" in refused(*words, "--out", text) and text.read_bytes() == before
     table = done("--task", "table", tmp_path / "out")
     assert "held out of text.txt (dev)" in table and f" {loss:.2f} " in table
+
+
+def test_two_runs_in_one_folder(text: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
+    hold = "import sys; from pathlib import Path; from teachonce.support.lease import Lease"
+    hold += "; lease = Lease(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    words: Words = ("--task", "mlm", "--as-is", "--model", tiny_teacher("distilbert"))
+    words += ("--test", text, "--out", tmp_path / "out")
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "out")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        assert "out: another process is writing it" in refused(*words)
+        other.communicate()
+    done(*words)
+    assert [path.name for path in tmp_path.iterdir() if "lease" in path.name] == []
 
 
 @pytest.mark.slow
