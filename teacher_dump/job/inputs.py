@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from teachonce.checkpoints.declared import (
     DECLARED,
+    RERANKER,
     check_declared,
     config_of,
     declared_kind,
@@ -59,7 +60,7 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     # The config.json of a reranker declares a classifier.
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
-        check_declared(model, config, head)
+        check_declared(model, config, head, RERANKER if options.head == "score" else "")
     kind, problem = declared_kind(config), config.get("problem_type")
     if options.head == "auto" and kind is not None:
         # `--logits none` leaves out a head over the vocabulary.

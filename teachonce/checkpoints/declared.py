@@ -30,6 +30,8 @@ class DeclaredHead:
     architectures: tuple[str, ...]
 
 
+RERANKER = "fine-tune it first with `downstream --task pair`"
+"""How to get a classification head with one output, for `--head score`."""
 MASKED = ("ForMaskedLM", "WithLMHeadModel")  # XLM and FlauBERT have the second name
 DECLARED = {
     "mlm": DeclaredHead(

@@ -31,6 +31,7 @@ from transformers.utils import logging
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
 import teachonce.checkpoints.static  # noqa: F401
 from teachonce.checkpoints.declared import (
+    RERANKER,
     another_head,
     check_no_encoder_decoder,
     declared_head,
@@ -254,7 +255,7 @@ def load_with_head(
             )
         return network, kind
     if head in FACTORIES:
-        raise no_head(resolved.name, kind, missing)
+        raise no_head(resolved.name, kind, missing, RERANKER if scores else "")
     network, missing = load_network(AutoModel, resolved, **options)
     if any("pooler" in key for key in missing):
         network.pooler = None  # it is random, and would change the hash of the weights

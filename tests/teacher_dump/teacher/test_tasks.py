@@ -230,6 +230,7 @@ def test_a_head_is_never_made_up(tmp_path: Path, tiny_teacher: Teachers) -> None
     tags = tiny_teacher("modernbert", "tagging", TAGS)
     for model, head, words in (
         (bert, "classification", "no classification head .*BertForMaskedLM.*--task classify"),
+        (bert, "score", "no classification head .*BertForMaskedLM.*--task pair"),
         (bert, "tagging", "no tagging head .*BertForMaskedLM"),
         (moods, "tagging", "no tagging head .*BertForSequenceClassification"),
         # its parameters have the names and shapes of a classification head
