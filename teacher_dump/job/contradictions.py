@@ -102,6 +102,12 @@ def _head_contradictions(options: DumpOptions) -> Iterator[str]:
     # The head of `auto` is not known yet: `check_inputs` and `features_of` check it.
     elif options.head != AUTO:
         yield from _unfit_for(options, options.head)
+    alone = options.head == "embedding" and options.hidden == options.attention == "none"
+    if alone and options.views > 1 and options.student_column is None:
+        yield (
+            f"--views {options.views}: the vector of a text is computed from the plain text (view"
+            " 0), and nothing else is stored; add --hidden or --attention, or leave --views out"
+        )
     for name in ("pooling", "prompt", "student_column"):
         if options.head != "embedding" and getattr(options, name) is not None:
             yield (

@@ -88,6 +88,7 @@ DUMP = """
 VECTORS = """
 --logits topk:4 | --logits topk:4: --head embedding reads no LM head
 --stride 3 | --stride 3: for an embedding head a document is one sequence
+--views 2 | --views 2: the vector of a text is computed from the plain text | leave --views out
 --label-column x | --label-column x: labels are stored with the logits of a classification
 --text-column a,b | pairs of texts need a classification head
 --head none --pooling max | --pooling max: applies to vectors of texts
@@ -172,7 +173,7 @@ SWEEP = """
 --trials 3 --loss mlm=1 --loss hiden=1 | did you mean hidden?
 --grid nowhere.toml | check --grid
 --downstream nowhere.toml | check --downstream
---page nowhere | no runs.json
+--page nowhere | --page writes the page into the folder of its sweep, and reads no other option
 --out corpus.txt | is a file
 --out store.zarr | is the folder of a store
 --prune median --lr 0.1 --lr 0.2 | --prune median | add --trials N

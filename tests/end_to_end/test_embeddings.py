@@ -88,7 +88,7 @@ def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Pa
     )  # fmt: skip
     alone = dumped(
         embedder, corpus, tmp_path / "b.zarr",
-        head="embedding", logits=None, views=2, codec="exact", part_tokens=300,
+        head="embedding", logits=None, codec="exact", part_tokens=300,
     )  # fmt: skip
     one, other = open_store(both), open_store(alone)
     assert one.features.hidden == ("layer4",) and one.features.attention == ("mean",)
