@@ -336,8 +336,11 @@ def _not_utf8(
             " text"
         )
     encoding, label = _guess_encoding(raw)
-    # A line of another encoding has more broken bytes than the 3 of a character that was cut off.
-    if extra and len(raw) - len(raw.decode("utf-8", "ignore").encode()) > CUT_OFF:
+    line = raw.decode("utf-8", "ignore")
+    valid = len(line.encode())
+    # A line of another encoding has more broken bytes than the 3 of a character that was cut off,
+    # and few characters of several bytes.
+    if extra and len(raw) - valid > max(CUT_OFF, valid - len(line)):
         return CorpusError(
             f"{where}: earlier lines are UTF-8, and this one looks like {label}: the file mixes"
             " encodings; convert its parts to UTF-8 before they are joined"

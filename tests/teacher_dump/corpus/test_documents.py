@@ -300,6 +300,10 @@ def test_two_encodings_in_one_file(tmp_path: Path, suffix: str) -> None:
     message = refusal(path)
     assert "line 41: not UTF-8 at byte" in message and "iconv" not in message
     assert "earlier lines are UTF-8, and this one looks like cp1251" in message
+    broken = line.encode().replace("т".encode(), b"\xd1").replace("о".encode(), b"\xd0")
+    path.write_bytes(f"{line}\n".encode() * 40 + broken + b"\n")
+    assert "line 41: not UTF-8 at byte" in refusal(path)
+    assert "a broken character in UTF-8 text" in refusal(path)
 
 
 def test_byte_positions_behind_a_byte_order_mark(tmp_path: Path) -> None:
