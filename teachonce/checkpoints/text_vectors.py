@@ -80,7 +80,7 @@ def text_vectors(
             " --prompt '' or set truncation_side to right"
         )
     path = finder(model)(SETTINGS)
-    chosen = prompt is not None or text
+    chosen = prompt is not None or settings.default_prompt
     return TextVectors(
         head,
         text,

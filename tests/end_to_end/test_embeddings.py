@@ -23,8 +23,10 @@ from teachonce.teacher_dump.job.sharing import share
 from tests.end_to_end.support import ok, refused, says
 from tests.making.dumps import dump_options, dumped, write_corpus
 from tests.making.models import Teachers
-from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.sentence_folders import changed, modules, normalize, pooling
 from tests.making.texts import ENGLISH
+
+CONFIG = "config_sentence_transformers.json"
 
 
 def test_dumped_printed_and_compared(embedder: Path, tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_p
     says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")
     broken = shutil.copytree(embedder, tmp_path / "broken")
-    (broken / "config_sentence_transformers.json").write_text("{")
+    (broken / CONFIG).write_text("{")
     assert "note" not in ok(teacher_dump, "--model", broken, *words[2:], "--plan")
 
 
@@ -64,6 +66,10 @@ def test_prompts_that_are_not_used_are_named(embedder: Path, tmp_path: Path) -> 
     for prompt in ("", "document", "query"):
         printed = ok(teacher_dump, *words, "--head", "embedding", "--prompt", prompt)
         assert "prompt    none" not in printed
+    settings = {"default_prompt_name": "document"}  # whose text is empty
+    chosen = changed(shutil.copytree(embedder, tmp_path / "e"), CONFIG, **settings)
+    printed = ok(teacher_dump, "--model", chosen, *words[2:], "--head", "embedding")
+    assert "prompt    none" not in printed
 
 
 def test_another_model_is_reported(embedder: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
