@@ -127,9 +127,7 @@ class TrainPlan:
             # The map of text vectors has no bias, and always the initial weights of PyTorch.
             "projection_start": False in maps and not in_model,
             "outputs": {"classes", "scores"} <= sides,
-            "freeze": bool(maps)
-            or in_model
-            or {"projection"} < {"projection", *self.options.freeze},
+            "freeze": bool(maps) or in_model or set(self.options.freeze) != {"projection"},
             "dropout": shape.layers > 0,
             "classifier_pooling": task is not None and task.kind == "classification",
             **dict.fromkeys(("mask_prob", "mask_words", "max_masks"), masks),
