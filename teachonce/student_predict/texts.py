@@ -93,7 +93,7 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
                 " columns text_a and text_b; leave --pairs out"
             )
         for row in read_rows(path):
-            roles = text_roles(row, options.columns)
+            roles = text_roles(row, options.columns, WORDS)
             yield InputText(tuple(_cell(row, role, options.columns) for role in roles), row.where)
     else:
         if path.is_file():

@@ -36,7 +36,6 @@ class Row(dict[str, Any]):
         name = columns.get(role, role)
         if not has_cell(self, name):
             option = f"--{role.replace('_', '-')}-column"
-            option += " (pairs: --text-a-column, --text-b-column)" if role == "text" else ""
             remedy = f"rename one, or name the right one with {option}{hint}"
             raise no_column(name, names_in(self), self.header, remedy)
         return cell_of(self, name)
@@ -58,12 +57,18 @@ PAIR = ("text_a", "text_b")
 """The roles of the two texts of a pair, in the order of the model's input."""
 
 
-def text_roles(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
+def text_roles(row: Row, columns: Mapping[str, str], hint: str = "") -> tuple[str, ...]:
     """Return the roles of a row's texts: PAIR if `columns` names a column of pairs, or if the row
-    has such a column and no `text`."""
+    has such a column and no `text`.
+
+    hint: see `Row.cell`. Raises UserError if there is no column of texts.
+    """
     named = not columns.keys().isdisjoint(PAIR)
     met = "text" not in columns and "text" not in row and not row.keys().isdisjoint(PAIR)
-    return PAIR if named or met else ("text",)
+    if named or met:
+        return PAIR
+    row.cell("text", columns, f" (pairs: --text-a-column, --text-b-column){hint}")
+    return ("text",)
 
 
 def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:

@@ -263,7 +263,7 @@ def test_words_and_tags_of_tables(tmp_path: Path) -> None:
         ('{"tokens": ["a", "b"], "tags": ["O", null]}', "expected a tag for every word"),
         ('{"tokens": ["a", "b"], "tags": ["O"]}', "expected a tag for each of 2 words"),
         ('{"tokens": ["a"]}', "no column 'tags'"),
-        ('{"word": "a"}', "no column 'tokens'"),
+        ('{"word": "a"}', "no column 'tokens'.*, or name the right one with --text-column$"),
     ):
         (tmp_path / "b.jsonl").write_text(content)
         with pytest.raises(UserError, match=f"b.jsonl, line 1: .*{printed}"):

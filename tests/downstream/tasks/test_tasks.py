@@ -294,7 +294,12 @@ def test_no_answer_is_said_where_training_has_some_and_cls_wins() -> None:
 
 MISTAKES: list[tuple[Task, str, bytes, str]] = [
     (Classify(), "a.tsv", b"text\tclass\na\tx\n", r"no column 'label'.*'class'.*--label-column"),
-    (Classify({"text": "t"}), "a.tsv", b"text\tlabel\na\tx\n", r"no column 't'.*--text-column"),
+    (
+        Classify({"text": "t"}),
+        "a.tsv",
+        b"text\tlabel\na\tx\n",
+        r"no column 't'.*--text-column \(pairs: --text-a",
+    ),
     (Classify(), "a.tsv", b"text\tlabel\na\t\n", r"line 2: the text has no label"),
     (Classify(), "a.tsv", b"text\tlabel\n \tx\n", r"line 2: expected text in column 'text'"),
     (
