@@ -59,13 +59,21 @@ def staging_of(path: str | Path) -> Staging:
     """
     if not is_bucket(path):
         return local_staging_of(path)
-    _, _, key = str(path).partition("://")[2].rstrip("/").partition("/")  # of the bucket
-    if not key.endswith(".zarr"):
+    check_url_name(str(path))
+    return BucketStaging(str(path))
+
+
+def check_url_name(url: str) -> None:
+    """Raise UserError unless a URL ends in the name of a Zarr store. The name of a bucket alone is
+    none."""
+    name = url.partition("://")[2].rstrip("/")
+    if is_bucket(url):
+        name = name.partition("/")[2]
+    if not name.endswith(".zarr"):
         raise UserError(
-            f"{path}: in a bucket, a store needs a name, which must end in .zarr (Zarr v3), such as"
+            f"{url}: at a URL, a store needs a name, which must end in .zarr (Zarr v3), such as"
             " s3://bucket/store.zarr"
         )
-    return BucketStaging(str(path))
 
 
 def local_staging_of(path: str | Path) -> LocalStaging:

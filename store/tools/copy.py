@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from teachonce.store.containers.network import ABSENT
+from teachonce.store.containers.paths import check_url_name
 from teachonce.store.containers.zarr.files import RemoteFiles, remote_files
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import StoreError
@@ -286,13 +287,9 @@ def upload(
 
 
 def _target(target: str, storage_options: dict[str, Any] | None) -> RemoteFiles:
-    """Open a URL for writing. Raises UserError if it does not end in .zarr or a store exists there,
-    StoreError if the URL cannot be opened."""
-    if not target.endswith(".zarr"):
-        raise UserError(
-            f"{target}: at a URL, a store needs a name, which must end in .zarr (Zarr v3), such as"
-            " s3://bucket/store.zarr"
-        )
+    """Open a URL for writing. Raises UserError as `check_url_name` does and if a store exists
+    there, StoreError if the URL cannot be opened."""
+    check_url_name(target)
     remote = remote_files(target, storage_options)
     # Without a root there is at most a killed upload, whose objects are replaced. The root is read,
     # not only looked up, because a failed HEAD request gives no reason.

@@ -54,7 +54,10 @@ def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
 def trained_on_pairs(folder: Path) -> bool | None:
     """Return whether a student was trained on pairs of texts; None for a folder without a record of
     it, such as another model's."""
-    features = (read_report(folder) or {}).get("store", {}).get("features", {})
+    report = None
+    with suppress(UserError):  # another program's model may have a file of this name
+        report = read_report(folder)
+    features = (report or {}).get("store", {}).get("features", {})
     return "separator" in features["task"] if features.get("task") else None
 
 

@@ -171,8 +171,8 @@ class Labels:
                             raise
                         raise UserError(
                             f"{where}: tag {tag} is the teacher's {called!r}, which cannot be at"
-                            " this word: the corpus numbers its tags in another order than the"
-                            " teacher; write their names in place of the numbers"
+                            " this word: the corpus may number its tags in another order than"
+                            " the teacher; write their names in place of the numbers"
                         ) from None
 
     def _check_kind(self, others: Mapping[str, str]) -> None:

@@ -120,6 +120,9 @@ def test_a_student_of_a_classifier(tiny_teacher: Teachers, tmp_path: Path) -> No
     pairs = table(tmp_path / "pairs.tsv", "text_a text_b label", [("a", "b", LABELS[0])])
     words = ("--task", "classify", "--as-is", "--model", student, "--test", pairs)
     assert "is a pair, and the model was trained on single texts" in refused(*words, "--out", "no")
+    (student / "training.json").write_text('{"lr": 3}')  # of another program
+    again = scored("classify", student, test, tmp_path / "again")
+    assert again["mean"]["test"]["accuracy"] == found
 
 
 def test_a_tagger_of_words(make_tokenizer: Tokenizers, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_uploaded_it_is_sealed_only_when_it_is_whole(
         refused(feature_store, "convert", path, target, *more)
     with pytest.raises(UserError, match="only a Zarr folder"):
         upload(made("h5")[0], target)
-    for name in ("memory://up/a.h5", "memory://up/a", "memory://"):
+    for name in ("memory://up/a.h5", "memory://up/a", "memory://", "s3://a.zarr"):
         line = refused(feature_store, "convert", path, name)
         assert f"{name.rstrip('/')}: at a URL, a store needs a name, which must end in" in line
 
