@@ -276,8 +276,10 @@ class OnDisk:
 
     def check_place(self) -> None:
         folder = self.path.parent
-        if not folder.is_dir():
+        if not folder.exists():
             raise UserError(f"{self.path}: folder {folder} does not exist; make it")
+        if not folder.is_dir():
+            raise UserError(f"{self.path}: {folder} is a file; give a path in a folder")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"{self.path}: folder {folder} cannot be written to; {WRITABLE}")
 

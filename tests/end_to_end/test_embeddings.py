@@ -66,8 +66,8 @@ def test_prompts_that_are_not_used_are_named(embedder: Path, tmp_path: Path) -> 
     for prompt in ("", "document", "query"):
         printed = ok(teacher_dump, *words, "--head", "embedding", "--prompt", prompt)
         assert "prompt    none" not in printed
-    settings = {"default_prompt_name": "document"}  # whose text is empty
-    chosen = changed(shutil.copytree(embedder, tmp_path / "e"), CONFIG, **settings)
+    copy = shutil.copytree(embedder, tmp_path / "e")
+    chosen = changed(copy, CONFIG, default_prompt_name="document")  # whose text is empty
     printed = ok(teacher_dump, "--model", chosen, *words[2:], "--head", "embedding")
     assert "prompt    none" not in printed
 

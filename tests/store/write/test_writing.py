@@ -144,6 +144,8 @@ def test_taken_names_are_refused_untouched(tmp_path: Path) -> None:
         begin("http://127.0.0.1:9/a.zarr", SMALL)
     with pytest.raises(UserError, match="does not exist; make it"):
         begin(tmp_path / "no" / "a.zarr", SMALL)
+    with pytest.raises(UserError, match="a.h5 is a file; give a path in a folder"):
+        begin(tmp_path / "a.h5" / "a.zarr", SMALL)
     assert len(list(tmp_path.iterdir())) == 4
 
 
