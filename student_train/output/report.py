@@ -51,20 +51,24 @@ def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
     return record
 
 
+def _report_of_model(folder: Path) -> dict[str, Any] | None:
+    """Read the training.json in the folder of any model; None if there is none of a student."""
+    with suppress(UserError):  # another program may have written a file of this name
+        return read_report(folder)
+    return None
+
+
 def trained_on_pairs(folder: Path) -> bool | None:
     """Return whether a student was trained on pairs of texts; None for a folder without a record of
     it, such as another model's."""
-    report = None
-    with suppress(UserError):  # another program's model may have a file of this name
-        report = read_report(folder)
-    features = (report or {}).get("store", {}).get("features", {})
+    features = (_report_of_model(folder) or {}).get("store", {}).get("features", {})
     return "separator" in features["task"] if features.get("task") else None
 
 
 def trained_on_chats(folder: Path) -> bool:
     """Return whether the decoder in a folder was trained on chats, if its tokenizer has a chat
     template. For a model of another program, the template is the only sign."""
-    report = read_report(folder)
+    report = _report_of_model(folder)
     return report is None or bool(report.get("chats", True))
 
 
@@ -87,8 +91,11 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     its start. Raises UserError for other existing files, and for `--resume` without a training.
     """
     # A training that is killed early leaves a temporary file with this prefix.
-    prefix = f"{files.UNFINISHED}{SETTINGS}"
-    if not out.exists() or (out.is_dir() and all(p.name.startswith(prefix) for p in out.iterdir())):
+    unfinished = f"{files.UNFINISHED}{SETTINGS}"
+    begins = (SETTINGS, unfinished)
+    if not out.exists() or (
+        out.is_dir() and all(path.name.startswith(unfinished) for path in out.iterdir())
+    ):
         if resume:
             raise UserError(f"{out}: has no training to resume; leave --resume out")
         return None
@@ -97,7 +104,7 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     with nullcontext() if resume else suppress(UserError):
         before = read_report(out)
     if not resume and (before is None or "result" not in before):
-        if before is not None and [path.name for path in out.iterdir()] == [SETTINGS]:
+        if before is not None and all(path.name.startswith(begins) for path in out.iterdir()):
             return None  # the training failed before its first step: there is nothing to lose
         stopped = (out / SETTINGS).is_file()
         remedy = ", or add --resume to continue it" if stopped else ""
