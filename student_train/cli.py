@@ -16,7 +16,12 @@ from teachonce.student_train.losses.registry import named
 from teachonce.student_train.settings.contradictions import NEXT
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.click_types import LocalPath, Text
-from teachonce.support.commands import GroupedCommandWithSubcommands, examples, version_option
+from teachonce.support.commands import (
+    GroupedCommandWithSubcommands,
+    examples,
+    is_given,
+    version_option,
+)
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
@@ -163,8 +168,7 @@ def main(
         raise UserError("--private: applies to a repository on the hub; give --push-to-hub as well")
     check_metadata(license, language)
     # Defaults are left out, because given values override a recipe's.
-    default = click.core.ParameterSource.DEFAULT
-    given = {n: v for n, v in arguments.items() if context.get_parameter_source(n) != default}
+    given = {name: value for name, value in arguments.items() if is_given(name)}
     with closing(stores_of(given)) as stores:
         options = checked_from(given, stores)
         options.out_folder()  # refuses a remote store without --out before the store is opened

@@ -92,10 +92,11 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     """
     # A training that is killed early leaves a temporary file with this prefix.
     unfinished = f"{files.UNFINISHED}{SETTINGS}"
-    begins = (SETTINGS, unfinished)
-    if not out.exists() or (
-        out.is_dir() and all(path.name.startswith(unfinished) for path in out.iterdir())
-    ):
+
+    def has_only(*prefixes: str) -> bool:
+        return out.is_dir() and all(path.name.startswith(prefixes) for path in out.iterdir())
+
+    if not out.exists() or has_only(unfinished):
         if resume:
             raise UserError(f"{out}: has no training to resume; leave --resume out")
         return None
@@ -104,7 +105,7 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     with nullcontext() if resume else suppress(UserError):
         before = read_report(out)
     if not resume and (before is None or "result" not in before):
-        if before is not None and all(path.name.startswith(begins) for path in out.iterdir()):
+        if before is not None and has_only(SETTINGS, unfinished):
             return None  # the training failed before its first step: there is nothing to lose
         stopped = (out / SETTINGS).is_file()
         remedy = ", or add --resume to continue it" if stopped else ""

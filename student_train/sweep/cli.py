@@ -14,7 +14,7 @@ from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.space import over, read_space, varied
 from teachonce.support.click_types import LocalPath, Names
-from teachonce.support.commands import GroupedCommand, examples, version_option
+from teachonce.support.commands import GroupedCommand, examples, is_given, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.options import click_option, options_of, scoped
@@ -133,11 +133,9 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
 
 def _check_page_alone() -> None:
     """Raise UserError if `--page` is given with other options, which it does not read."""
-    context = click.get_current_context()
-    default = click.core.ParameterSource.DEFAULT
-    names = {str(each.name): each.opts[0] for each in context.command.params}
-    given = [n for n in names if n != "page" and context.get_parameter_source(n) != default]
-    if given:
+    params = click.get_current_context().command.params
+    names = {str(each.name): each.opts[0] for each in params}
+    if given := [name for name in names if name != "page" and is_given(name)]:
         raise UserError(
             "--page writes the page into the folder of its sweep, and reads no other option; leave"
             f" {', '.join(names[name] for name in given)} out"

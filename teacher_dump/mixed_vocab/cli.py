@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from teachonce.support.click_types import Names
-from teachonce.support.commands import GroupedCommand, examples
+from teachonce.support.commands import GroupedCommand, examples, is_given
 from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.options import click_option, click_options, options_of, read_words
 from teachonce.teacher_dump.mixed_vocab.options import (
@@ -77,13 +77,11 @@ def _parameters() -> list[click.Parameter]:
     context_settings=CONTEXT,
     params=_parameters(),
 )
-@click.pass_context
 @command_errors
-def mixed_vocab(context: click.Context, /, recipe: str | None, **given: Any) -> None:
+def mixed_vocab(recipe: str | None, **given: Any) -> None:
     """Train a student's word embeddings within a masked-LM teacher."""
     for name, value in RECIPES.get(recipe or "", {}).items():
-        # By its source, not its value: an option typed with its default also wins over the recipe.
-        if context.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
+        if not is_given(name):
             given[name] = value
     training_options = {name: given.pop(name) for name in options_of(MixedVocabOptions)}
     dump = StageOneDump(**read_words(StageOneDump, given))

@@ -18,7 +18,7 @@ from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.student_train.settings.naming import path_next_to
 from teachonce.student_train.settings.option_values import VOCABULARIES, check_vocabulary_word
 from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Text
-from teachonce.support.commands import OneLineGroup, examples, version_option
+from teachonce.support.commands import OneLineGroup, examples, is_given, version_option
 from teachonce.support.console import CONTEXT, DEVICES
 from teachonce.support.errors import UserError
 from teachonce.support.hub import push_options
@@ -131,8 +131,7 @@ def verify(
     differs. Unknown files and objects are listed; they are not an error.
     """
     for name in () if model is not None else ("sample", "seed", "device", "trust_remote_code"):
-        source = click.get_current_context().get_parameter_source(name)
-        if source is not click.core.ParameterSource.DEFAULT:
+        if is_given(name):
             option = flag_of(name)
             raise UserError(
                 f"{option}: applies only to --model; add --model MODEL, or leave {option} out"

@@ -109,6 +109,13 @@ Groups = Mapping[str, Sequence[str]]
 """Names of options, in their order, by heading."""
 
 
+def is_given(name: str) -> bool:
+    """Return whether a parameter of the running command was typed. Its value does not show it: an
+    option may be typed with its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not click.core.ParameterSource.DEFAULT
+
+
 def examples(*lines: str) -> str:
     """Return the end of a command's --help: examples, one per line."""
     # click joins the lines of a paragraph, unless the paragraph starts with \b.

@@ -194,8 +194,10 @@ def _say_shared(
     """Print how many examples of a scored file are training examples, too, if a tenth or more."""
     trained = {tuple(task.texts([example])) for example in splits["train"]}
     for name, examples in splits.items():
+        if name == "train":
+            continue
         shared = sum(tuple(task.texts([example])) in trained for example in examples)
-        if name != "train" and shared * 10 >= len(examples):
+        if shared * 10 >= len(examples):
             say(
                 f"{shared:,} of {counted(len(examples), 'example')} of {files[name]} have the text"
                 " of a training example: scores on them are too high for new texts"
