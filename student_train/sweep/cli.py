@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
 
-from teachonce.student_train.cli import GROUPS, parameters
+from teachonce.student_train.cli import parameters
 from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.space import over, read_space, varied
 from teachonce.support.click_types import LocalPath, Names
-from teachonce.support.commands import GroupedCommand, examples, is_given, version_option
+from teachonce.support.commands import OneLineCommand, examples, is_given, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError
 from teachonce.support.options import click_option, options_of, scoped
@@ -90,7 +91,6 @@ OF_SWEEP = (
     ),
 )
 OF_SWEEP_NAMES = ("grid", "trials", "prune", "jobs", "ray", "ray_gpus", "downstream", "page")
-FIRST = next(iter(GROUPS))  # as in student-train --help
 REPEATED = "repeated or a comma-separated list"
 IN_SWEEP = "a comma-separated list; each repetition is another setting of the sweep"
 """How the help of --loss describes repetition: in student-train, and in student-sweep."""
@@ -175,6 +175,28 @@ def _check(options: Mapping[str, Any], stores: Sequence[str]) -> None:
         check_library("optuna", "tune", "--trials" if options["trials"] else "--prune asha")
 
 
+class SweepCommand(OneLineCommand):
+    """Explains in --help what a sweep adds to student-train, and names the other options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for the sweep's options, and one for the names of student-train's."""
+        options = {str(each.name): each for each in self.get_params(ctx)}
+        train = options.keys() & options_of(TrainOptions).keys() - {"store", "out"}
+        records = [options[name].get_help_record(ctx) for name in options if name not in train]
+        with formatter.section("The sweep"):
+            formatter.write_dl([record for record in records if record])
+        once = train & scoped(TrainOptions, ONCE)
+        with formatter.section("Options of student-train, which `student-train --help` explains"):
+            for heading, names in (
+                ("Repeat any of these to compare settings:", train - once),
+                ("Each student has the same:", once),
+            ):
+                words = ", ".join(options[name].opts[0] for name in options if name in names)
+                # click's own wrapping breaks --batch-tokens after a hyphen.
+                lines = wrap(f"{heading} {words}", formatter.width - 4, break_on_hyphens=False)
+                formatter.write("".join(f"  {line}\n" for line in lines))
+
+
 def _command() -> click.Command:
     """Make the command from student-train's options. Options without the scope `ONCE` may be
     repeated."""
@@ -184,9 +206,8 @@ def _command() -> click.Command:
     options["out"] = click_option(TrainOptions, "out", help=OUT_HELP)
     options["store"].required = False  # --page needs no store
     options["loss"].help = (options["loss"].help or "").replace(REPEATED, IN_SWEEP)
-    return GroupedCommand(
+    return SweepCommand(
         "student-sweep",
-        groups={FIRST: GROUPS[FIRST], "The sweep": OF_SWEEP_NAMES, **GROUPS},
         params=[*options.values(), *OF_SWEEP],
         callback=sweep,
         help=sweep.__doc__,
