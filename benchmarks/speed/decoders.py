@@ -194,8 +194,12 @@ def main(
          "" if name.endswith("plain") else f"{figures['waiting']:.1%}"]
         for name, figures in measured.items()
     ]  # fmt: skip
-    ways = {"ours": speeds[2], "stored, teacher's vocabulary": speeds[4]}
-    ways["teacher in memory"] = speeds[5]
+    ways = {
+        "ours": speeds[2],
+        "ours, teacher's vocabulary": speeds[3],
+        "stored, teacher's vocabulary": speeds[4],
+        "teacher in memory": speeds[5],
+    }
     text = (
         f"`python -m benchmarks.speed.decoders`. Teacher: {Path(model).name}; student: {student}."
         f" Data: {tokens:,} stored tokens of English novels in windows of at most 128, top {TOP},"
