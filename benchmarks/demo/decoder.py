@@ -109,8 +109,6 @@ def _dump(settings: Settings, gguf: Path | None) -> None:
             (str(corpus),),
             head="causal",  # the config of a GGUF file names no architecture
             gguf=str(gguf) if gguf else None,
-            hidden="none",
-            attention="none",
             limit=settings.tokens,
             device="cpu",
             precision=resolved_precision("auto", "cpu"),  # a comparison would load it twice

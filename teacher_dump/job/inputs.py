@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
 
 
-def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
-    """Find teacher and corpus, and compare the options with the teacher's config.json.
+def check_inputs(options: DumpOptions) -> tuple[DumpOptions, ResolvedModel, Corpus]:
+    """Find teacher and corpus, and compare the options with the teacher's config.json. Return the
+    options without `auto` for --hidden and --attention, the teacher and the corpus.
 
     Raises UserError if the config.json lacks a requested layer or head, or has a smaller vocabulary
     or shorter inputs; CorpusError like `Corpus.open`. Loads neither torch nor the weights.
@@ -49,7 +50,8 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     resolved = resolve_teacher(options.model, options.gguf)
     model = replace(resolved, trusted=options.trust_remote_code)
     config = config_of(model)
-    layers = layers_of(config)
+    kind, problem = declared_kind(config), config.get("problem_type")
+    options, layers = options.for_head(kind), layers_of(config)
     if layers is not None:
         layer_groups(options.hidden, layers, "--hidden ")
         layer_groups(options.attention, layers, "--attention ")
@@ -61,7 +63,6 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     head = {"score": "classification"}.get(options.head, options.head)
     if head in DECLARED:
         check_declared(model, config, head, RERANKER if options.head == "score" else "")
-    kind, problem = declared_kind(config), config.get("problem_type")
     if options.head == "auto" and kind is not None:
         # `--logits none` leaves out a head over the vocabulary.
         tokens_alone = options.logits == "none" and kind not in TASKS
@@ -74,7 +75,7 @@ def check_inputs(options: DumpOptions) -> tuple[ResolvedModel, Corpus]:
     window = options.max_length or min(longest or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
     if options.stride >= window:
         raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
-    return model, open_corpus(options)
+    return options, model, open_corpus(options)
 
 
 def check_labels(options: DumpOptions, model: ResolvedModel, corpus: Corpus) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from teachonce.checkpoints.first_token import parse_bos
 from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
@@ -45,6 +45,12 @@ from teachonce.teacher_dump.job.option_values import (
 from teachonce.teacher_dump.teacher.layer_groups import feature_words
 from teachonce.training.device import resolved_device, resolved_precision
 from teachonce.training.rare_masks import MASK_WORDS
+
+
+def _check_features(spec: str, where: str) -> None:
+    """Raise UserError like `feature_words`, except for `auto`."""
+    if spec != AUTO:
+        feature_words(spec, where)
 
 
 @dataclass(frozen=True)
@@ -150,17 +156,17 @@ class DumpOptions:
         AUTO,
         "Store hidden states: mean (of all layers) | mean:0 (with the embeddings) | groups:N"
         " (means of N groups of layers) | layer:I (0 = embeddings) | none; a comma-separated list"
-        " for several. auto: mean; none with --head embedding or score; layer:6 for minilm if no"
-        " feature is requested.",
+        " for several. auto: mean; none with --head embedding, score or causal; layer:6 for minilm"
+        " if no feature is requested.",
         words=(AUTO, "mean", "mean:0", "groups:", "layer:", "none"),
-        check=partial(feature_words, where="--hidden "),
+        check=partial(_check_features, where="--hidden "),
     )
     attention: CommaList = option(
         AUTO,
         "Store attention maps, averaged over heads: mean | groups:N | layer:I | none. auto: mean;"
-        " none with --head embedding or score.",
+        " none with --head embedding, score or causal.",
         words=(AUTO, "mean", "groups:", "layer:", "none"),
-        check=partial(feature_words, where="--attention "),
+        check=partial(_check_features, where="--attention "),
     )
     views: int = option(
         1,
@@ -283,7 +289,6 @@ class DumpOptions:
     text_only: bool = False
 
     def __post_init__(self) -> None:
-        # Before the checks, which do not accept `auto` as a group of layers.
         self._fill_in()
         check_values(self)
         if self.part_tokens < 1:
@@ -291,14 +296,27 @@ class DumpOptions:
         check_together(self)
 
     def _fill_in(self) -> None:
-        """Replace `auto` of --hidden and --attention, and the features of an alias."""
-        default = "none" if self.head in TEXT_HEADS else "mean"
-        values = {name: default for name in ("hidden", "attention") if getattr(self, name) == AUTO}
+        """Replace `auto` of --hidden and --attention if --head decides it, and the features of an
+        alias."""
+        values = dict[str, Any]()
+        if self.head != AUTO:
+            values = self._features(self.head)
         free = self.head == self.hidden == self.attention == AUTO and self.logits is None
         if free and not self.text_only and (alias := features_of_alias(self.model)):
             values = {"head": alias[0], "hidden": alias[1], "attention": "none"}
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _features(self, head: str | None) -> dict[str, Any]:
+        # The default losses of a decoder read logits alone, and states do not improve it.
+        logits_alone = head == "causal" and self.logits != "none"
+        default = "none" if head in TEXT_HEADS or logits_alone else "mean"
+        return {name: default for name in ("hidden", "attention") if getattr(self, name) == AUTO}
+
+    def for_head(self, kind: str | None) -> Self:
+        """Replace `auto` of --hidden and --attention for a teacher with a head of this kind (a key
+        of `DECLARED`; None if its config.json declares none)."""
+        return replace(self, **self._features(kind))
 
     def resolved(self) -> Self:
         """Replace every `auto` for this machine. Raises UserError if the machine lacks the

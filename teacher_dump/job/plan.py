@@ -208,7 +208,7 @@ def planned(
     that a bad line is reported before hours of work. Raises UserError if teacher or corpus cannot
     be read, or if the options do not fit the teacher.
     """
-    model, corpus = check_inputs(options)
+    options, model, corpus = check_inputs(options)
     started = _started(options)
     # After the checks, which do not need torch: resolving `auto` loads it.
     resolved = _resolved(options, started)

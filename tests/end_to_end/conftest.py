@@ -44,7 +44,7 @@ def store(tiny_store: Stores) -> Path:
 
 @pytest.fixture(scope="session")
 def causal(tiny_store: Stores) -> Path:
-    return tiny_store("gpt2", attention="none")
+    return tiny_store("gpt2", hidden="mean")
 
 
 @pytest.fixture(scope="session")

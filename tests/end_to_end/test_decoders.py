@@ -31,7 +31,7 @@ from tests.making.dumps import dump_options, dumped, write_corpus
 from tests.making.models import Stores, Teachers
 
 SHORT = ("--steps", "4", "--batch-tokens", "512", "--device", "cpu")
-WHOLE = {"codec": "exact", "attention": "none", "logits": "topk:599"}  # of 600 pieces
+WHOLE = {"codec": "exact", "hidden": "mean", "logits": "topk:599"}  # of 600 pieces
 
 
 @pytest.fixture(scope="module")

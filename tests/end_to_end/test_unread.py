@@ -18,6 +18,8 @@ from tests.end_to_end.support import ok
 from tests.making.dumps import write_corpus
 from tests.making.models import Teachers
 
+STATES = ("--hidden", "mean", "--attention", "mean")
+
 
 def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
     """Dump a few texts; return the store and the output."""
@@ -30,7 +32,8 @@ def dump(teacher: Path, folder: Path, *more: str) -> tuple[Path, str]:
     [
         (("bert",), (), {}, "--logits none --attention none"),
         (("bert",), ("--hidden", "none", "--attention", "none"), {}, ""),
-        (("gpt2",), (), {"student": "llama:16x1x2"}, "--hidden none --attention none"),
+        (("gpt2",), (), {"student": "llama:16x1x2"}, ""),
+        (("gpt2",), STATES, {"student": "llama:16x1x2"}, "--hidden none --attention none"),
         (("distilbert", "classification", ("a", "b")), (), {}, "--attention none"),
     ],
 )

@@ -77,7 +77,8 @@ def test_a_store_keeps_the_precision_that_it_was_started_with(
     tiny_teacher: Teachers, corpus: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     def options(name: str, **changes: Any) -> Any:
-        return dump_options(tiny_teacher("gpt2"), corpus, tmp_path / name, codec="exact", **changes)
+        words = {"codec": "exact", "hidden": "mean", **changes}
+        return dump_options(tiny_teacher("gpt2"), corpus, tmp_path / name, **words)
 
     dump(options("fp32.zarr", precision="auto"))
     monkeypatch.setattr(device, "_multiplies_bf16", lambda device: True)

@@ -207,7 +207,7 @@ def test_another_teacher_of_the_task_is_reported(
 
 def test_causal(tmp_path: Path, tiny_teacher: Teachers) -> None:
     model, corpus = tiny_teacher("gpt2"), write_corpus(tmp_path / "corpus.txt", 12)
-    words = {"head": "causal", "hidden": "layer:4", "codec": "exact"}
+    words = {"head": "causal", "hidden": "layer:4", "attention": "mean", "codec": "exact"}
     path = dumped(model, corpus, tmp_path / "a.zarr", **words)
     fs = open_store(path)
     logits = {"tier": "topk", "size": 8, "next_token": True, "observed": True, "ranked": True}
