@@ -99,4 +99,5 @@ def _put_logits(part: PartWriter, rows: Array, kept: int, rng: np.random.Generat
     rest = rng.standard_normal(len(rows), np.float32) - 2
     total = np.log(np.exp(logits).sum(axis=1) + np.exp(rest))
     ids = _different(_ids(logits.shape, rng))
-    part.put_topk(0, rows, ids, logits - total[:, None], rest - total, total + 9)
+    logprobs = {"ids": ids, "logprobs": logits - total[:, None], "rest": rest - total}
+    part.put_logits(0, rows, {**logprobs, "log_partition": total + 9})

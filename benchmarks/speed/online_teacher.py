@@ -76,10 +76,8 @@ class OnlineTeacher:
         assert self.teacher.decoder is not None and activations.head_input is not None
         values = activations.head_input[mask]
         with torch.inference_mode():
-            ids, logprobs, rest, log_partition = top_logits(
-                self.teacher.decoder, values, self.features.logits.size
-            )
-        return Logits("topk", log_partition, ids, logprobs, rest)
+            top = top_logits(self.teacher.decoder, values, self.features.logits.size)
+        return Logits("topk", top["log_partition"], top["ids"], top["logprobs"], top["rest"])
 
     def _read(self, batch: Batch, i: int, view: int) -> Array:
         tokens = slice(batch.start[i], batch.start[i + 1])

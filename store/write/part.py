@@ -4,7 +4,7 @@ arrays."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,8 @@ from teachonce.support.arrays import Array, Floats, begins, ranges, starts
 
 FP32 = "the teacher's output is not usable (try --precision fp32)"
 EXACT = "dump with --codec exact"
+# Arrays of each tier that `put_logits` receives, in addition to those of all tiers.
+LOGITS = {"topk": ("ids", "logprobs", "rest"), "sample": ("draws",), "head": ("values",)}
 
 
 class PartWriter:
@@ -74,9 +76,7 @@ class PartWriter:
             if view.startswith("view") and kind != "mask":
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 of_sequences = kind == "classes" or kind.startswith("attention/")
-                # `put_observed` fills this array apart from the other logits.
-                put = path if path.endswith("/logits/observed") else group
-                self._filled[put] = np.zeros(sequences if of_sequences else self._tokens, bool)
+                self._filled[group] = np.zeros(sequences if of_sequences else self._tokens, bool)
             elif group == EMBEDDING:
                 self._arrays[path] = np.zeros(spec.shape, spec.dtype)
                 self._filled[group] = np.zeros(sequences, bool)
@@ -180,101 +180,80 @@ class PartWriter:
             self._check_violation(f"{path}/{key}", numbers, violation)
             self._arrays[f"{path}/{key}"][numbers] = array
 
-    def _logits(
-        self, tier: str, view: int, rows: ArrayLike, log_partition: ArrayLike
-    ) -> tuple[Array, LogitsSpec]:
-        """Put the partitions of rows; return the rows, and the description of the logits."""
-        spec, path = self._features.logits, f"view{view}/logits"
-        if spec is None or spec.tier != tier:
-            stored = spec.tier if spec else "none"
-            raise StoreError(f"{self._where}: the logits of this store are {stored}, not {tier}")
-        numbers = self._claim(path, rows)
-        values = self._shaped(f"{path}/log_partition", log_partition, numbers.shape)
-        self._check_violation(f"{path}/log_partition", numbers, row_violation(values))
-        self._arrays[f"{path}/log_partition"][numbers] = values
-        return numbers, spec
+    def put_logits(self, view: int, rows: ArrayLike, logits: Mapping[str, ArrayLike]) -> None:
+        """Put the logits of n rows, arrays by name: those of the store's tier, and log_partition
+        [n], the logsumexp of all logits.
 
-    def _ids(self, view: int, numbers: Array, ids: ArrayLike, size: int) -> Array:
+        `topk`: ids and logprobs [n, K], best first; rest [n], the log of the remaining mass.
+        `sample`: draws [n, S], ids from the teacher's distribution, with replacement. `head`:
+        values [n, D], the input of the LM head's last linear layer. With `observed`: observed [n],
+        for each row t the log-probability of the token t + 1 of its sequence; for the last row of a
+        sequence -inf is stored, whatever is given.
+        """
+        path, spec = f"view{view}/logits", self._features.logits
+        numbers = self._claim(path, rows)
+        assert spec is not None  # `_claim` refuses logits that the store does not have
+        expected = [*LOGITS[spec.tier], "log_partition", *(["observed"] if spec.observed else [])]
+        if sorted(logits) != sorted(expected):
+            raise StoreError(
+                f"{self._where}: {path} has {', '.join(logits)}, expected {', '.join(expected)}"
+            )
+        partition = self._shaped(f"{path}/log_partition", logits["log_partition"], numbers.shape)
+        self._check_violation(f"{path}/log_partition", numbers, row_violation(partition))
+        self._arrays[f"{path}/log_partition"][numbers] = partition
+        if spec.tier == "topk":
+            self._put_topk(path, numbers, spec, logits)
+        elif spec.tier == "sample":
+            # FORMAT.md requires ascending ids, and equal draws that are sorted are counted as runs.
+            ids = np.sort(self._ids(path, numbers, logits["draws"], spec.size), axis=1)
+            first = np.ones(ids.shape, bool)
+            first[:, 1:] = ids[:, 1:] != ids[:, :-1]
+            edges = np.flatnonzero(first)
+            repeats = np.diff(np.append(edges, ids.size)).astype(count_dtype(spec.size))
+            self._draws[view].append((numbers, first.sum(axis=1), ids[first], repeats))
+        else:
+            codec, shape = self._features.level.head, (len(numbers), spec.size)
+            values = self._shaped(f"{path}/values", logits["values"], shape)
+            self._check_values(f"{path}/values", numbers, values, codec.limit)
+            for key, array in codec.encode(values).items():
+                self._arrays[f"{path}/{key}"][numbers] = array
+        if spec.observed:
+            observed = self._shaped(f"{path}/observed", logits["observed"], numbers.shape)
+            last = np.isin(numbers, self.token_start[1:] - 1)
+            logs = np.where(last, -np.inf, observed)
+            self._check_logs(f"{path}/observed", numbers, logs)
+            self._arrays[f"{path}/observed"][numbers] = self._features.level.rest.to_codes(logs)
+
+    def _ids(self, path: str, numbers: Array, ids: ArrayLike, size: int) -> Array:
         array = np.asarray(ids)
         if array.shape != (len(numbers), size) or array.dtype.kind not in "iu":
             raise StoreError(
-                f"{self._where}: view{view}/logits/ids is {array.dtype}{list(array.shape)}, "
+                f"{self._where}: {path}/ids is {array.dtype}{list(array.shape)}, "
                 f"expected whole numbers [{len(numbers)}, {size}]"
             )
         # The conversion to uint32 would make a large id of a negative one, so this comes before it.
         bad = (array < 0) | (array >= self._features.vocabulary)
-        self._check(f"view{view}/logits/ids", numbers, bad, "is outside the vocabulary")
+        self._check(f"{path}/ids", numbers, bad, "is outside the vocabulary")
         return array.astype(np.uint32)
 
-    def put_topk(
-        self,
-        view: int,
-        rows: ArrayLike,
-        ids: ArrayLike,
-        logprobs: ArrayLike,
-        rest: ArrayLike,
-        log_partition: ArrayLike,
+    def _put_topk(
+        self, path: str, numbers: Array, spec: LogitsSpec, logits: Mapping[str, ArrayLike]
     ) -> None:
-        """Put ids and logprobs [n, K], best first, and rest [n], the log of the remaining mass.
-
-        log_partition [n]: logsumexp of the logits.
-        """
-        numbers, spec = self._logits("topk", view, rows, log_partition)
-        path, size, level = f"view{view}/logits", spec.size, self._features.level
-        best = self._ids(view, numbers, ids, size)
+        size, level = spec.size, self._features.level
+        best = self._ids(path, numbers, logits["ids"], size)
         # Places depend on all ids of the part, so until `_rank` the array `places` holds ids.
         self._arrays[f"{path}/{'places' if spec.ranked else 'ids'}"][numbers] = best
-        for key, values, shape, codec in (
-            ("logprobs", logprobs, (len(numbers), size), level.logprobs),
-            ("rest", rest, (len(numbers),), level.rest),
+        logprobs = self._shaped(f"{path}/logprobs", logits["logprobs"], best.shape)
+        rest = self._shaped(f"{path}/rest", logits["rest"], numbers.shape)
+        for key, logs, codec in (
+            ("logprobs", logprobs, level.logprobs),
+            ("rest", rest, level.rest),
         ):
-            logs = self._shaped(f"{path}/{key}", values, shape)
             self._check_logs(f"{path}/{key}", numbers, logs)
             self._arrays[f"{path}/{key}"][numbers] = codec.to_codes(logs)
         # The given values are checked, not the codes, so that the sum has no rounding error.
-        given = np.asarray(logprobs, np.float32)
-        self._check_violation(f"{path}/ids", numbers, repeated_id(best, given))
-        self._check_violation(
-            f"{path}/logprobs", numbers, mass_violation(given, np.asarray(rest, np.float32))
-        )
-
-    def put_observed(self, view: int, rows: ArrayLike, logprobs: ArrayLike) -> None:
-        """Put logprobs [n]: for each row t the log-probability of the token t + 1 of its sequence.
-
-        The last row of a sequence has no such token: -inf is stored there, whatever is given.
-        """
-        path = f"view{view}/logits/observed"
-        numbers = self._claim(path, rows)
-        last = np.isin(numbers, self.token_start[1:] - 1)
-        values = np.where(last, -np.inf, self._shaped(path, logprobs, numbers.shape))
-        self._check_logs(path, numbers, values)
-        self._arrays[path][numbers] = self._features.level.rest.to_codes(values)
-
-    def put_samples(
-        self, view: int, rows: ArrayLike, draws: ArrayLike, log_partition: ArrayLike
-    ) -> None:
-        """Put draws [n, S]: for each row S ids drawn from the teacher's distribution, with
-        replacement. log_partition [n]: logsumexp of the logits."""
-        numbers, spec = self._logits("sample", view, rows, log_partition)
-        # FORMAT.md requires ascending ids, and sorted draws that are equal can be counted as runs.
-        ids = np.sort(self._ids(view, numbers, draws, spec.size), axis=1)
-        first = np.ones(ids.shape, bool)
-        first[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        edges = np.flatnonzero(first)
-        repeats = np.diff(np.append(edges, ids.size)).astype(count_dtype(spec.size))
-        self._draws[view].append((numbers, first.sum(axis=1), ids[first], repeats))
-
-    def put_head(
-        self, view: int, rows: ArrayLike, values: ArrayLike, log_partition: ArrayLike
-    ) -> None:
-        """Put values [n, D]: the input of the LM head's last linear layer, from which all logits
-        can be computed. log_partition [n]: logsumexp of the logits."""
-        numbers, spec = self._logits("head", view, rows, log_partition)
-        path, codec = f"view{view}/logits", self._features.level.head
-        floats = self._shaped(f"{path}/values", values, (len(numbers), spec.size))
-        self._check_values(f"{path}/values", numbers, floats, codec.limit)
-        for key, array in codec.encode(floats).items():
-            self._arrays[f"{path}/{key}"][numbers] = array
+        self._check_violation(f"{path}/ids", numbers, repeated_id(best, logprobs))
+        self._check_violation(f"{path}/logprobs", numbers, mass_violation(logprobs, rest))
 
     def put_attention(self, view: int, name: str, sequence: int, probabilities: ArrayLike) -> None:
         """Put the attention map `name` of the part's sequence with the index `sequence`, float32

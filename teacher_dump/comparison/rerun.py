@@ -422,7 +422,7 @@ class _Sample:
         size = self.arguments["batch_tokens"]
         batches = [indices[batch] for batch in length_batches(lengths, size)] if lengths else []
 
-        def read(values: torch.Tensor, batch: Array) -> tuple[Array, ...]:
+        def read(values: torch.Tensor, batch: Array) -> dict[str, Array]:
             assert self.teacher.decoder is not None
             of_sequences = task and task.kind == "classification"
             pieces = values.split([1 if of_sequences else len(flat[i]) for i in batch])
@@ -432,7 +432,7 @@ class _Sample:
                     compare(self.records[i], view, self.teacher.decoder, piece)
                     for i, piece in zip(batch, pieces, strict=True)
                 ]
-            return (np.concatenate(logits),)
+            return {"values" if task else "log_partition": np.concatenate(logits)}
 
         reader = read if task or self.store.features.logits else None
         for output in forward(self.teacher, self.windows, flat, batches, 0, Counter(), reader):

@@ -18,7 +18,7 @@ from teachonce.support.console import counted
 from teachonce.teacher_dump.job.parts import FirstPass, NumberedPart, sequences_of
 from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.job.progress import Progress
-from teachonce.teacher_dump.teacher.forward import BatchOutput, Logits, forward
+from teachonce.teacher_dump.teacher.forward import BatchOutput, ReadLogits, forward
 from teachonce.teacher_dump.teacher.heads import (
     Decoder,
     all_logits,
@@ -97,33 +97,31 @@ def write_part(
 
 def _reader(
     decoder: Decoder | None, features: Features, keys: Keys, windows: list[Window]
-) -> Logits | None:
-    """Return a function from the decoder's input of a batch to the arrays of logits to store; None
-    if none are stored.
-
-    The log-partition is the last; before it come the log-probabilities of `observed`, if any.
-    """
+) -> ReadLogits | None:
+    """Return the function that computes the stored logits of a batch from the decoder's input; None
+    if none are stored."""
     spec = features.logits
     if decoder is None or not (spec or features.task):
         return None
 
     @torch.inference_mode()
-    def read(values: torch.Tensor, batch: Array) -> tuple[Array, ...]:
+    def read(values: torch.Tensor, batch: Array) -> dict[str, Array]:
         if spec is None:
-            return (all_logits(decoder, values),)
+            return {"values": all_logits(decoder, values)}
         if spec.tier == "head":
-            return values.float().cpu().numpy(), log_partitions(decoder, values)
+            inputs = values.float().cpu().numpy()
+            return {"values": inputs, "log_partition": log_partitions(decoder, values)}
         if spec.tier == "topk":
-            arrays: tuple[Array, ...] = top_logits(decoder, values, spec.size)
+            logits = top_logits(decoder, values, spec.size)
         else:
-            draws = [_uniform(keys[i], (len(windows[i].ids), spec.size)) for i in batch]
-            arrays = sampled_logits(decoder, values, np.concatenate(draws))
-        if not spec.observed:
-            return arrays
-        # The last row of a window has no next token; the writer stores -inf there.
-        following = np.concatenate([np.roll(windows[i].ids, -1) for i in batch])
-        observed = observed_logprobs(decoder, values, following, arrays[-1])
-        return *arrays[:-1], observed, arrays[-1]
+            uniform = [_uniform(keys[i], (len(windows[i].ids), spec.size)) for i in batch]
+            logits = sampled_logits(decoder, values, np.concatenate(uniform))
+        if spec.observed:
+            # The last row of a window has no next token; the writer stores -inf there.
+            following = np.concatenate([np.roll(windows[i].ids, -1) for i in batch])
+            partition = logits["log_partition"]
+            logits["observed"] = observed_logprobs(decoder, values, following, partition)
+        return logits
 
     return read
 
@@ -145,18 +143,10 @@ def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features
     if output.vectors is not None and not view:
         part.put_embedding(output.sequences, output.vectors)
     if features.task:
-        part.put_task(view, output.sequences if output.of_sequences else rows, *output.logits)
-    if spec := features.logits:
-        logits = list(output.logits)
-        if spec.observed:
-            # Before the log-partition, as `_reader` orders them.
-            part.put_observed(view, rows, logits.pop(-2))
-        puts: dict[str, Callable[..., None]] = {
-            "topk": part.put_topk,
-            "sample": part.put_samples,
-            "head": part.put_head,
-        }
-        puts[spec.tier](view, rows, *logits)
+        numbers = output.sequences if output.of_sequences else rows
+        part.put_task(view, numbers, output.logits["values"])
+    if features.logits:
+        part.put_logits(view, rows, output.logits)
 
 
 def calibration(

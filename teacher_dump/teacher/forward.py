@@ -18,7 +18,7 @@ from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.teacher_dump.windows.window import Window, padded
 
 QUOTED = 40  # characters of a text that a message quotes, so that a person can find the text
-Logits = Callable[[torch.Tensor, Array], tuple[Array, ...]]
+ReadLogits = Callable[[torch.Tensor, Array], dict[str, Array]]
 
 
 @dataclass
@@ -29,8 +29,9 @@ class BatchOutput:
     lengths: Array  # [B]
     hidden: dict[str, Array]  # [N,D]
     attention: dict[str, list[Array]]  # B maps [L,L]
-    # The result of `Logits`, the log-partition last: each [N,...], or [B,...] if `of_sequences`.
-    logits: tuple[Array, ...]
+    # By the names of `PartWriter.put_logits`, of a task `values` alone: [N,...], or [B,...] if
+    # `of_sequences`.
+    logits: dict[str, Array]
     of_sequences: bool = False
     vectors: Array | None = None  # [B,W]
 
@@ -45,7 +46,10 @@ class BatchOutput:
                 name: [one for one, take in zip(maps, chosen, strict=True) if take]
                 for name, maps in self.attention.items()
             },
-            tuple(values[chosen if self.of_sequences else tokens] for values in self.logits),
+            {
+                name: values[chosen if self.of_sequences else tokens]
+                for name, values in self.logits.items()
+            },
             self.of_sequences,
             None if self.vectors is None else self.vectors[chosen],
         )
@@ -59,8 +63,8 @@ class BatchOutput:
             masks[f"attention {name}"] = np.array([not np.isfinite(one).all() for one in maps])
         if self.logits:
             # A logit of NaN or +inf makes the log-partition NaN or +inf.
-            last = self.logits[-1].reshape(len(self.logits[-1]), -1)
-            bad = np.asarray(~np.isfinite(last).all(axis=1))
+            values = self.logits["log_partition" if "log_partition" in self.logits else "values"]
+            bad = np.asarray(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
             masks["logits"] = bad if self.of_sequences else self._any(bad)
         if self.vectors is not None:
             masks["embedding"] = np.asarray(~np.isfinite(self.vectors).all(axis=1))
@@ -77,7 +81,7 @@ def forward(
     batches: Sequence[Array],
     first_sequence: int,
     tally: Counter[str],
-    logits: Logits | None = None,
+    logits: ReadLogits | None = None,
 ) -> Iterator[BatchOutput]:
     """Run batches of sequences, given as indices into `windows` and their token ids `inputs`.
 
@@ -137,7 +141,7 @@ def _run(
     windows: Sequence[Window],
     inputs: Sequence[Array],
     batch: Array,
-    logits: Logits | None,
+    logits: ReadLogits | None,
     in_float32: bool,
 ) -> BatchOutput | None:
     """Run one batch; None if it does not fit into memory."""
@@ -151,7 +155,7 @@ def _run(
             output = teacher.run(ids, present, padded(types, 0)[0] if types else None)
             lengths = present.sum(axis=1)
             mask = torch.from_numpy(present).to(teacher.device)
-            read: tuple[Array, ...] = ()
+            read: dict[str, Array] = {}
             values, of_sequences = output.head_input, False
             if logits and values is not None:
                 of_sequences = values.dim() == 2

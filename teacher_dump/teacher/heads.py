@@ -130,11 +130,11 @@ def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, Array, Array, Array]:
+def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> dict[str, Array]:
     """Compute the top k log-probabilities of each row of `values` [N,D].
 
-    Returns ids int32 [N,K] and log-probabilities [N,K], highest first, the log of the remaining
-    probability [N], and the log-partition [N].
+    Returns `ids` int32 [N,K] and `logprobs` [N,K], highest first, `rest` [N], the log of the
+    remaining probability, and `log_partition` [N].
     """
     chunks: list[tuple[torch.Tensor, ...]] = []
     # For bfloat16 numbers only: in float32 the kernel was never timed against cuBLAS.
@@ -150,8 +150,10 @@ def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> tuple[Array, A
         chunks.append(
             (ids.int(), best - highest - log_total[:, None], rest, highest[:, 0] + log_total)
         )
-    columns = [torch.cat(column).cpu().numpy() for column in zip(*chunks, strict=True)]
-    return columns[0], columns[1], columns[2], columns[3]
+    columns = zip(
+        ("ids", "logprobs", "rest", "log_partition"), zip(*chunks, strict=True), strict=True
+    )
+    return {name: torch.cat(column).cpu().numpy() for name, column in columns}
 
 
 TopLogits = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -216,11 +218,11 @@ def _kernel_agrees(k: int, device: torch.device, width: int) -> bool:
     return bool(distinct) and close and torch.allclose(mass, expected[2], rtol=0.02, atol=1e-12)
 
 
-def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tuple[Array, Array]:
+def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> dict[str, Array]:
     """Draw token ids from the teacher's distribution by inverse transform of `uniform` [N,draws].
 
-    Returns the ids [N,draws] and the log-partition [N]. Counts of draws estimate the probabilities
-    without bias (random-sampling distillation, ACL 2025).
+    Returns the ids, `draws` [N,draws], and `log_partition` [N]. Counts of draws estimate the
+    probabilities without bias (random-sampling distillation, ACL 2025).
     """
     draws: list[torch.Tensor] = []
     partitions: list[torch.Tensor] = []
@@ -235,7 +237,10 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> tu
             torch.searchsorted(cumulative, chance, right=True).clamp_(max=logits.shape[-1] - 1)
         )
         partitions.append(log_partition)
-    return torch.cat(draws).cpu().numpy(), torch.cat(partitions).cpu().numpy()
+    return {
+        "draws": torch.cat(draws).cpu().numpy(),
+        "log_partition": torch.cat(partitions).cpu().numpy(),
+    }
 
 
 def observed_logprobs(

@@ -258,7 +258,7 @@ def begin(path: Path | str, features: Features, **changes: Any) -> StoreWriter:
 
 def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> None:
     """Add the rows in random order, in a few pieces, as batches sorted by length do."""
-    features, rng = writer.features, np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     w = writer.part(number, part.token_counts)
     zeros = np.zeros(len(part.texts), np.int64)
     begins = zeros + 7 if part.document_begin is None else part.document_begin
@@ -274,12 +274,7 @@ def put_part(writer: StoreWriter, number: int, part: Part, seed: int = 0) -> Non
         for (view, name), states in part.hidden.items():
             w.put_hidden(view, name, rows, states[rows])
         for view, logits in part.logits.items():
-            assert features.logits
-            batch = {name: array[rows] for name, array in logits.items()}
-            if "observed" in batch:
-                w.put_observed(view, rows, batch.pop("observed"))
-            put: dict[str, Any] = {"topk": w.put_topk, "sample": w.put_samples, "head": w.put_head}
-            put[features.logits.tier](view, rows, **batch)
+            w.put_logits(view, rows, {name: array[rows] for name, array in logits.items()})
     for view, outputs in part.task.items():
         for rows in np.array_split(rng.permutation(len(outputs)), 2):
             w.put_task(view, rows, outputs[rows])

@@ -368,10 +368,16 @@ def _write_part(
         if features.logits:
             ids, logprobs, rest = _best_logprobs(stretch, rows, features, tally)
             # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
-            part_writer.put_topk(0, at, ids, logprobs, rest, np.zeros(len(at), np.float32))
+            logits = {
+                "ids": ids,
+                "logprobs": logprobs,
+                "rest": rest,
+                "log_partition": np.zeros(len(at)),
+            }
             if features.logits.observed and rows.observed is not None:
                 # Rounding may leave it above 0, within the slack of `check_observed`.
-                part_writer.put_observed(0, at, np.minimum(rows.observed[span], 0))
+                logits["observed"] = np.minimum(rows.observed[span], 0)
+            part_writer.put_logits(0, at, logits)
     writer.publish(part_writer)
 
 

@@ -66,11 +66,14 @@ def test_unusable_logits_are_refused() -> None:
         fresh, bad = put_one()[0], {name: array.copy() for name, array in put.items()}
         bad[key].reshape(-1)[0] = value
         with pytest.raises(StoreError, match=f"sequence 0, token 0: .*{message}"):
-            fresh.put_topk(0, [0], **bad)
-    with pytest.raises(StoreError, match="are topk, not head"):
-        writer.put_head(0, [0], np.ones((1, 4)), [1])
-    with pytest.raises(StoreError, match="no view0/logits/observed; it has"):
-        writer.put_observed(0, [0], [-1.0])
+            fresh.put_logits(0, [0], bad)
+    names = "ids, logprobs, rest, log_partition"
+    for other in ({"values": np.ones((1, 4)), "log_partition": [1]}, {**put, "observed": [-1.0]}):
+        with pytest.raises(StoreError, match=f"has {', '.join(other)}, expected {names}$"):
+            put_one()[0].put_logits(0, [0], other)
+    plain = PartWriter(Features(hidden=("mean",), width=37), calibration_of(SMALL), [3])
+    with pytest.raises(StoreError, match="no view0/logits; it has view0/hidden/mean"):
+        plain.put_logits(0, [0], put)
 
 
 def test_the_log_probability_of_the_token_that_follows() -> None:
@@ -78,14 +81,12 @@ def test_the_log_probability_of_the_token_that_follows() -> None:
     part = make_part(features, 0)
     logits = part.logits[0]
     writer = PartWriter(features, calibration_of(features), part.token_counts)
-    with pytest.raises(StoreError, match="token 0: view0/logits/observed is not a log-prob"):
-        writer.put_observed(0, [0], [0.5])
-    writer = PartWriter(features, calibration_of(features), part.token_counts)
     rows = np.arange(len(part.token_ids))
-    writer.put_samples(0, rows, logits["draws"], logits["log_partition"])
-    with pytest.raises(StoreError, match="not written: .*view0/logits/observed"):
-        writer.take()
-    writer.put_observed(0, rows, np.zeros(len(rows)))  # also where no next token exists
+    with pytest.raises(StoreError, match="token 0: view0/logits/observed is not a log-prob"):
+        writer.put_logits(0, rows, logits | {"observed": np.full(len(rows), 0.5)})
+    writer = PartWriter(features, calibration_of(features), part.token_counts)
+    # Zeros also where no next token exists.
+    writer.put_logits(0, rows, logits | {"observed": np.zeros(len(rows))})
     stored = writer._arrays["view0/logits/observed"]
     assert (stored[writer.token_start[1:] - 1] == 65535).all() and (stored == 0).sum() == len(
         rows
@@ -254,4 +255,4 @@ def test_numbers_beyond_a_codec_are_reported_as_such() -> None:
         put["values"][:] = value
         writer, _ = put_one(features)
         with pytest.raises(StoreError, match=message):
-            writer.put_head(0, [0], put["values"], put["log_partition"])
+            writer.put_logits(0, [0], put)

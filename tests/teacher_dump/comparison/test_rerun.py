@@ -242,9 +242,8 @@ def test_draws_of_another_distribution(
     """Draws at another temperature are found, even if their log-partition is right."""
 
     def warm(decoder: Any, values: torch.Tensor, uniform: Array) -> Any:
-        return sampled_logits(decoder, 0.9 * values, uniform)[0], sampled_logits(
-            decoder, values, uniform
-        )[1]
+        draws = sampled_logits(decoder, 0.9 * values, uniform)["draws"]
+        return sampled_logits(decoder, values, uniform) | {"draws": draws}
 
     monkeypatch.setattr(part_writing, "sampled_logits", warm)
     only = {"logits": "sample:50", "hidden": "none", "attention": "none"}

@@ -302,15 +302,15 @@ def test_sequences_of_a_batch_are_kept_apart() -> None:
         (False, np.array([[0.0, 1], [1, 1], [2, 1], [3, 1], [4, np.inf], [5, 1]]), 2),
     ):
         known = BatchOutput(
-            np.array([7, 8, 9]), np.array([1, 2, 3]), {"h": states}, {"a": maps}, (logits,),
-            of_sequences,
+            np.array([7, 8, 9]), np.array([1, 2, 3]), {"h": states}, {"a": maps},
+            {"values": logits},            of_sequences,
         )  # fmt: skip
         found = known.unusable()
         assert found["logits"].tolist() == [i == bad for i in range(3)]
         assert not found["hidden h"].any() and not found["attention a"].any()
         kept = known.of(~found["logits"])
         assert kept.sequences.tolist() == [7, 9 if of_sequences else 8]
-        first = kept.logits[0][:, 0].tolist()
+        first = kept.logits["values"][:, 0].tolist()
         assert (
             first == ([1, 3] if of_sequences else [0, 1, 2])
             and kept.unusable()["logits"].sum() == 0

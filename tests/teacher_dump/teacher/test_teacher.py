@@ -73,7 +73,8 @@ def test_averages_maps_and_logits_are_those_of_transformers(
 
     logits = want.logits[here]
     assert teacher.decoder is not None and got.head_input is not None
-    best, where, rest, partition = top_logits(teacher.decoder, got.head_input[here], 7)
+    top = top_logits(teacher.decoder, got.head_input[here], 7)
+    best, where, rest, partition = top.values()
     logprobs = logits.log_softmax(-1)
     np.testing.assert_allclose(partition, logits.logsumexp(-1), atol=1e-3)
     np.testing.assert_array_equal(best, logprobs.topk(7).indices)
