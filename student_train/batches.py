@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -17,7 +18,7 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.arguments import with_store_defaults
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.spelled_text import check_spelling
-from teachonce.student_train.data.stream import Epochs, ready
+from teachonce.student_train.data.stream import BatchOrder, ready
 from teachonce.student_train.model.student_tokenizer import (
     check_student_tokenizer,
     student_tokenizer,
@@ -114,7 +115,14 @@ class StudentBatches(IterableDataset[StudentBatch]):
         self.collator = make_collator(plan, self.store, self.tokenizer)
         if self.options.shape.causal:
             check_spelling(self.collator, self.store, self.options.vocab)
-        self._epochs = self._epochs_of(self.store)
+        self._order = BatchOrder(
+            self.store,
+            self.collator,
+            self._blocks,
+            seed=self.options.seed,
+            view=self.options.view,
+            batching=self.options.batching,
+        ).share(self.rank, self.world_size)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers see it change
 
     @property
@@ -130,39 +138,25 @@ class StudentBatches(IterableDataset[StudentBatch]):
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
-        return self._epochs.count(self.epoch) // self.world_size
+        return self._order.count(self.epoch) // self.world_size
 
     def __iter__(self) -> Iterator[StudentBatch]:
         worker = get_worker_info()
         if worker is None:
-            batches = self._batches(self._epochs, 0, 1)
-            return prefetched((batch.to(self.device) for batch in batches), ready(self.collator))
+            moved = (batch.to(self.device) for batch in self._batches(self._order))
+            return prefetched(moved, ready(self.collator))
         # A forked worker cannot use the threads and file handles of its parent: open them again.
-        store = copy.copy(self.store)
-        epochs = self._epochs_of(store)
-        batches = self._batches(epochs, worker.id, worker.num_workers)
+        order = replace(self._order, store=copy.copy(self.store))
+        batches = self._batches(order, worker.id, worker.num_workers)
         # For a GPU, states and maps stay encoded between processes, and `to` decodes them there.
         return batches if self.device.type != "cpu" else (b.to(self.device) for b in batches)
 
-    def _epochs_of(self, store: FeatureStore) -> Epochs:
-        options = self.options
-        return Epochs(
-            store,
-            self.collator,
-            self._blocks,
-            seed=options.seed,
-            view=options.view,
-            check=True,
-            **options.batching,
-        )
-
-    def _batches(self, epochs: Epochs, worker: int, workers: int) -> Iterator[StudentBatch]:
-        """Yield the batches of this process that the DataLoader worker number `worker` of `workers`
-        makes."""
-        # A DataLoader takes its workers in turn: worker w makes batches w, w + workers and so on.
-        first, every = self.rank + worker * self.world_size, workers * self.world_size
-        share = -(-(len(self) - worker) // workers)
-        return islice(epochs.batches(self.epoch, first, every), max(0, share))
+    def _batches(
+        self, order: BatchOrder, number: int = 0, workers: int = 1
+    ) -> Iterator[StudentBatch]:
+        """Yield what worker `number` of `workers` prepares of this process's batches."""
+        size = -(-(len(self) - number) // workers)
+        return islice(order.share(number, workers).of_epoch(self.epoch), max(0, size))
 
     def distiller(self, student: Any) -> Distiller:
         """Make the module that computes the losses, on the device. It contains the student and the

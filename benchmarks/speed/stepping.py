@@ -51,8 +51,8 @@ def ours(options: TrainOptions, warm: int = WARM) -> Figures:
     student, collator, _ = prepare(options, store)
     waited, times, tokens = list[float](), list[float](), list[float]()
 
-    def watched(*order: Any, **settings: Any) -> Iterator[Any]:
-        with closing(prepared_batches(*order, **settings)) as batches:
+    def watched(*order: Any) -> Iterator[Any]:
+        with closing(prepared_batches(*order)) as batches:
             while True:
                 started = time.perf_counter()
                 batch = next(batches)

@@ -4,7 +4,8 @@ processes."""
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
@@ -35,92 +36,75 @@ def ready(collator: Collator) -> int:
     return 1 if collator.has_all_logits else READY
 
 
-class Epochs:
-    """Yields the batches of each epoch of a store: a pure function of the arguments and the epoch.
+@dataclass(frozen=True)
+class BatchOrder:
+    """Chooses the batches of a store and their order: a pure function of the fields.
 
-    check, batching: arguments of `FeatureStore.stream`; batching is `batch_tokens` or
-        `batch_texts`.
+    view: None for the masked views in turn.
+    batching: the size of a batch, as an argument of `FeatureStore.stream`.
+    first, every: start with batch number `first`, then yield every `every`-th.
     """
 
-    def __init__(
-        self,
-        store: FeatureStore,
-        collator: Collator,
-        blocks: Array,
-        *,
-        seed: int,
-        view: int | None,
-        check: bool = False,
-        **batching: Any,
-    ) -> None:
-        self._store, self._collator, self._blocks = store, collator, blocks
-        self._seed, self._view, self._check, self._batching = seed, view, check, batching
+    store: FeatureStore
+    collator: Collator
+    blocks: Array
+    seed: int
+    view: int | None
+    batching: Mapping[str, Any]
+    first: int = 0
+    every: int = 1
 
     def count(self, epoch: int) -> int:
-        """Count the batches of an epoch. Only the lengths of sequences are read."""
-        return self._store.batch_count(self._seed, epoch, **self._batching, blocks=self._blocks)
+        """Count all batches of an epoch. Only the lengths of sequences are read."""
+        return self.store.batch_count(self.seed, epoch, **self.batching, blocks=self.blocks)
 
-    def batches(self, epoch: int, first: int = 0, every: int = 1) -> Iterator[StudentBatch]:
-        """Yield every `every`-th batch of an epoch, starting with batch `first`. States and maps
-        stay encoded until `StudentBatch.to`."""
-        view = view_of(epoch, self._store.features, self._view)
-        stored = self._store.stream(
-            self._seed,
+    def share(self, number: int, processes: int) -> BatchOrder:
+        """Return what process `number` prepares, if `processes` prepare the batches in turn."""
+        first, every = self.first + number * self.every, self.every * processes
+        return replace(self, first=first, every=every)
+
+    def of_epoch(self, epoch: int) -> Iterator[StudentBatch]:
+        """Yield batches of one epoch. States and maps stay encoded until `StudentBatch.to`."""
+        view = view_of(epoch, self.store.features, self.view)
+        stored = self.store.stream(
+            self.seed,
             epoch,
-            **self._batching,
+            **self.batching,
             view=view,
-            features=self._collator.features(),
-            blocks=self._blocks,
-            skip=first,
-            every=every,
-            check=self._check,
+            features=self.collator.features(),
+            blocks=self.blocks,
+            skip=self.first,
+            every=self.every,
+            check=True,  # no student is trained on damaged data
         )
-        for number, batch in zip(count(first, every), stored, strict=False):
+        for number, batch in zip(count(self.first, self.every), stored, strict=False):
             # Keyed by the number in the epoch: workers, processes and resuming change no mask.
-            yield self._collator(batch, view, (self._seed, epoch, number))
+            yield self.collator(batch, view, (self.seed, epoch, number))
 
-
-def student_batches(
-    store: FeatureStore,
-    collator: Collator,
-    blocks: Array,
-    *,
-    first: int = 0,
-    every: int = 1,
-    device: torch.device | None = CPU,
-    **order: Any,
-) -> Iterator[StudentBatch]:
-    """Yield every `every`-th batch of an endless sequence of epochs, starting with batch `first`.
-
-    device: the device to which batches are moved; None leaves them encoded, for another process.
-    order: the other arguments of `Epochs`.
-    """
-    epochs = Epochs(store, collator, blocks, **order)
-    epoch = 0
-    while True:
-        epoch_batches = epochs.count(epoch)
-        if first < epoch_batches:
-            for batch in epochs.batches(epoch, first, every):
-                yield batch if device is None else batch.to(device)
-            # Rounded up: the stride goes on in the next epoch, so no batch is left out or repeated.
-            first += -(-(epoch_batches - first) // every) * every
-        epoch, first = epoch + 1, first - epoch_batches
+    def endless(self, device: torch.device | None = CPU) -> Iterator[StudentBatch]:
+        """Yield batches of epoch after epoch without end, on a device; None leaves them encoded,
+        for another process."""
+        first, epoch = self.first, 0
+        while True:
+            epoch_batches = self.count(epoch)
+            if first < epoch_batches:
+                for batch in replace(self, first=first).of_epoch(epoch):
+                    yield batch if device is None else batch.to(device)
+                # Rounded up: the stride goes on in the next epoch, so no batch is left out or
+                # repeated.
+                first += -(-(epoch_batches - first) // self.every) * self.every
+            epoch, first = epoch + 1, first - epoch_batches
 
 
 def prepared_batches(
-    store: FeatureStore, collator: Collator, blocks: Array, workers: int, **order: Any
+    order: BatchOrder, workers: int, device: torch.device = CPU
 ) -> Generator[StudentBatch]:
-    """Prepare `student_batches` in a thread, or in `workers` processes.
+    """Prepare the endless batches of `order` in a thread, or in `workers` processes.
 
     Batches and their order do not depend on `workers`.
     """
     if not workers:
-        # `check` compares arrays with their checksums: no student is trained on damaged data.
-        batches = student_batches(store, collator, blocks, check=True, **order)
-        return prefetched(batches, ready(collator))
-    if order.get("device", CPU) != CPU:
-        order["device"] = None  # only the training's own process uses the device
-    shares = _Shares(store, collator, blocks, order)
+        return prefetched(order.endless(device), ready(order.collator))
     # Not `fork`: a fork of this process would inherit locks of threads that it does not have.
     context = multiprocessing.get_context("forkserver")
     # The server imports this module and torch once; its workers are forked with both loaded.
@@ -129,26 +113,28 @@ def prepared_batches(
     with variable("PYTHONSAFEPATH", "1"):
         forkserver.ensure_running()
     loader = DataLoader(
-        shares,
+        _Shares(order, device),
         batch_size=None,
         num_workers=workers,
         multiprocessing_context=context,
-        prefetch_factor=1 if collator.has_all_logits else 2,  # of each process
+        prefetch_factor=1 if order.collator.has_all_logits else 2,  # of each process
     )
-    return _raised(store, collator, loader)
+    return _raised(order, loader)
 
 
 def _raised(
-    store: FeatureStore, collator: Collator, batches: Iterable[StudentBatch | UserError | OSError]
+    order: BatchOrder, batches: Iterable[StudentBatch | UserError | OSError]
 ) -> Generator[StudentBatch]:
     for batch in _alive(batches):
         if isinstance(batch, FileNotFoundError):
             # `feature-store forget` removes the cached tokens before it rewrites the store.
-            store.watch.check()
-            raise StoreError(f"{store.path}: its cache file {batch.filename} was deleted; {AGAIN}")
+            order.store.watch.check()
+            raise StoreError(
+                f"{order.store.path}: its cache file {batch.filename} was deleted; {AGAIN}"
+            )
         if isinstance(batch, UserError | OSError):
             raise batch
-        yield batch.with_head(collator.distributions.whole)
+        yield batch.with_head(order.collator.distributions.whole)
 
 
 def _alive(batches: Iterable[Batch]) -> Generator[Batch]:
@@ -169,25 +155,19 @@ class _Shares(IterableDataset[StudentBatch | UserError | OSError]):
     """Makes batches w, w + W, ... in DataLoader worker w of W; the loader reads the workers in
     turn."""
 
-    def __init__(
-        self, store: FeatureStore, collator: Collator, blocks: Array, order: dict[str, Any]
-    ) -> None:
+    def __init__(self, order: BatchOrder, device: torch.device) -> None:
         # Pickled here, unpickled in `__iter__`: a worker that failed to open the store while it
         # started would print a traceback, and the loader would not receive the error.
-        self._parts = bytes(ForkingPickler.dumps((store, collator, blocks, order)))
+        self._order = bytes(ForkingPickler.dumps(order))
+        # Only the training's own process uses a GPU.
+        self._device = device if device.type == "cpu" else None
 
     def __iter__(self) -> Iterator[StudentBatch | UserError | OSError]:
         worker = get_worker_info()
         assert worker is not None
         try:
-            store, collator, blocks, order = ForkingPickler.loads(self._parts)
-            every = order.get("every", 1)
-            order |= {
-                "first": order["first"] + worker.id * every,
-                "every": every * worker.num_workers,
-                "check": True,
-            }
-            for batch in student_batches(store, collator, blocks, **order):
+            order: BatchOrder = ForkingPickler.loads(self._order)
+            for batch in order.share(worker.id, worker.num_workers).endless(self._device):
                 yield batch.with_head(None)
         except (UserError, OSError) as error:
             # Passed on as a value: the loader would put a traceback into its message.

@@ -14,7 +14,7 @@ from teachonce.student_train.data.blocks import describe_masks
 from teachonce.student_train.data.cache import feature_source
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.combined_teachers import combine_teachers
-from teachonce.student_train.data.stream import prepared_batches
+from teachonce.student_train.data.stream import BatchOrder, prepared_batches
 from teachonce.student_train.plan.train_plan import StoreSplit, TrainPlan
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
@@ -98,16 +98,18 @@ class StoreTraining:
     def _batches(self, batch: BatchPlan, first: int, every: int) -> Generator[StudentBatch]:
         streams = [
             prepared_batches(
-                store,
-                collator.serving(batch),
-                self._source.blocks(batch),
+                BatchOrder(
+                    store,
+                    collator.serving(batch),
+                    self._source.blocks(batch),
+                    seed=self.stage.options.seed,
+                    view=batch.view,
+                    batching=batch.batching,
+                    first=first,
+                    every=every,
+                ),
                 self.plan.options.workers,
-                seed=self.stage.options.seed,
-                **batch.batching,
-                view=batch.view,
-                first=first,
-                every=every,
-                device=self.device,
+                self.device,
             )
             for store, collator in self._read
         ]

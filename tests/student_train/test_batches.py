@@ -16,7 +16,7 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.data.stream import student_batches
+from teachonce.student_train.data.stream import BatchOrder
 from teachonce.student_train.prepared_student import prepare
 from teachonce.support.errors import UserError
 from tests.student_train.support import prepared
@@ -51,7 +51,7 @@ def batches(store: FeatureStore) -> StudentBatches:
 def test_they_are_those_of_student_train(store: FeatureStore, batches: StudentBatches) -> None:
     collator = prepared(store, student="16x1x2", loss=LOSSES, seed=3)[1]
     blocks, _ = split_blocks(store, 0.1)
-    endless = student_batches(store, collator, blocks, seed=3, view=None, batch_tokens=512)
+    endless = BatchOrder(store, collator, blocks, 3, None, {"batch_tokens": 512}).endless()
     for epoch in (0, 1):
         batches.set_epoch(epoch)
         found = list(batches)
@@ -116,7 +116,7 @@ def test_the_distiller_gives_both_sides_of_each_loss(batches: StudentBatches) ->
     assert batches.validate(distiller)["valid_loss"] > 0
     assert sum(batch.tokens for batch in batches.held_out()) > 0
     encoded = StudentBatches(batches.store, batches.tokenizer, loss=LOSSES, device="cpu")
-    raw = next(encoded._batches(encoded._epochs, 0, 1))
+    raw = next(encoded._batches(encoded._order))
     with pytest.raises(ValueError, match=r"the batch is encoded: call batch.to\(device\) first"):
         distiller(raw)
 

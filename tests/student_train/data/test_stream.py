@@ -9,9 +9,9 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ import torch
 from teachonce.store import Features, FeatureStore, StoreError, TaskSpec, open_store
 from teachonce.student_train.data.blocks import describe_masks, split_blocks, view_of
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.stream import prepared_batches, student_batches
+from teachonce.student_train.data.stream import BatchOrder, prepared_batches
 from teachonce.student_train.data.student_tokens import IGNORED, MASK, RANDOM, Masker, tokenize
 from teachonce.support.errors import UserError
 from teachonce.training.optimizer import PATIENCE, Schedule
@@ -123,10 +123,10 @@ def test_any_number_of_workers_makes_the_same_batches(
     store: FeatureStore, collator: Collator, workers: int
 ) -> None:
     blocks, _ = split_blocks(store, 0.1)
-    order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 5}
-    wanted = student_batches(store, collator, blocks, **order)
+    order = BatchOrder(store, collator, blocks, 3, None, {"batch_tokens": 512}, first=5)
+    wanted = order.endless()
     environment = dict(os.environ)
-    with closing(prepared_batches(store, collator, blocks, workers, **order)) as found:
+    with closing(prepared_batches(order, workers)) as found:
         compared = 0
         assert dict(os.environ) == environment
         for want, got, _ in zip(wanted, found, range(2 * len(blocks)), strict=False):
@@ -146,8 +146,9 @@ def test_workers_that_start_after_the_cached_tokens_are_gone_say_so(
     store: FeatureStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
     collator = prepared(store, vocab="350", student="16x1x2", loss={"mlm": 1.0})[1]
-    order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 0}
-    batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
+    blocks, _ = split_blocks(store, 0.1)
+    order = BatchOrder(store, collator, blocks, 3, None, {"batch_tokens": 512})
+    batches = prepared_batches(order, 1)
     assert collator.table is not None and collator.table.folder is not None
     shutil.rmtree(folder := collator.table.folder)
     with closing(batches), pytest.raises(StoreError, match=f"{folder}/.* was deleted; documents"):
@@ -156,8 +157,9 @@ def test_workers_that_start_after_the_cached_tokens_are_gone_say_so(
 
 
 def test_a_worker_that_is_killed_is_a_line(store: FeatureStore, collator: Collator) -> None:
-    order: dict[str, Any] = {"seed": 3, "batch_tokens": 512, "view": None, "first": 0}
-    batches = prepared_batches(store, collator, split_blocks(store, 0.1)[0], 1, **order)
+    blocks, _ = split_blocks(store, 0.1)
+    order = BatchOrder(store, collator, blocks, 3, None, {"batch_tokens": 512})
+    batches = prepared_batches(order, 1)
     with closing(batches), pytest.raises(UserError, match="was killed .* --resume"):
         next(batches)
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -179,13 +181,12 @@ def test_held_out_blocks_are_apart_and_the_same_for_all(store: FeatureStore) -> 
 def test_batches_of_so_many_texts(store: FeatureStore, collator: Collator) -> None:
     blocks, _ = split_blocks(store, 0.1)
     rows = sorted(n for begin, end in blocks.tolist() for n in range(begin, end))
-    order: dict[str, Any] = {"seed": 3, "batch_texts": 7}
     texts = [b.index.tolist() for b in store.stream(3, 0, blocks=blocks, batch_texts=7)]
     assert sorted(n for batch in texts for n in batch) == rows
     # Blocks of this store are small: pools grow, so that but the last of each is full.
     assert sum(len(batch) < 7 for batch in texts) <= 1 + len(blocks) // 56
     assert len(texts) == store.batch_count(3, 0, blocks=blocks, batch_texts=7)
-    batches = student_batches(store, collator, blocks, view=0, **order)
+    batches = BatchOrder(store, collator, blocks, 3, 0, {"batch_texts": 7}).endless()
     sizes = [len(next(batches).inputs.ids) for _ in texts]
     assert sizes == [len(batch) for batch in texts]
 
@@ -212,11 +213,11 @@ def test_views() -> None:
 
 def test_the_stream_can_be_entered_anywhere(store: FeatureStore, collator: Collator) -> None:
     blocks, _ = split_blocks(store, 0.1)
-    settings: dict[str, Any] = {"seed": 3, "batch_tokens": 400, "view": None}
-    batches = student_batches(store, collator, blocks, **settings)
+    order = BatchOrder(store, collator, blocks, 3, None, {"batch_tokens": 400})
+    batches = order.endless()
     some = [next(batches) for _ in range(3 + store.batch_count(3, 0, 400, blocks=blocks))]
     for first in (1, len(some) - 2):
-        entered = next(student_batches(store, collator, blocks, **settings, first=first))
+        entered = next(replace(order, first=first).endless())
         torch.testing.assert_close(entered.inputs.ids, some[first].inputs.ids)
         torch.testing.assert_close(entered.labels, some[first].labels)
         mine, theirs = entered.distillation, some[first].distillation
@@ -242,8 +243,8 @@ def test_each_epoch_reads_the_masks_of_its_view(tiny_store: Stores) -> None:
     assert _masks(two, 1) == masks[0]
     assert masks[0] != masks[1] != masks[2] != masks[0]
     maker = prepared(four, vocab="200", student="16x1x2", loss={"mlm": 1.0})[1]
-    epoch: dict[str, Any] = {"seed": 3, "batch_tokens": 10**6}  # a batch
-    batches = student_batches(four, maker, four.blocks(), view=None, **epoch)
+    epoch = {"batch_tokens": 10**6}  # a batch
+    batches = BatchOrder(four, maker, four.blocks(), 3, None, epoch).endless()
     for view in (1, 2, 3, 1):
         batch = next(batches)
         read = next(iter(four.stream(3, 0, 10**6, view=view, shuffle=False, features=())))

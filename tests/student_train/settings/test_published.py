@@ -12,7 +12,7 @@ import torch
 
 from teachonce.store import open_store
 from teachonce.student_train.cli import main as student_train
-from teachonce.student_train.data.stream import student_batches
+from teachonce.student_train.data.stream import BatchOrder
 from teachonce.student_train.losses.logits import kl
 from teachonce.student_train.settings.recipe import all_recipes
 from teachonce.student_train.settings.shapes import parse_student
@@ -207,7 +207,7 @@ def test_under_reduce_outputs_of_pieces_are_summed(stores: dict[str, Path], pool
     distiller, collator, options = distilling(
         store, vocab="300", align="reduce", pool=pool, loss=losses
     )
-    batch = next(student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0))
+    batch = next(BatchOrder(store, collator, store.blocks(), 0, 0, {"batch_tokens": 256}).endless())
     wanted = batch.distillation
     assert wanted is not None and wanted.inputs and wanted.logits and wanted.logit_runs
     read = distiller.encode(wanted.inputs)

@@ -13,7 +13,7 @@ import torch
 from teachonce.align import Tokenizations
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
-from teachonce.student_train.data.stream import student_batches
+from teachonce.student_train.data.stream import BatchOrder
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.student_train.train.distiller import Distiller
@@ -27,7 +27,7 @@ def measured(store: FeatureStore, align: str) -> dict[str, torch.Tensor]:
     model, collator, options = prepared(store, loss=LOSS, align=align)
     torch.manual_seed(1)  # the same projections
     distiller = Distiller.of(model, options, store).eval()
-    batches = student_batches(store, collator, store.blocks(), seed=0, batch_tokens=256, view=0)
+    batches = BatchOrder(store, collator, store.blocks(), 0, 0, {"batch_tokens": 256}).endless()
     found: dict[str, torch.Tensor] = distiller(next(batches).to(torch.device("cpu")))
     return found
 

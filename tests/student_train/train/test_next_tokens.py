@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from teachonce.student_train.batches import StudentBatches
-from teachonce.student_train.data.stream import prepared_batches
+from teachonce.student_train.data.stream import BatchOrder, prepared_batches
 from teachonce.student_train.train import next_tokens
 from teachonce.student_train.train.distiller import Distiller
 from tests.making.decoders import random_llama
@@ -121,10 +121,9 @@ def test_slices_change_nothing_and_no_tensor_has_a_logit_of_every_token(
 @pytest.mark.slow
 def test_processes_send_batches_without_the_head(store: Path) -> None:
     batches = StudentBatches(store, "teacher", student="llama:32x1x4", loss={"kl-next": 1.0})
-    order: dict[str, Any] = {"seed": 0, "view": 0, "first": 0, "batch_tokens": 256}
-    with closing(
-        prepared_batches(batches.store, batches.collator, batches._blocks, 1, **order)
-    ) as made:
+    parts = batches.store, batches.collator, batches._blocks
+    order = BatchOrder(*parts, 0, 0, {"batch_tokens": 256})
+    with closing(prepared_batches(order, 1)) as made:
         targets = [next(made).aligned["bytes"].head for _ in range(3)]
     assert batches.collator.distributions.whole is not None
     assert all(

@@ -14,7 +14,7 @@ from teachonce.align import Tokenizations, Tokens
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data import stream
-from teachonce.student_train.data.stream import prepared_batches
+from teachonce.student_train.data.stream import BatchOrder, prepared_batches
 from teachonce.student_train.data.student_tokens import tokenize
 from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.models import Stores
@@ -98,7 +98,8 @@ def test_a_logit_for_each_piece_is_prepared_for_few_batches(
     _, collator, _ = distilled(head, loss={loss: 1.0})
     seen = list[int]()
     monkeypatch.setattr(stream, "prefetched", lambda batches, ready: seen.append(ready))
-    prepared_batches(head, collator, head.blocks(), 0, seed=0, view=0, batch_tokens=512)
+    order = BatchOrder(head, collator, head.blocks(), 0, 0, {"batch_tokens": 512})
+    prepared_batches(order, 0)
     assert seen == [number]
 
 
