@@ -174,7 +174,11 @@ class Table:
 
     def _stream(self, view: int, features: set[str], blocks: Array) -> Iterator[Batch]:
         order = StreamOrder(
-            *(0, 0, self._batch_tokens(), blocks, POOL_BLOCKS),
+            seed=0,  # draws nothing: the rows are not shuffled
+            epoch=0,
+            batch_tokens=self._batch_tokens(),
+            blocks=blocks,
+            pool_blocks=POOL_BLOCKS,
             shuffle=False,
             view=view,
             features=tuple(features),
@@ -213,11 +217,11 @@ def _text_columns(index: PartIndex) -> Iterator[Column]:
          partial(_stored, index, "document_begin")),
         ("hard_cut", "bool", "whether it begins inside a word",
          partial(_stored, index, "hard_cut")),
-        ("text", str, "its text", lambda batch: batch.texts),
     ]  # fmt: skip
     if index.features.context:
         text = "number of its first tokens that only give context"
-        of_sequence.insert(4, ("context", "int32", text, lambda batch: batch.stored[CONTEXT]))
+        of_sequence.append(("context", "int32", text, lambda batch: batch.stored[CONTEXT]))
+    of_sequence.append(("text", str, "its text", lambda batch: batch.texts))
     if index.features.separator is not None:
         for number, name in enumerate(("text_a", "text_b")):
             values: Values = partial(_one_of_pair, index, number)
@@ -289,31 +293,33 @@ def _view_columns(index: PartIndex, floats: str, view: int) -> Iterator[Column]:
     features, prefix = index.features, f"view{view}_" if view else ""
 
     def column(
-        name: str, per: Per, dtype: Any, description: str, values: Values, **extra: Any
+        name: str,
+        per: Per,
+        dtype: Any,
+        description: str,
+        values: Values,
+        width: int | None = None,
+        feature: str | None = None,
     ) -> Column:
-        return Column(prefix + name, per, dtype, description, values, view=view, **extra)
+        return Column(prefix + name, per, dtype, description, values, width, view, feature)
 
     for number, name in enumerate(("begin", "end", "action") if view else ()):
         text = "characters of masked words, and 0 masked, 1 replaced at random, 2 unchanged"
         yield column(f"masked_{name}", "masked word", "int32", text, partial(_spans, number))
-    extra: dict[str, Any] = {"width": features.width, "feature": "hidden"}
     for name in features.hidden:
-        text = f"hidden state {name} of each token"
-        yield column(f"hidden_{name}", "token", floats, text, partial(_states, name), **extra)
+        text, values = f"hidden state {name} of each token", partial(_states, name)
+        yield column(f"hidden_{name}", "token", floats, text, values, features.width, "hidden")
     for name, per, dtype, text, width in _logits_columns(index, floats):
-        extra = {"width": width, "feature": "logits"}
-        yield column(f"logits_{name}", per, dtype, text, attrgetter(f"logits.{name}"), **extra)
-    extra = {"feature": "attention"}
+        logits = attrgetter(f"logits.{name}")
+        yield column(f"logits_{name}", per, dtype, text, logits, width, "logits")
     for name in features.attention:
         text = f"attention map {name}: the attention of each token (row) to each token"
-        values = partial(_map, name)
-        yield column(f"attention_{name}", "pair of tokens", floats, text, values, **extra)
+        maps = partial(_map, name)
+        yield column(f"attention_{name}", "pair of tokens", floats, text, maps, None, "attention")
     if task := features.task:
-        tagging = task.kind == "tagging"
-        name, per = ("tag", "token") if tagging else ("class", "sequence")
-        text, extra = f"the teacher's logits of each {name}", {"feature": "task"}
-        extra["width"] = len(task.labels)
-        yield column(f"{name}_logits", per, "float32", text, attrgetter(f"{name}_logits"), **extra)
+        name, per = ("tag", "token") if task.kind == "tagging" else ("class", "sequence")
+        text, logits = f"the teacher's logits of each {name}", attrgetter(f"{name}_logits")
+        yield column(f"{name}_logits", per, "float32", text, logits, len(task.labels), "task")
 
 
 def _logits_columns(

@@ -77,11 +77,12 @@ class Pieces:
         values, partition = view.logits.values, view.logits.log_partition
         spec = self.store.features.logits
         assert spec is not None
+        count = min(count, len(bias))
         for begin in range(0, len(values), ROWS_AT_ONCE):
             rows = slice(begin, begin + ROWS_AT_ONCE)
             logits = spec.capped(values[rows] @ weight.T + bias)
             chance = np.exp(logits - partition[rows, None])
-            best = np.argsort(-chance, axis=1, kind="stable")[:, :count]
+            best = np.sort(np.argpartition(chance, -count)[:, -count:])
             items += [_largest(ids, row[ids], count) for ids, row in zip(best, chance, strict=True)]
         return items
 

@@ -24,7 +24,7 @@ def check_vocabulary(store: FeatureStore) -> None:
     data = store.teacher_file("tokenizer.json")
     reopened = store.path, store.source.options
     # The vocabulary is the input here, so the time that is granted grows with its file.
-    within_bounds(data, 10 * len(data), store.path, lambda: None, _try_vocabulary, *reopened)
+    within_bounds(data, 10 * len(data), store.path, lambda: None, _try_vocabulary, reopened)
 
 
 def _try_vocabulary(path: str, options: dict[str, Any] | None) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from teachonce.student_export.costs import Costs
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LONGEST, LoadedStudent, VectorNetwork
-from teachonce.student_export.options import DECODER, KINDS
+from teachonce.student_export.options import DECODER
+from teachonce.student_export.options import FORMATS as SUPPORT
 from teachonce.student_export.run_code import run_code
 from teachonce.support import files
 from teachonce.support.console import readable
@@ -131,7 +132,7 @@ prints a JSON line for each {line}; without a file it reads stdin. The function 
 def program_of(student: LoadedStudent, exported: Exported) -> str:
     """Return the name of the Python program that runs an exported file; "" for a format that other
     programs run."""
-    both = DECODER in KINDS[exported.format] and student.kind != DECODER
+    both = DECODER in SUPPORT[exported.format].kinds and student.kind != DECODER
     return f"answer_{exported.format}.py" if both or FORMATS[exported.format].usage is None else ""
 
 

@@ -9,8 +9,8 @@ import click
 from teachonce.checkpoints.declared import config_of, declared_kind
 from teachonce.checkpoints.names import resolve_vectors
 from teachonce.student_export.options import (
+    FORMATS,
     K_QUANT_FALLBACKS,
-    LIBRARIES,
     ExportOptions,
     check_kind,
     check_llama_cpp,
@@ -69,9 +69,8 @@ def _refuse_early(options: ExportOptions) -> None:
     if kind := declared_kind(config_of(resolve_vectors(str(options.folder)))):
         check_kind(options.to, kind)
     for name in options.to:
-        extra, modules = LIBRARIES.get(name, ("", ()))
-        for module in modules:
-            check_library(module, extra, f"--to {name}")
+        for module in FORMATS[name].modules:
+            check_library(module, FORMATS[name].extra, f"--to {name}")
     if options.quantize in K_QUANT_FALLBACKS:
         check_llama_cpp(options.quantize)
 

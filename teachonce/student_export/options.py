@@ -15,33 +15,35 @@ from teachonce.support.options import Range, check_values, flag_of, option, same
 DECODER = "causal"
 ENCODERS = ("mlm", "classification", "tagging", "embedding")
 """The kinds of students: one predicts next tokens, the others answer about a whole text."""
-FORMATS = ("onnx", "openvino", "torchscript", "gguf", "model2vec")
 GGUF = ("f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
 K_QUANT_FALLBACKS = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0"}
 """Types that llama.cpp quantises to and the package gguf does not, each with the type of rows whose
 length is not a multiple of its block of 256, as llama-quantize chooses it."""
-QUANTISED = {
-    "onnx": ("int8", "int4"),
-    "openvino": ("int8",),
-    "torchscript": (),
-    "gguf": GGUF,
-    "model2vec": (),
+
+
+@dataclass(frozen=True)
+class FormatSupport:
+    """Holds what a format supports and needs; `formats/registry.py` has its functions.
+
+    kinds: the kinds of students that it exports. quantised: its values of --quantize.
+    modules: what it needs, installed by the pip extra `extra`.
+    """
+
+    kinds: tuple[str, ...]
+    quantised: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    extra: str = ""
+
+
+FORMATS = {
+    "onnx": FormatSupport(
+        (*ENCODERS, DECODER), ("int8", "int4"), ("onnx", "onnxscript", "onnxruntime"), "export"
+    ),
+    "openvino": FormatSupport(ENCODERS, ("int8",), ("onnx", "onnxscript", "openvino"), "openvino"),
+    "torchscript": FormatSupport(ENCODERS),
+    "gguf": FormatSupport((DECODER,), GGUF, ("gguf",), "gguf"),
+    "model2vec": FormatSupport(("embedding",)),
 }
-"""The values of --quantize that each format supports."""
-KINDS: dict[str, tuple[str, ...]] = {
-    "onnx": (*ENCODERS, DECODER),
-    "openvino": ENCODERS,
-    "torchscript": ENCODERS,
-    "gguf": (DECODER,),
-    "model2vec": ("embedding",),
-}
-"""The kinds of students that each format exports."""
-LIBRARIES = {
-    "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
-    "openvino": ("openvino", ("onnx", "onnxscript", "openvino")),
-    "gguf": ("gguf", ("gguf",)),
-}
-"""The pip extra of a format, and the modules that it needs."""
 
 
 def _check_formats(names: tuple[str, ...]) -> None:
@@ -54,7 +56,7 @@ def _check_formats(names: tuple[str, ...]) -> None:
 
 def check_kind(names: tuple[str, ...], kind: str) -> None:
     """Raise UserError for a format that does not export this kind of student."""
-    able = [name for name, kinds in KINDS.items() if kind in kinds]
+    able = [name for name, format in FORMATS.items() if kind in format.kinds]
     for name in names:
         if name not in able:
             models = "decoders" if kind == DECODER else "students other than decoders"
@@ -115,12 +117,11 @@ class ExportOptions:
         check_values(self)
         if not self.to:
             raise UserError(f"--to is missing: give one of {', '.join(FORMATS)}")
-        unable = [name for name in self.to if self.quantize not in QUANTISED[name]]
+        unable = [name for name in self.to if self.quantize not in FORMATS[name].quantised]
         if self.quantize and unable:
-            common = [
-                kind for kind in QUANTISED[unable[0]] if all(kind in QUANTISED[n] for n in self.to)
-            ]
-            able = [name for name, kinds in QUANTISED.items() if self.quantize in kinds]
+            first, *others = (FORMATS[name].quantised for name in (unable[0], *self.to))
+            common = [kind for kind in first if all(kind in other for other in others)]
+            able = [name for name, each in FORMATS.items() if self.quantize in each.quantised]
             remedies = [f"give --quantize {' or '.join(common)}"] if common else []
             remedies += [f"give --to {' or '.join(able)}"] if able else []
             raise UserError(

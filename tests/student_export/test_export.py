@@ -40,8 +40,8 @@ from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.job import export
 from teachonce.student_export.loaded_student import load_student
-from teachonce.student_export.options import FORMATS as NAMES
-from teachonce.student_export.options import QUANTISED, ExportOptions
+from teachonce.student_export.options import FORMATS as SUPPORT
+from teachonce.student_export.options import ExportOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.checkpoints.test_embedders import static
@@ -537,9 +537,9 @@ def test_openvino(shallow: Path, tmp_path: Path) -> None:
 
 
 def test_the_options_name_every_format() -> None:
-    assert tuple(FORMATS) == NAMES == tuple(QUANTISED)
-    for name, kinds in QUANTISED.items():
-        assert set(FORMATS[name].names) == {"", *kinds}
+    assert tuple(FORMATS) == tuple(SUPPORT)
+    for name, support in SUPPORT.items():
+        assert set(FORMATS[name].names) == {"", *support.quantised}
 
 
 def test_the_size_of_a_folder_is_of_its_weights_in_one_format(tmp_path: Path) -> None:
