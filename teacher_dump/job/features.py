@@ -18,7 +18,7 @@ from teachonce.teacher_dump.job.option_values import (
     tier_and_size,
 )
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.windows.chats import ChatRenderer
+from teachonce.teacher_dump.windows.chats import check_chat_template
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
@@ -40,7 +40,7 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
     # Again: if config.json declares no head, only the loaded weights show whether there is one.
     check_head(options, teacher.head or "none")
     if options.messages is not None:
-        ChatRenderer.check(teacher.tokenizer, teacher.name)
+        check_chat_template(teacher.tokenizer, teacher.name)
     logits, task = None, teacher.task
     if teacher.decoder and not task:
         width = teacher.decoder.weight.shape[1]

@@ -34,7 +34,7 @@ from teachonce.teacher_dump.job.inputs import (
 from teachonce.teacher_dump.job.option_values import DEFAULT_LOGITS
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.versions import config_hash, identity_as_stored
-from teachonce.teacher_dump.windows.chats import ChatRenderer
+from teachonce.teacher_dump.windows.chats import reads_clock, template_hash
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
@@ -125,7 +125,7 @@ class DumpPlan:
     def _chat_arguments(self) -> dict[str, Any]:
         if self.options.messages is None:
             return {}
-        template = ChatRenderer.template_hash(self.teacher.tokenizer)
+        template = template_hash(self.teacher.tokenizer)
         dated = {"chat_date": self.chat_date.isoformat()} if self.chat_date else {}
         return {"learn": self.learn, "chat_template_hash": template, **dated}
 
@@ -136,7 +136,7 @@ class DumpPlan:
         None if the chat template writes no date, or if the store does not hold the time. Raises
         UserError if the stored value is not a time.
         """
-        if self.options.messages is None or not ChatRenderer.reads_clock(self.teacher.tokenizer):
+        if self.options.messages is None or not reads_clock(self.teacher.tokenizer):
             return None
         # Read at the first use: another process may create the store after the plan is made.
         if (started := _started(self.options)) is None:

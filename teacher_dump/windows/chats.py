@@ -29,6 +29,26 @@ NOT_ANSWERS = ROLES[1:]
 """Roles whose messages are not answers of the model."""
 
 
+def check_chat_template(tokenizer: Any, name: str) -> None:
+    """Raise UserError for a tokenizer without a chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            f"--messages: the tokenizer of {name} has no chat template; give a model that has"
+            " one, or write the chats as texts and give their column as --text-column"
+        )
+
+
+def template_hash(tokenizer: Any) -> str:
+    """Return the SHA-256 of the chat template."""
+    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Return whether the chat template may write the current date (Llama 3.2)."""
+    # The only function of time that transformers gives to a template.
+    return "strftime_now" in str(tokenizer.chat_template)
+
+
 class ChatRenderer:
     """Renders messages as the text that the teacher reads.
 
@@ -41,29 +61,9 @@ class ChatRenderer:
     """
 
     def __init__(self, tokenizer: Any, name: str, learn: str, date: datetime | None = None) -> None:
-        self.check(tokenizer, name)
+        check_chat_template(tokenizer, name)
         self._tokenizer, self._name, self._learn, self._date = tokenizer, name, learn, date
         self._specials = special_tokens(tokenizer)
-
-    @staticmethod
-    def check(tokenizer: Any, name: str) -> None:
-        """Raise UserError for a tokenizer without a chat template."""
-        if not getattr(tokenizer, "chat_template", None):
-            raise UserError(
-                f"--messages: the tokenizer of {name} has no chat template; give a model that has"
-                " one, or write the chats as texts and give their column as --text-column"
-            )
-
-    @staticmethod
-    def template_hash(tokenizer: Any) -> str:
-        """Return the SHA-256 of the chat template."""
-        return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-
-    @staticmethod
-    def reads_clock(tokenizer: Any) -> bool:
-        """Return whether the chat template may write the current date (Llama 3.2)."""
-        # The only function of time that transformers gives to a template.
-        return "strftime_now" in str(tokenizer.chat_template)
 
     def rendered(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents with the rendered chat as `text`, the spans of its messages as

@@ -82,24 +82,25 @@ def checked_budget(tokenizer: Any, max_length: int) -> int:
     return max_length - specials
 
 
-def fast_backend(tokenizer: Any) -> Any:
-    """Return the `tokenizers.Tokenizer` of a fast tokenizer.
-
-    Raises UserError for a slow tokenizer, and for one with BPE dropout.
-    """
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise UserError for a slow tokenizer, and for one with BPE dropout."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
             f"tokenizer {name}: is a slow tokenizer, without the offsets that the store needs for"
             " each token; give a model with a fast tokenizer (tokenizer.json)"
         )
-    backend = tokenizer.backend_tokenizer
-    if dropout := getattr(backend.model, "dropout", None):
+    if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
         raise UserError(
             f"tokenizer {name}: drops {dropout:.0%} of its merges at random, so a text has other"
             " tokens each time; set model.dropout in tokenizer.json to null"
         )
-    return backend
+
+
+def fast_backend(tokenizer: Any) -> Any:
+    """Return the `tokenizers.Tokenizer` of a tokenizer. Raises as `check_tokenizer` does."""
+    check_tokenizer(tokenizer)
+    return tokenizer.backend_tokenizer
 
 
 def encoder(backend: Any) -> Encode:

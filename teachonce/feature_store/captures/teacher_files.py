@@ -56,7 +56,7 @@ def open_teacher(name: str | None) -> TeacherFiles:
     slow tokenizer.
     """
     from teachonce.checkpoints.loading import load_config, load_tokenizer
-    from teachonce.teacher_dump.windows.cutting import fast_backend
+    from teachonce.teacher_dump.windows.cutting import check_tokenizer
 
     if name is None:
         raise UserError(
@@ -69,7 +69,7 @@ def open_teacher(name: str | None) -> TeacherFiles:
         raise UserError(f"--tokenizer: {error}") from error
     path = Path(model.path_or_id)
     tokenizer = load_tokenizer(model)
-    fast_backend(tokenizer)  # raises for a slow one
+    check_tokenizer(tokenizer)
     config: dict[str, Any] = {}
     if not path.is_dir() or (path / "config.json").is_file():
         # A multimodal configuration has the layers and the vocabulary in its text part.
