@@ -155,7 +155,8 @@ def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> 
     if not read:
         return f"{listed} student-train reads; give it --loss"
     options = " ".join(f"--{name} none" for name in names)
-    also = ", and no --head" if "logits" in names else ""
+    # A head that is named contradicts `--logits none`.
+    also = ", and leave --head out" if "logits" in names else ""
     return f"{listed} student-train reads; to dump without them, give {options}{also}"
 
 

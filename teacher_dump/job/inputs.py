@@ -177,13 +177,15 @@ def settings_lines(options: DumpOptions, corpus_was_given: bool) -> str:
             " (no --corpus given: the alias's whole corpus; --limit 2m takes 2 million teacher"
             " tokens)"
         )
+    # `load_fastest` prints a line on the precision that it chooses.
+    precision = "" if options.precision == "auto" else f"{options.precision}, "
     rows = {
         "teacher": options.model,
         "corpus": ", ".join(options.sources()) + source,
         "codec": options.codec,
         "device": (
-            f"{options.device}, {'precision ' * (options.precision == 'auto')}{options.precision},"
-            f" {options.batch_tokens} teacher tokens per batch, seed {options.seed}"
+            f"{options.device}, {precision}{options.batch_tokens} teacher tokens per batch,"
+            f" seed {options.seed}"
         ),
         "out": str(options.out),
     }

@@ -54,7 +54,7 @@ def test_a_dump_says_what_no_default_loss_reads(
     found = [line for line in lines if line.startswith("unread")]
     assert len(found) == (2 if unread else 0)
     for line in found:
-        also = ", and no --head" if "--logits none" in unread else ""
+        also = ", and leave --head out" if "--logits none" in unread else ""
         advice = f"to dump without them, give {unread}{also}"
         assert line.endswith(f"B, which no default loss of student-train reads; {advice}")
     if unread:  # the suggested options work

@@ -82,7 +82,10 @@ def test_a_store_keeps_the_precision_that_it_was_started_with(
 
     dump(options("fp32.zarr", precision="auto"))
     monkeypatch.setattr(device, "_multiplies_bf16", lambda device: True)
-    dump(options("bf16.zarr", precision="auto"))
+    first: list[str] = []
+    dump(options("bf16.zarr", precision="auto"), first.append)
+    assert not any("auto" in line for line in first)
+    assert sum(line.startswith("precision bf16: in bf16 ") for line in first) == 1
     assert precision_of(tmp_path / "fp32.zarr") == "fp32"
     assert precision_of(tmp_path / "bf16.zarr") == "bf16"
     said: list[str] = []
