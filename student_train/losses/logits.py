@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from teachonce.student_train.losses.zero_if_empty import zero_if_empty
+
 
 @dataclass(frozen=True)
 class LogitTargets:
@@ -42,16 +44,16 @@ class SharedTargets:
     valid: Tensor  # bool [G,S]
 
 
+@zero_if_empty
 def mlm(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the cross-entropy of logits [M,V] against labels int64 [M], mean over M.
 
     Devlin et al. 2019 (BERT), section 3.1.
     """
-    if len(labels) == 0:
-        return logits.sum() * 0.0
     return functional.cross_entropy(logits.float(), labels)
 
 
+@zero_if_empty
 def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) of logits [G,V] against stored log-probabilities [G,K] and
     their rest [G], mean over G.
@@ -63,12 +65,11 @@ def kl(logits: Tensor, targets: LogitTargets, temperature: float) -> Tensor:
     """
     # The temperature is applied to these outcomes, p^(1/T): the single logits of the rest, to which
     # the paper applies it, are not stored.
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     student, _ = outcomes(logits, targets)
     return divergence(teacher_outcomes(targets, student), student, temperature)
 
 
+@zero_if_empty
 def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) of the softmax over shared pieces alone, mean over G.
 
@@ -76,8 +77,6 @@ def kl_shared(logits: Tensor, targets: SharedTargets, temperature: float) -> Ten
     8, where both outputs are restricted to V_match. If a store has only K logits of a token, the
     shared pieces among them approximate V_match.
     """
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     student = logits.float().gather(1, targets.ids).masked_fill(~targets.valid, -torch.inf)
     teacher = targets.logits.masked_fill(~targets.valid, -torch.inf)
     return divergence(teacher, student, temperature)

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from teachonce.student_train.losses.zero_if_empty import zero_if_empty
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
@@ -97,7 +98,7 @@ class Loss:
     formula: a function of your own, or `module.function` of this package. Its arguments are the
         student's side, the teacher's side (except for `next`), for maps also which pairs of runs
         are present, and the temperature if `tempered`. It returns a scalar that is already
-        averaged.
+        averaged. It is not called if the student's side has no rows: the loss is 0.
     teacher, student: the teacher's and the student's side that it compares.
     unit: the unit of its value, for the model card.
     projection: whether the student's states pass through a linear map to the teacher's hidden
@@ -178,7 +179,7 @@ class Loss:
     def measure(self) -> Callable[..., Tensor]:
         """Return the formula; imports its module if it is given by name."""
         if callable(self.formula):
-            formula = self._checked
+            formula = zero_if_empty(self._checked)
         else:
             module, _, function = self.formula.partition(".")
             formula = getattr(import_module(f"{__package__}.{module}"), function)

@@ -21,6 +21,7 @@ from teachonce.student_train.losses.logits import (
     outcomes,
     teacher_outcomes,
 )
+from teachonce.student_train.losses.zero_if_empty import zero_if_empty
 
 SURE = 1e-9  # distance of a log-probability from 0 at which a run counts as certain
 LEAST = -20.0  # log-probability of an outcome the teacher excludes: the divergence stays finite
@@ -153,12 +154,14 @@ def next_logprobs(logits: Tensor, following: Tensor) -> Tensor:
     return -functional.cross_entropy(logits.float(), following, reduction="none")
 
 
+@zero_if_empty
 def next_token(student: Tensor) -> Tensor:
     """Compute the cross-entropy from the student's log-probabilities of the next tokens [M], mean
     over M."""
-    return -student.mean() if len(student) else student.sum()
+    return -student.mean()
 
 
+@zero_if_empty
 def next_inside(student: Tensor, inside: Tensor) -> Tensor:
     """Compute the cross-entropy of the next tokens that begin inside one of the teacher's tokens,
     sum over these, divided by M.
@@ -169,11 +172,10 @@ def next_inside(student: Tensor, inside: Tensor) -> Tensor:
     has the weight 1/M, and each of the others has 1/G in `kl`. With equal weights of both losses,
     every token counts about the same. With the teacher's vocabulary this loss is 0.
     """
-    if len(student) == 0:
-        return student.sum()
     return (-student).masked_fill(~inside, 0.0).mean()  # 0 without such tokens, not -0
 
 
+@zero_if_empty
 def kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) over the stored pieces and the rest, as `logits.kl` does;
     mean over G. If the next piece is not stored, add the cross-entropy inside the rest.
@@ -183,20 +185,17 @@ def kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor
     cross-entropy inside the rest, without bias if the text is drawn from the teacher. Without this
     term, the student would learn nothing about which rare piece comes next.
     """
-    if len(student.following) == 0:
-        return student.following.sum()
     teacher = targets.of_teacher(student)
     return divergence(teacher, student.outcomes, temperature) + targets.tail(student)
 
 
+@zero_if_empty
 def reverse_kl(student: Predictions, targets: NextTargets, temperature: float) -> Tensor:
     """Compute T^2 KL(student || teacher) over the same outcomes as `kl`, with the same term for the
     rest; mean over G.
 
     Gu et al. 2024, https://arxiv.org/abs/2306.08543, equation 1, on the teacher's text.
     """
-    if len(student.following) == 0:
-        return student.following.sum()
     teacher = targets.of_teacher(student)
     log_p = functional.log_softmax(teacher / temperature, dim=1).clamp(min=LEAST)
     present, log_q = _of_present(student.outcomes, temperature)
@@ -204,6 +203,7 @@ def reverse_kl(student: Predictions, targets: NextTargets, temperature: float) -
     return terms.sum(dim=1).mean() * temperature**2 + targets.tail(student)
 
 
+@zero_if_empty
 def jsd(
     student: Predictions, targets: NextTargets, temperature: float, beta: float = 0.5
 ) -> Tensor:
@@ -214,8 +214,6 @@ def jsd(
     of `kl`, with the same term for the rest. Agarwal et al. 2024 (GKD),
     https://arxiv.org/abs/2306.13649, section 2.
     """
-    if len(student.following) == 0:
-        return student.following.sum()
     teacher = targets.of_teacher(student)
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     present, log_q = _of_present(student.outcomes, temperature)
@@ -227,6 +225,7 @@ def jsd(
     return both.mean() * temperature**2 + targets.tail(student)
 
 
+@zero_if_empty
 def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
     """Compute T KL between Bernoulli variables of p^(1/T) and q^(1/T), mean over G; T is
     `flatness`.
@@ -238,8 +237,6 @@ def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
     The factor T makes the gradient nearly independent of T: for large T the value is a log(a / b) -
     a + b with a = -log p and b = -log q.
     """
-    if len(student) == 0:
-        return student.sum() * 0.0
     # A run of probability 1 would divide by 1 - q = 0.
     log_p, log_q = ((side.double() / flatness).clamp(max=-SURE) for side in (teacher, student))
     p, other_p = log_p.exp(), -torch.expm1(log_p)

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from teachonce.student_train.losses.zero_if_empty import zero_if_empty
+
 CONTRASTED = 512  # largest number of runs: the scores are a square matrix of that size
 # As in `vectors.py`: the loss `in-batch` is this formula over the vectors of texts.
 SHARPNESS = 20.0  # 1 / temperature of the cosines
 
 
+@zero_if_empty
 def hidden(student: Tensor, teacher: Tensor) -> Tensor:
     """Compute the squared error of projected student states [G,D] against the teacher's, mean over
     G and D.
@@ -24,9 +27,6 @@ def hidden(student: Tensor, teacher: Tensor) -> Tensor:
     that a few channels of large variance do not dominate. For `hidden-raw` they are not normalised
     (Kolesnikova et al. 2022, appendix B.2: MSE of averaged states).
     """
-    # Times 0 below, not a constant: the loop refuses a loss without a gradient.
-    if len(student) == 0:
-        return student.sum() * 0.0
     # A student's states are bfloat16 under autocast; errors are squared in float32.
     return functional.mse_loss(student.float(), teacher)
 
@@ -58,6 +58,7 @@ def half_gelu(student: Tensor, teacher: Tensor) -> Tensor:
     return hidden_gelu(student, teacher) * (teacher.shape[1] / 2)
 
 
+@zero_if_empty
 def hidden_kld(student: Tensor, teacher: Tensor) -> Tensor:
     """Compute KL(softmax teacher || softmax GELU(student)) in nats over the channels of states
     [G,D], mean over G.
@@ -66,13 +67,12 @@ def hidden_kld(student: Tensor, teacher: Tensor) -> Tensor:
     `teacher` is normalised per channel, as for `hidden`.
     """
     # Without normalising, a few channels of large variance would have almost all of the softmax.
-    if len(student) == 0:
-        return student.sum() * 0.0
     log_q = functional.log_softmax(functional.gelu(student.float()), dim=1)
     log_p = functional.log_softmax(teacher, dim=1)
     return functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
 
 
+@zero_if_empty
 def cosine(student: Tensor, teacher: Tensor) -> Tensor:
     """Compute 1 - cosine of projected student states [G,D] and the teacher's raw states, mean over
     G.
@@ -80,11 +80,10 @@ def cosine(student: Tensor, teacher: Tensor) -> Tensor:
     Sanh et al. 2019 (DistilBERT), section 3.
     """
     # Raw states: normalising per channel would change the angles.
-    if len(student) == 0:
-        return student.sum() * 0.0
     return (1 - functional.cosine_similarity(student.float(), teacher, dim=1)).mean()
 
 
+@zero_if_empty
 def contrastive(student: Tensor, teacher: Tensor) -> Tensor:
     """Compute InfoNCE in nats over raw states [G,D], mean over the first 512 of G.
 
@@ -92,8 +91,6 @@ def contrastive(student: Tensor, teacher: Tensor) -> Tensor:
     negatives are the teacher states of the batch's other runs. van den Oord et al. 2018, eq. 4; for
     distillation Tian et al. 2020.
     """
-    if len(student) == 0:
-        return student.sum() * 0.0
     with torch.autocast(student.device.type, enabled=False):  # as in `vectors.cosines`
         queries = functional.normalize(student[:CONTRASTED].float(), dim=1)
         keys = functional.normalize(teacher[:CONTRASTED].float(), dim=1)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from teachonce.student_train.losses.zero_if_empty import zero_if_empty
+
 NO_LABEL = -1
 LEAST = 1e-6  # probabilities are clipped to LEAST and 1 - LEAST: the log-odds of 0 are infinite
 
@@ -24,37 +26,34 @@ def ce(logits: Tensor, gold: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float()[labelled], gold[labelled])
 
 
+@zero_if_empty
 def kl(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) in nats of logits [G,C], mean over G.
 
     Hinton et al. 2015, eq. 1-4.
     """
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     log_q = functional.log_softmax(logits.float() / temperature, dim=1)
     log_p = functional.log_softmax(teacher / temperature, dim=1)
     divergence = functional.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
     return divergence * temperature**2
 
 
+@zero_if_empty
 def logit(logits: Tensor, teacher: Tensor) -> Tensor:
     """Compute the squared difference of logits [G,C], mean over G and C.
 
     Mukherjee & Awadallah 2020, section 3.2.
     """
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     return functional.mse_loss(logits.float(), teacher)
 
 
+@zero_if_empty
 def log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
     """Compute the squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's
     class probabilities, mean over G and C.
 
     Mukherjee & Awadallah 2019, section 3.2.
     """
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     probability = teacher.softmax(dim=1)
     return functional.mse_loss(logits.float(), torch.logit(probability, eps=LEAST))
 
@@ -68,19 +67,17 @@ def half_log_odds(logits: Tensor, teacher: Tensor) -> Tensor:
     return log_odds(logits, teacher) * (teacher.shape[1] / 2)
 
 
+@zero_if_empty
 def hard(logits: Tensor, teacher: Tensor) -> Tensor:
     """Compute the cross-entropy in nats of logits [G,C] against the teacher's best class, mean over
     G."""
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     return functional.cross_entropy(logits.float(), teacher.argmax(dim=1))
 
 
+@zero_if_empty
 def kl_labels(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Compute T^2 KL(teacher || student) in nats of each label's probability, the sigmoid of logits
     [G,C] / T, mean over G and C."""
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     student, target = logits.float() / temperature, teacher / temperature
     log_sigmoid = functional.logsigmoid
     yes = target.sigmoid() * (log_sigmoid(target) - log_sigmoid(student))
@@ -88,19 +85,17 @@ def kl_labels(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return (yes + no).mean() * temperature**2
 
 
+@zero_if_empty
 def hard_labels(logits: Tensor, teacher: Tensor) -> Tensor:
     """Compute the binary cross-entropy in nats of logits [G,C] against the teacher's labels with
     probability above 1/2, mean over G and C."""
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     return functional.binary_cross_entropy_with_logits(logits.float(), (teacher > 0).float())
 
 
+@zero_if_empty
 def log_odds_labels(logits: Tensor, teacher: Tensor) -> Tensor:
     """Compute the squared difference of student logits [G,C] and log(p / (1 - p)) of the teacher's
     probability of each label, mean over G and C."""
-    if len(logits) == 0:
-        return logits.sum() * 0.0
     return functional.mse_loss(logits.float(), torch.logit(teacher.sigmoid(), eps=LEAST))
 
 

@@ -9,6 +9,7 @@ from inspect import Parameter, signature
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from teachonce.student_train.losses.loss import FEATURES, Loss
 from teachonce.student_train.losses.registry import (
@@ -88,6 +89,14 @@ def test_a_name_may_hold_a_number() -> None:
         with pytest.raises(UserError, match=re.escape(expected)):
             find(name)
     assert named(["next:0.3"]) == []
+
+
+def test_a_formula_of_your_own_is_0_without_rows() -> None:
+    loss = replace(find("hidden")[0], formula=functional.smooth_l1_loss)  # its mean would be NaN
+    student = torch.zeros(0, 3, requires_grad=True)
+    value = loss.measure(student, torch.zeros(0, 3))
+    value.backward()
+    assert value.item() == 0 and student.grad is not None
 
 
 def test_a_formula_that_is_a_function_gets_the_parameter() -> None:
