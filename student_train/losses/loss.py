@@ -255,7 +255,6 @@ class Term:
         """Return the formula, imported once."""
         return self.loss.measure
 
-    def value(self, *sides: Any) -> Tensor:
-        """Compute the loss from the student's side and the teacher's."""
-        temperature = () if self.temperature is None else (self.temperature,)
-        return self.measure(*sides, *temperature)
+    def arguments(self, *sides: Any) -> tuple[Any, ...]:
+        """Return the arguments of the formula: the sides, and a tempered loss's temperature."""
+        return sides if self.temperature is None else (*sides, self.temperature)

@@ -125,7 +125,7 @@ def _compared(
     def measured(states: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         whole = targets.whole()
         predictions = whole.predictions(head(states))
-        values = torch.stack([term.value(predictions, whole) for term in terms])
+        values = torch.stack([term.measure(*term.arguments(predictions, whole)) for term in terms])
         return predictions.following, values * (len(states) / count)
 
     logprobs, values = zip(*_in_slices(measured, pieces, states, targets), strict=True)

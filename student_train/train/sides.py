@@ -102,16 +102,16 @@ class Sides:
             pairs = self._next.of(term)
         else:
             pairs = self._aligned[term.alignment].of(term)
-        return pairs if term.temperature is None else [(*pair, term.temperature) for pair in pairs]
+        return [term.arguments(*pair) for pair in pairs]
 
     def measured(self, term: Term) -> Tensor | None:
         """Compute a term's loss, the mean over the teacher's features; None if the batch has no
         targets for it."""
         if self._next is not None and term in self._next.losses:
             return self._next.losses[term]
-        if not (pairs := self.of(term)):
+        if not (features := self.of(term)):
             return None
-        return reduce(add, (term.measure(*pair) / len(pairs) for pair in pairs))
+        return reduce(add, (term.measure(*arguments) / len(features) for arguments in features))
 
     def task_logits(self) -> Tensor | None:
         """Return the student's logits [G,C] for the task, or None without a task."""
