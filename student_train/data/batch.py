@@ -22,6 +22,8 @@ from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets,
 from teachonce.support.arrays import Array, begins, ranges
 from teachonce.support.console import counted
 
+NORMALISED = ("normalised", "sentence")  # values of `Loss.teacher`
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -147,23 +149,15 @@ class TeacherStates:
     rows: Tensor | None  # int64 [J]
     begin: Tensor  # int64 [G]: where each run begins among the J
 
-    def normalised(self) -> Tensor:
-        """Decode and pool (state - mean) / deviation: float32 [G,D]."""
-        states = self.codec.decode_normalised(self._selected(), self.mean, self.deviation, torch)
-        return self._pooled(states)
-
-    def states(self) -> Tensor:
-        """Decode and pool raw states: float32 [G,D]."""
-        return self._pooled(self.codec.decode(self._selected(), self.mean, self.deviation, torch))
-
-    def _selected(self) -> dict[str, Tensor]:
-        if self.rows is None:
-            return self.stored
-        return {name: array[self.rows] for name, array in self.stored.items()}
-
-    def _pooled(self, states: Tensor) -> Tensor:
+    def pooled(self, *, normalised: bool) -> Tensor:
+        """Decode and pool the states, or (state - mean) / deviation: float32 [G,D]."""
+        stored = self.stored
+        if self.rows is not None:
+            stored = {name: array[self.rows] for name, array in stored.items()}
+        decode = self.codec.decode_normalised if normalised else self.codec.decode
         # Always the mean: `--pool` is for the student's outputs only. Under `reduce`, whose default
         # is the sum, a run has one token of the teacher, so that both are equal.
+        states = decode(stored, self.mean, self.deviation, torch)
         return pool_members(states, self.begin, "mean")
 
 
@@ -189,27 +183,6 @@ class TeacherMaps:
         return {
             name: self.pooling.pool(self.codec.from_codes(codes[entries], torch).where(square, 0.0))
             for name, codes in self.values.items()
-        }
-
-
-@dataclass(frozen=True)
-class EncodedTargets:
-    """Holds, by feature name, the targets of a `Distillation` that are decoded on the device."""
-
-    normalised: dict[str, TeacherStates]
-    states: dict[str, TeacherStates]
-    sentences: dict[str, TeacherStates]
-    raw_sentences: dict[str, TeacherStates]
-    maps: TeacherMaps | None
-
-    def decoded(self) -> dict[str, Any]:
-        """Decode all targets. The keys of the result are names of fields of `Distillation`."""
-        return {
-            "normalised": {name: it.normalised() for name, it in self.normalised.items()},
-            "states": {name: it.states() for name, it in self.states.items()},
-            "sentences": {name: it.normalised() for name, it in self.sentences.items()},
-            "raw_sentences": {name: it.states() for name, it in self.raw_sentences.items()},
-            "maps": {} if self.maps is None else self.maps.pooled(),
         }
 
 
@@ -258,8 +231,14 @@ def maps_path(view: int, name: str) -> str:
 class Distillation:
     """Holds the teacher's targets for the G runs of one alignment.
 
-    Runs refer to the student's flat tokens. Targets that no loss of this alignment reads are empty;
-    states and maps are also empty until `StudentBatch.to` decodes them.
+    Runs refer to the student's flat tokens. Targets that no loss of this alignment reads are None
+    or left out.
+
+    encoded: states and maps by `Loss.teacher`, until `StudentBatch.to` decodes them; None
+        afterwards.
+    decoded: the same, float32, by `Loss.teacher` and the feature's name: pooled states
+        [G,D] for `normalised` and `raw`, states of the first token [B,D] for `sentence` and `raw
+        sentence`, attention between runs [B,G',G'] for `maps`.
     """
 
     inputs: Inputs | None  # a second input (reduce); None: the batch's own input
@@ -269,27 +248,24 @@ class Distillation:
     shared: SharedTargets | None
     map_pooling: MapPooling | None
     task: TaskTargets | None
-    encoded: EncodedTargets | None  # states and maps until they are decoded; None afterwards
+    encoded: dict[str, dict[str, TeacherStates] | TeacherMaps] | None
     chunks: ChunkTargets | None = None
     inside: Tensor | None = None  # bool [M]: labels that begin inside a token of the teacher
     head: HeadTargets | None = None  # in place of `logits`, if both have the same vocabulary
-    # float32 [G,D] by name: pooled states, normalised per channel
-    normalised: dict[str, Tensor] = field(default_factory=dict)
-    states: dict[str, Tensor] = field(default_factory=dict)  # [G,D] by name: pooled raw states
-    # float32 [B,D] by name: normalised state of the first token
-    sentences: dict[str, Tensor] = field(default_factory=dict)
-    raw_sentences: dict[str, Tensor] = field(default_factory=dict)  # [B,D]: not normalised
-    maps: dict[str, Tensor] = field(default_factory=dict)  # [B,G',G'] by name: between runs
+    decoded: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return the number of runs and the targets, as the tensors would fill screens."""
-        targets = self if self.encoded is None else self.encoded
         names = ["logits", "shared", "task", "chunks", "inside", "head"]
         names = [name for name in names if getattr(self, name) is not None]
-        of_states = ("normalised", "states", "sentences", "raw_sentences", "maps")
-        names += [name for name in of_states if getattr(targets, name)]
+        names += self.decoded if self.encoded is None else self.encoded
         runs = counted(len(self.runs.begin), "run")
         return f"<Distillation: {runs}; {', '.join(names) or 'no targets'}>"
+
+    @property
+    def normalised(self) -> dict[str, Tensor]:
+        """Return, by name, the teacher's pooled states [G,D], normalised per channel."""
+        return self.decoded.get("normalised", {})
 
     @property
     def predicted(self) -> LogitTargets | HeadTargets | None:
@@ -315,11 +291,20 @@ class Distillation:
         """Return a copy whose `HeadTargets`, if there are any, have this head of the teacher."""
         return replace(self, head=replace(self.head, head=head)) if self.head else self
 
-    def decoded(self) -> Distillation:
+    def decode(self) -> Distillation:
         """Decode the teacher's states and maps on their device. Decoded targets are unchanged."""
         if self.encoded is None:
             return self
-        return replace(self, encoded=None, **self.encoded.decoded())
+        decoded = {
+            side: targets.pooled()
+            if isinstance(targets, TeacherMaps)
+            else {
+                name: states.pooled(normalised=side in NORMALISED)
+                for name, states in targets.items()
+            }
+            for side, targets in self.encoded.items()
+        }
+        return replace(self, encoded=None, decoded=decoded)
 
 
 @dataclass(frozen=True)
@@ -395,7 +380,7 @@ class StudentBatch:
     def to(self, device: torch.device) -> StudentBatch:
         """Move the batch to a device, and decode the teacher's states and maps there."""
         moved: StudentBatch = _moved(self, device)
-        return replace(moved, aligned={n: t.decoded() for n, t in moved.aligned.items()})
+        return replace(moved, aligned={n: t.decode() for n, t in moved.aligned.items()})
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -17,7 +17,6 @@ from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import NO_PATH, VERIFY, StoreError
 from teachonce.student_train.data.batch import (
     Distillation,
-    EncodedTargets,
     Inputs,
     MapPooling,
     Runs,
@@ -316,20 +315,23 @@ class Collator:
             encoded=self._encoded(batch, aligned, view, alignment.teacher),
         )
 
-    def _encoded(self, batch: Batch, aligned: Aligned, view: int, runs: Array) -> EncodedTargets:
-        """Select the teacher's encoded states and maps for half-open runs [G,2] of its tokens."""
-        pooled, sentences = dict[str, TeacherStates](), dict[str, TeacherStates]()
-        sides = aligned.teacher
-        if {"normalised", "raw"} & sides:
+    def _encoded(
+        self, batch: Batch, aligned: Aligned, view: int, runs: Array
+    ) -> dict[str, dict[str, TeacherStates] | TeacherMaps]:
+        """Select the teacher's encoded states and maps, by `Loss.teacher`, for half-open runs [G,2]
+        of its tokens."""
+        encoded = dict[str, dict[str, TeacherStates] | TeacherMaps]()
+        if sides := sorted({"normalised", "raw"} & aligned.teacher):
             tokens = Runs.of(runs)
-            pooled = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
-        if {"sentence", "raw sentence"} & sides:
+            states = self.source.states(batch, view, tokens.member.numpy(), tokens.begin)
+            encoded |= dict.fromkeys(sides, states)
+        if sides := sorted({"sentence", "raw sentence"} & aligned.teacher):
             first = batch.start[:-1]
-            sentences = self.source.states(batch, view, first, torch.arange(len(first)))
-        maps = None
-        if "attention" in aligned.features:
+            states = self.source.states(batch, view, first, torch.arange(len(first)))
+            encoded |= dict.fromkeys(sides, states)
+        if "maps" in aligned.teacher:
             values, begin, codec = self.source.maps(batch, view)
-            maps = TeacherMaps(
+            encoded["maps"] = TeacherMaps(
                 values,
                 codec,
                 torch.from_numpy(begin),
@@ -337,13 +339,7 @@ class Collator:
                 int(np.diff(batch.start).max()),
                 MapPooling.of(runs, batch.start),
             )
-        return EncodedTargets(
-            pooled if "normalised" in sides else {},
-            pooled if "raw" in sides else {},
-            sentences if "sentence" in sides else {},
-            sentences if "raw sentence" in sides else {},
-            maps,
-        )
+        return encoded
 
     def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
         """Select the targets of a task: of each text, or of the tokens that start a word."""

@@ -40,11 +40,10 @@ def _combine(teachers: Sequence[Distillation], pieces: int) -> Distillation:
         logits=logits,
         shared=_mean_shared(teachers),
         task=_mean_task(teachers),
-        normalised=_means([teacher.normalised for teacher in teachers]),
-        states=_means([teacher.states for teacher in teachers]),
-        sentences=_means([teacher.sentences for teacher in teachers]),
-        raw_sentences=_means([teacher.raw_sentences for teacher in teachers]),
-        maps=_means([teacher.maps for teacher in teachers]),
+        decoded={
+            side: _means([teacher.decoded[side] for teacher in teachers])
+            for side in teachers[0].decoded
+        },
     )
 
 

@@ -154,13 +154,7 @@ class _AlignedSides:
 
     def _of_states(self, term: Term) -> list[tuple[Any, ...]]:
         loss, aligned, distiller, arguments = term.loss, self._aligned, self._distiller, []
-        targets = {
-            "normalised": aligned.normalised,
-            "raw": aligned.states,
-            "sentence": aligned.sentences,
-            "raw sentence": aligned.raw_sentences,
-        }[loss.teacher]
-        for name, target in targets.items():
+        for name, target in aligned.decoded.get(loss.teacher, {}).items():
             if loss.student == "runs":
                 states = self._outputs.states[MEANS.get(name, 1) :]
                 layers = distiller.counterpart(states, name)
@@ -176,7 +170,7 @@ class _AlignedSides:
 
     def _of_maps(self) -> list[tuple[Any, ...]]:
         pooling, arguments = self._aligned.map_pooling, []
-        for name, target in self._aligned.maps.items():
+        for name, target in self._aligned.decoded.get("maps", {}).items():
             assert pooling is not None
             present = pooling.present
             maps = pooling.pool(self._distiller.counterpart(self._outputs.maps, name))

@@ -53,7 +53,7 @@ def test_targets_of_classes_are_those_of_the_store(classes: FeatureStore) -> Non
             np.testing.assert_array_equal(wanted.task.logits[row], view.class_logits)
             mean, deviation = classes.calibration["layer4"]
             normal = (view.hidden["layer4"][0] - mean) / deviation
-            np.testing.assert_allclose(wanted.sentences["layer4"][row], normal, atol=1e-4)
+            np.testing.assert_allclose(wanted.decoded["sentence"]["layer4"][row], normal, atol=1e-4)
             seen += 1
     assert seen == len(classes)
 

@@ -32,7 +32,7 @@ def flat(batch: StudentBatch) -> dict[str, Any]:
     assert taught.logits is not None
     return {
         **vars(batch.inputs), "masked": batch.masked, "labels": batch.labels,
-        **taught.normalised, **taught.maps, "logprobs": taught.logits.logprobs,
+        **taught.normalised, **taught.decoded["maps"], "logprobs": taught.logits.logprobs,
         "members": taught.runs.member,
     }  # fmt: skip
 

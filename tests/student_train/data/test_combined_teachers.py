@@ -91,7 +91,8 @@ def test_each_alignment_is_joined_for_itself_and_logits_of_shared_pieces_are_ave
         ids, valid = torch.arange(3).expand(count, 3), torch.ones(count, 3, dtype=torch.bool)
         shared = SharedTargets(ids, torch.full((count, 3), by), valid)
         states = {"mean": torch.full((count, 2), by)}
-        return Distillation(None, runs, runs, None, shared, None, None, None, normalised=states)
+        decoded = {"normalised": states}
+        return Distillation(None, runs, runs, None, shared, None, None, None, decoded=decoded)
 
     def batch(by: float) -> StudentBatch:
         inputs = Inputs.of(np.arange(4), np.array([0, 4]), 0)

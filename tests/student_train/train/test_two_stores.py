@@ -126,9 +126,9 @@ def test_outputs_of_two_teachers_are_joined(
     for some in streams:
         some.close()
     assert found and one and two and found.logits and one.logits and two.logits
-    for values in ("normalised", "states"):
-        mean = (getattr(one, values)["mean"] + getattr(two, values)["mean"]) / 2
-        torch.testing.assert_close(getattr(found, values)["mean"], mean)
+    for side in ("normalised", "raw"):
+        mean = (one.decoded[side]["mean"] + two.decoded[side]["mean"]) / 2
+        torch.testing.assert_close(found.decoded[side]["mean"], mean)
     assert found.logit_runs and one.logit_runs and two.logit_runs
     begins = [each.member[each.begin].tolist() for each in (one.logit_runs, two.logit_runs)]
     common = sorted(set(begins[0]) & set(begins[1]))
