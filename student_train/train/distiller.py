@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,12 +27,19 @@ from teachonce.student_train.model.any_student import (
     size_of,
 )
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.train.sides import MEANS, Sides
+from teachonce.student_train.train.sides import MEANS, VECTORS, Sides
 from teachonce.support.errors import UserError
-from teachonce.training.ranks import ALONE
+from teachonce.training.ranks import ALONE, Ranks
 
-VECTORS = "vectors"  # key of the steps to vectors of texts, among the projections
-LAST = "last layer"  # key of the states of the last layer, among the observed ones
+
+@dataclass(frozen=True)
+class Computed:
+    """Holds what a student computes for a batch: unweighted losses by name, the logits [G,C] of a
+    task or None, and the states by name of `Sides.states`."""
+
+    losses: dict[str, Tensor]
+    task_logits: Tensor | None
+    states: dict[str, Tensor]
 
 
 class Distiller(nn.Module):
@@ -45,6 +53,8 @@ class Distiller(nn.Module):
     every: terms of all stages, for which projections are made; default: `terms`.
     frozen: the projections are not trained: their parameters require no gradient.
     separate: `logit` and `log-odds` have an output layer of their own.
+    bf16: losses are computed under autocast; without it, autocast yourself as you need.
+    ranks: the processes that share the texts of a batch.
 
     `Distiller.of` takes all of these from options and a store.
     """
@@ -59,14 +69,12 @@ class Distiller(nn.Module):
         frozen: bool = False,
         start: str = "pytorch",
         separate: bool = False,
+        bf16: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
         self.student, self.terms = student, tuple(terms)
-        self.bf16 = False  # a training sets it; other callers autocast as they need
-        self.ranks = ALONE  # a training sets it to the processes that share the texts of a batch
-        # A validation sets it, to collect the states [G,Ds] of the last layer and the states that
-        # losses compare, not projected.
-        self.observed: dict[str, Tensor] | None = None
+        self.bf16, self.ranks = bf16, ranks
         width, self.layers = size_of(student)
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
@@ -135,7 +143,15 @@ class Distiller(nn.Module):
         return VectorHead(Pooling(hidden, "mean"), *dense, Normalize())
 
     @classmethod
-    def of(cls, student: Any, options: TrainOptions, store: FeatureStore) -> Distiller:
+    def of(
+        cls,
+        student: Any,
+        options: TrainOptions,
+        store: FeatureStore,
+        *,
+        bf16: bool = False,
+        ranks: Ranks = ALONE,
+    ) -> Distiller:
         """Make the distiller of a student from options and a store.
 
         Raises UserError for a model that cannot be a student.
@@ -150,6 +166,8 @@ class Distiller(nn.Module):
             frozen=options.projection == "frozen",
             start=options.projection_start,
             separate=options.outputs == "separate",
+            bf16=bf16,
+            ranks=ranks,
         )
 
     def forward(self, batch: StudentBatch) -> dict[str, Tensor]:
@@ -157,22 +175,17 @@ class Distiller(nn.Module):
 
         A loss is missing if the batch has no targets for it.
         """
-        return self.measured(batch)[0]
+        return self.compute(batch).losses
 
-    def measured(
-        self, batch: StudentBatch, terms: Sequence[Term] | None = None
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Compute unweighted losses by name, and the logits [G,C] of a task or None.
-
-        terms: the losses to compute, by default the distiller's own.
-        """
+    def compute(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Computed:
+        """Run the student, and compute the losses of `terms`, by default the distiller's own."""
         device, losses = batch.inputs.ids.device.type, dict[str, Tensor]()
         with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             sides = self.sides(batch, terms)
             for term in sides.terms:
                 if (loss := sides.measured(term)) is not None:
                     losses[term.name] = loss
-            return losses, sides.task_logits()
+            return Computed(losses, sides.task_logits(), sides.states())
 
     def sides(self, batch: StudentBatch, terms: Sequence[Term] | None = None) -> Sides:
         """Run the student over a batch, and return the inputs of the losses of `terms`."""
@@ -192,8 +205,6 @@ class Distiller(nn.Module):
         states[read.present] = read.last
         present = pooled_tokens(self.student, inputs.ids, inputs.present)
         vectors: Tensor = head(states, present)
-        if self.observed is not None:
-            self.observed[VECTORS] = vectors.detach()
         return vectors
 
     def projected(self, loss: Loss, name: str, states: Tensor) -> Tensor:
@@ -212,10 +223,7 @@ class Distiller(nn.Module):
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
         """Run the student forward, as `shared_pass` does."""
-        outputs = shared_pass(self.student, inputs, maps, self.ranks)
-        if self.observed is not None:
-            self.observed.setdefault(LAST, outputs.last.detach())
-        return outputs
+        return shared_pass(self.student, inputs, maps, self.ranks)
 
     def counterpart(self, values: list[Tensor], name: str) -> Tensor:
         """Return what the student compares with the teacher feature `name`, in the shape of

@@ -21,7 +21,8 @@ from teachonce.student_train.losses.task import NO_LABEL
 from teachonce.student_train.plan.train_plan import Stage, StoreSplit, TrainPlan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import BatchPlan
-from teachonce.student_train.train.distiller import LAST, VECTORS, Distiller
+from teachonce.student_train.train.distiller import Distiller
+from teachonce.student_train.train.sides import VECTORS
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.label_measures import matthews
@@ -76,15 +77,13 @@ def evaluate_batches(
     try:
         for batch in batches:
             moved, has_batches = batch.to(device), True
-            distiller.observed = {}
-            sums.add(moved, *distiller.measured(moved, terms))
-            compared = {name: s for name, s in distiller.observed.items() if name != LAST}
-            sums.spread.add(compared or distiller.observed)
-            if moved.vectors is not None and VECTORS in distiller.observed:
-                sums.vectors.add(distiller.observed[VECTORS], moved.vectors)
+            computed = distiller.compute(moved, terms)
+            sums.add(moved, computed.losses, computed.task_logits)
+            sums.spread.add(computed.states)
+            if moved.vectors is not None and VECTORS in computed.states:
+                sums.vectors.add(computed.states[VECTORS], moved.vectors)
     finally:  # after Ctrl-C in a notebook, the next step must have its dropout
         distiller.train(was_training)
-        distiller.observed = None
     return sums.figures() if has_batches else {}
 
 

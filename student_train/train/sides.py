@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, reduce
+from itertools import chain
 from operator import add
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from teachonce.student_train.data.batch import Distillation, StudentBatch, pool_members
+from teachonce.student_train.data.batch import Distillation, Inputs, StudentBatch, pool_members
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.any_student import (
     Outputs,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # Features that average layers up to the last, and the first of these layers; 0 is the embeddings.
 MEANS = {"mean": 1, "mean0": 0}
+VECTORS = "vectors"  # key of text vectors among `Sides.states`, and of the steps to them
 
 
 class Sides:
@@ -39,7 +41,7 @@ class Sides:
         if any(aligned.encoded is not None for aligned in batch.aligned.values()):
             raise ValueError("the batch is encoded: call batch.to(device) first")
         self._distiller, self._batch = distiller, batch
-        self.terms = tuple(terms)
+        self.terms, self._last = tuple(terms), dict[str, Tensor]()
         maps = any(term.loss.student == "maps" for term in terms)
         text_alone = any(term.loss.of_text_alone for term in terms)
         causal = any(term.loss.of_next for term in terms)
@@ -52,7 +54,7 @@ class Sides:
             or any(aligned.inputs is None for aligned in batch.aligned.values())
             or (vectors and batch.unmasked is None)
         ):
-            native = distiller.encode(batch.inputs, maps)
+            native = self._encode(batch.inputs, maps)
         # The order of the computations below decides the last bits of gradients.
         self._next = None
         if causal:
@@ -67,16 +69,21 @@ class Sides:
             name: _AlignedSides(
                 distiller,
                 aligned,
-                native if aligned.inputs is None else distiller.encode(aligned.inputs, maps),
+                native if aligned.inputs is None else self._encode(aligned.inputs, maps),
             )
             for name, aligned in batch.aligned.items()
         }
         self._vectors: Tensor | None = None
         if vectors and batch.unmasked is not None:
-            outputs = distiller.encode(batch.unmasked)
+            outputs = self._encode(batch.unmasked)
             self._vectors = distiller.vectors(batch.unmasked, outputs)
         elif vectors:
             self._vectors = distiller.vectors(batch.inputs, native)
+
+    def _encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
+        outputs = self._distiller.encode(inputs, maps)
+        self._last.setdefault("last layer", outputs.last)
+        return outputs
 
     def of(self, term: Term | str) -> list[tuple[Any, ...]]:
         """Return the arguments of a term's formula, a tuple for each teacher feature that it reads.
@@ -113,6 +120,15 @@ class Sides:
             return None
         return reduce(add, (term.measure(*arguments) / len(features) for arguments in features))
 
+    def states(self) -> dict[str, Tensor]:
+        """Return, by name, the text vectors and the states [G,Ds] that the computed losses compare,
+        not projected; without any, the states of the last layer."""
+        each = (aligned.compared.items() for aligned in self._aligned.values())
+        compared = dict(chain.from_iterable(each))
+        if self._vectors is not None:
+            compared[VECTORS] = self._vectors
+        return compared or self._last
+
     def task_logits(self) -> Tensor | None:
         """Return the student's logits [G,C] for the task, or None without a task."""
         of_task = self._batch.of_task
@@ -125,6 +141,7 @@ class _AlignedSides:
     def __init__(self, distiller: Distiller, aligned: Distillation, outputs: Outputs) -> None:
         self._distiller, self._aligned, self._outputs = distiller, aligned, outputs
         self._pieces: Tensor | None = None
+        self.compared = dict[str, Tensor]()  # states of losses, see `Sides.states`
 
     def of(self, term: Term) -> list[tuple[Any, ...]]:
         """Return the student's side and the teacher's for each feature that a term reads; [] if
@@ -162,8 +179,7 @@ class _AlignedSides:
             else:
                 outputs = self._outputs
                 pooled = sentence_states(distiller.student, outputs.last, outputs.present)
-            if distiller.observed is not None:
-                distiller.observed[f"{loss.name} {name}"] = pooled.detach()
+            self.compared[f"{loss.name} {name}"] = pooled
             pooled = dropped_states(distiller.student, pooled)
             arguments.append((distiller.projected(loss, name, pooled), target))
         return arguments

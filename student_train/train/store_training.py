@@ -19,6 +19,7 @@ from teachonce.student_train.plan.train_plan import StoreSplit, TrainPlan
 from teachonce.student_train.settings.terms import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate_batches, held_out
+from teachonce.training.ranks import ALONE, Ranks
 
 
 class StoreTraining:
@@ -26,6 +27,7 @@ class StoreTraining:
 
     sources: the store, and other stores of the same text, each with its collator. Their batches
         have the same texts and masks, and `combine_teachers` makes one teacher of them.
+    ranks: the processes that share the texts of a batch.
 
     Stores of different text have a `StoreTraining` each. A step then takes a batch of each, and the
     mean of their losses.
@@ -36,6 +38,7 @@ class StoreTraining:
         plan: TrainPlan,
         student: PreTrainedModel,
         sources: Sequence[tuple[StoreSplit, Collator]],
+        ranks: Ranks = ALONE,
     ) -> None:
         self.plan, self.device = plan, torch.device(plan.options.device)
         self._source = sources[0][0]
@@ -44,8 +47,9 @@ class StoreTraining:
             (s.store, c.reading(feature_source(s.store, plan.options.cache, self.device)))
             for s, c in sources
         ]
-        self.distiller = Distiller.of(student, plan.options, self.store).to(self.device)
-        self.distiller.bf16 = plan.options.precision == "bf16"
+        bf16 = plan.options.precision == "bf16"
+        distiller = Distiller.of(student, plan.options, self.store, bf16=bf16, ranks=ranks)
+        self.distiller = distiller.to(self.device)
 
     def steps_of(self, number: int) -> int:
         """Return the number of optimizer steps of a stage, from `--steps` or `--epochs`."""

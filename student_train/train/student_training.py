@@ -186,17 +186,16 @@ class _StudentTraining(Training):
         torch.manual_seed(options.seed)
         sources = list(zip(plan.sources, collators, strict=True))
         groups = [sources] if options.combine == "outputs" else [[source] for source in sources]
-        self.trainings = [StoreTraining(plan, student, group) for group in groups]
+        # Processes share the batches of a step if there is one for each, else the texts of a batch.
+        shared = ranks.size > options.accumulate
+        self.readers, self.copies = (ALONE, ranks.size) if shared else (ranks, 1)
+        text_ranks = ranks if shared else ALONE
+        self.trainings = [StoreTraining(plan, student, group, text_ranks) for group in groups]
         # A student has one vector for a text, whatever store the text is of.
         for training in self.trainings[1:]:
             training.distiller.share_vector_head(self.trainings[0].distiller)
         model = nn.ModuleList(training.distiller for training in self.trainings)
         super().__init__(model, options.seed, options.clip, ranks)
-        # Processes share the batches of a step if there is one for each, else the texts of a batch.
-        shared = ranks.size > options.accumulate
-        self.readers, self.copies = (ALONE, ranks.size) if shared else (ranks, 1)
-        for training in self.trainings:
-            training.distiller.ranks = ranks if shared else ALONE
         self.stages = plan.stages
         self.lengths = [self.trainings[0].steps_of(number) for number in range(len(self.stages))]
         self.steps = sum(self.lengths)
@@ -309,7 +308,7 @@ class _StudentTraining(Training):
         """
         training, terms, batch = taken
         self.read += batch.tokens
-        parts, _ = training.distiller.measured(batch, terms)
+        parts = training.distiller.compute(batch, terms).losses
         loss = training.distiller.weighted(parts, terms)
         if not loss.requires_grad:
             raise UserError(

@@ -45,7 +45,7 @@ def training_of(store: FeatureStore, **changes: Any) -> StoreTraining:
 def losses_of(
     training: StoreTraining, batch: StudentBatch, plan: BatchPlan
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    parts, _ = training.distiller.measured(batch, plan.terms)
+    parts = training.distiller.compute(batch, plan.terms).losses
     return training.distiller.weighted(parts, plan.terms), parts
 
 

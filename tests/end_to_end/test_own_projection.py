@@ -45,13 +45,15 @@ def test_the_head_and_the_loss_stand_on_one_projection(tags: FeatureStore) -> No
     batch = support.first_batch(tags, collator, 10**5)
     wanted = batch.distillation
     assert wanted and wanted.task and wanted.task.tokens is not None
-    found, logits = distiller.measured(batch)
+    computed = distiller.compute(batch)
     states = distiller.encode(wanted.inputs or batch.inputs).last
     linear = states @ own.weight.T + own.bias
     pooled = own(wanted.runs.pool(states, options.resolved_pool))
-    torch.testing.assert_close(found["hidden-kld"], hidden_kld(pooled, wanted.normalised["layer4"]))
+    torch.testing.assert_close(
+        computed.losses["hidden-kld"], hidden_kld(pooled, wanted.normalised["layer4"])
+    )
     read = functional.gelu(linear)[wanted.task.tokens]
-    torch.testing.assert_close(logits, student.classifier(read))
+    torch.testing.assert_close(computed.task_logits, student.classifier(read))
 
 
 def test_algorithm_1_moves_a_part_more_at_a_time(tags: FeatureStore) -> None:

@@ -172,7 +172,7 @@ def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, fl
     for _ in range(steps):
         for batch in every:
             optimizer.zero_grad()
-            losses, _ = distiller.measured(batch, trained)
+            losses = distiller.compute(batch, trained).losses
             distiller.weighted(losses, trained).backward()
             optimizer.step()
     with torch.no_grad():

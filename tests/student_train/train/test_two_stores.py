@@ -56,7 +56,7 @@ options_for = partial(support.options_for, steps=3, loss=LOSS)
 
 def loss_of(training: StoreTraining, batch: StudentBatch) -> float:
     distiller = training.distiller
-    return float(distiller.weighted(distiller.measured(batch)[0]).detach())
+    return float(distiller.weighted(distiller(batch)).detach())
 
 
 def trainings_of(*stores: FeatureStore, **changes: Any) -> tuple[list[StoreTraining], TrainOptions]:
