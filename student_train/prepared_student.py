@@ -32,10 +32,10 @@ from teachonce.student_train.model.student_tokenizer import (
     student_tokenizer,
 )
 from teachonce.student_train.model.word_vectors import set_word_vectors
-from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
+from teachonce.student_train.plan.train_plan import TrainPlan, plan_of, terms_of
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.option_values import FOLDER
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.support import files
 from teachonce.support.errors import UserError
@@ -211,7 +211,7 @@ def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Colla
     return Collator(
         tokenizer,
         store.teacher_file("tokenizer.json").decode(),
-        plan.options.batch_plan(plan.options.terms(output_kind_of(store))),
+        BatchPlan(plan.options, terms_of(plan.options, output_kind_of(store))),
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
         exact=plan.options.combine != "outputs",  # the mean of several is over the best pieces

@@ -15,7 +15,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.prepared_student import make_collator
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate
 
@@ -68,7 +68,7 @@ def judge(
         )
         distiller = Distiller.of(student, judging, store).eval()
         collator = make_collator(plan_of(judging, store), store, tokenizer)
-        losses = evaluate(distiller, store, collator, held_out, judging.batch_plan(distiller.terms))
+        losses = evaluate(distiller, store, collator, held_out, BatchPlan(judging, distiller.terms))
         if view == 0:
             scores["mlm"] = losses["valid_mlm"]
             scores["nats_per_character"] = losses["valid_mlm_per_character"]

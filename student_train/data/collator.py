@@ -49,7 +49,7 @@ from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets
 from teachonce.student_train.losses.registry import features_of, reads_masked_tokens
-from teachonce.student_train.settings.terms import BatchPlan
+from teachonce.student_train.settings.options import BatchPlan
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
@@ -86,7 +86,7 @@ class Collator:
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_length, direction=student_tokenizer.truncation_side)
         self.own_template = None
-        if store is not None and plan.causal:
+        if store is not None and plan.options.shape.causal:
             self.own_template = OwnTemplate.of(student_tokenizer, store)
         texts = self.own_template.texts() if self.own_template else None
         self.table = None if store is None else token_table(store, self.tokenizer, texts)
@@ -129,30 +129,30 @@ class Collator:
         return collator
 
     def _serve(self, plan: BatchPlan) -> None:
-        losses = [term.loss for term in plan.terms]
+        losses, options = [term.loss for term in plan.terms], plan.options
+        self.causal, rare = options.shape.causal, options.mask_words == "rare"
         # Stores of a task are read from view 0, which the teacher has read without masks.
-        unmasked = plan.causal or self.task or not reads_masked_tokens(losses)
-        if plan.rare_masks and self.table is None and not unmasked:
+        unmasked = self.causal or self.task or not reads_masked_tokens(losses)
+        if rare and self.table is None and not unmasked:
             raise UserError(
                 "--mask-words rare: pieces are masked by their counts in a store's text; give"
                 " Collator its store, or use uniform"
             )
-        self.causal = plan.causal
         self.masker = Masker(
             # A decoder's tokenizer may have no mask token, and none of its tokens is masked.
-            -1 if plan.causal else self.student_tokenizer.mask_token_id,
+            -1 if self.causal else self.student_tokenizer.mask_token_id,
             len(self.student_tokenizer),
             set(self.student_tokenizer.all_special_ids),
-            0.0 if unmasked else plan.mask_prob,
-            self.table.counts if plan.rare_masks and self.table else None,
-            plan.max_masks,
+            0.0 if unmasked else options.mask_prob,
+            self.table.counts if rare and self.table else None,
+            options.max_masks,
         )
         self.feature_groups = features_of(losses)
         names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
         self.alignments = {name: Aligned.by(name, plan.terms) for name in names}
         for aligned in self.alignments.values():
-            self.distributions.prepare(aligned, causal=plan.causal)
-        self.targets = plan.targets
+            self.distributions.prepare(aligned, causal=self.causal)
+        self.targets = options.targets
 
     @property
     def has_all_logits(self) -> bool:
@@ -361,7 +361,7 @@ class Collator:
         )
 
     def _predicted(self, labels: Array, runs: Array) -> Array:
-        """Return which runs [G,2] of student tokens have logit targets, by `BatchPlan.targets`:
+        """Return which runs [G,2] of student tokens have logit targets, by `--targets`:
         bool [G]."""
         if self.targets == "masked":
             return np.asarray(labels[runs[:, 0]] != IGNORED)

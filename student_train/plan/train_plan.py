@@ -16,14 +16,15 @@ from typing import Any
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.containers.cache_option import is_disk_cache
+from teachonce.store.format.features import OutputKind
 from teachonce.student_train.data.blocks import chosen_blocks, output_kind_of, split_blocks, view_of
 from teachonce.student_train.data.vocabularies import has_teacher_tokenizer
+from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Loss, Term
-from teachonce.student_train.losses.registry import reads_masked_tokens
 from teachonce.student_train.settings.option_fields import SEEDS
-from teachonce.student_train.settings.options import UNFREEZE, TrainOptions
+from teachonce.student_train.settings.options import UNFREEZE, BatchPlan, TrainOptions
 from teachonce.student_train.settings.shapes import Shape
-from teachonce.student_train.settings.terms import NEXT_TEMPERATURE, BatchPlan
+from teachonce.student_train.settings.terms import ALIGNMENTS, NEXT_TEMPERATURE
 from teachonce.support.arrays import Array
 from teachonce.support.options import default_of, flag_of, options_of
 
@@ -54,7 +55,7 @@ class StoreSplit:
 
         Raises UserError if no sequence is left.
         """
-        key = batch.data, batch.min_length
+        key = batch.options.data, batch.options.min_length
         if key not in self._chosen:
             self._chosen[key] = chosen_blocks(self.store, self._split[0], *key)
         return self._chosen[key]
@@ -66,17 +67,31 @@ class Stage:
 
     options: its length, learning rate, validation and frozen parts.
     terms: all its losses, which validations compute.
-    batches: the batches that a step takes from each store.
     """
 
     options: TrainOptions
     terms: tuple[Term, ...]
-    batches: tuple[BatchPlan, ...]
 
     @property
-    def measured(self) -> BatchPlan:
+    def batches(self) -> tuple[BatchPlan, ...]:
+        """Return the plans of the batches that a step takes from each store.
+
+        A step of a balanced stage takes two, one of labelled and one of unlabelled text, each with
+        its own losses; any other step takes one.
+        """
+        if self.options.data != "balanced":
+            return (self.validation,)
+        gold = tuple(term for term in self.terms if term.loss.of_gold)
+        others = tuple(term for term in self.terms if not term.loss.of_gold)
+        return (
+            BatchPlan(self.options.in_stage({}, data="labelled"), gold),
+            BatchPlan(self.options.in_stage({}, data="unlabelled"), others),
+        )
+
+    @property
+    def validation(self) -> BatchPlan:
         """Return the batch plan of validations, which compute all losses of the stage."""
-        return self.options.batch_plan(self.terms)
+        return BatchPlan(self.options, self.terms)
 
 
 @dataclass(frozen=True)
@@ -163,7 +178,7 @@ class TrainPlan:
         if self.options.shape.causal or self.store.task:
             return False
         views = {view_of(0, store.features, stage.options.view) for store in self.stores}
-        return 0 in views and reads_masked_tokens([term.loss for term in stage.terms])
+        return 0 in views and registry.reads_masked_tokens([term.loss for term in stage.terms])
 
     def resolved(self) -> TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""
@@ -177,16 +192,47 @@ def plan_of(
     """Plan a training without checks. `layers` is the student's number of layers, by default that
     of `--student`."""
     output_kind = output_kind_of(store)
-    stages = [
-        (stage, stage.terms(output_kind))
-        for stage in stages_of(options, options.shape.layers if layers is None else layers)
-    ]
+    stages = stages_of(options, options.shape.layers if layers is None else layers)
     return TrainPlan(
         options,
         tuple(StoreSplit(s, options.held_out) for s in (store, *others)),
-        tuple(Stage(stage, terms, stage.batches(terms)) for stage, terms in stages),
-        options.every_term(output_kind),
+        tuple(Stage(stage, terms_of(stage, output_kind)) for stage in stages),
+        every_term(options, output_kind),
     )
+
+
+def terms_of(options: TrainOptions, output_kind: OutputKind | None) -> tuple[Term, ...]:
+    """Resolve the losses of a student, in the order of the registry.
+
+    output_kind: the kind of its task outputs; None for a student with an MLM head. Losses of other
+    students are left out.
+    """
+    # A Ray worker or a process of torchrun unpickles the options without checking them: the losses
+    # of other packages are not loaded there yet.
+    for name in options.loss:
+        registry.find(name)
+    terms = []
+    for loss in registry.losses_for(output_kind, options.loss):
+        name = options.alignment_of(loss)
+        terms.append(
+            Term(
+                loss,
+                options.loss[loss.name],
+                name,
+                options.pool_of(name) if name else "mean",
+                options.temperature if loss.tempered else None,
+                options.matryoshka if loss.nests else (),
+                bool(name) and ALIGNMENTS[name].pools_logits,
+            )
+        )
+    return tuple(terms)
+
+
+def every_term(options: TrainOptions, output_kind: OutputKind | None) -> tuple[Term, ...]:
+    """Resolve the losses of all stages, each once, in the order of the registry."""
+    stages = [options.in_stage(stage) for stage in options.stages or ({},)]
+    by_loss = {term.loss: term for stage in stages for term in terms_of(stage, output_kind)}
+    return tuple(by_loss[loss] for loss in registry.losses_for(output_kind, options.losses()))
 
 
 def stages_of(options: TrainOptions, layers: int) -> list[TrainOptions]:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teachonce.store.format.features import OutputKind
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Loss, Term
 from teachonce.student_train.settings.contradictions import (
@@ -42,7 +41,6 @@ from teachonce.student_train.settings.shapes import Shape, parse_student
 from teachonce.student_train.settings.terms import (
     ALIGNMENTS,
     DEFAULT_ALIGNMENT,
-    BatchPlan,
     LossAlignments,
     parse_alignments,
 )
@@ -155,33 +153,8 @@ class TrainOptions(OptionFields):
         """Return the parsed `--align`."""
         return parse_alignments(self.align)
 
-    def terms(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
-        """Resolve the losses of a student, in the order of the registry.
-
-        output_kind: the kind of its task outputs; None for a student with an MLM head. Losses of
-        other students are left out.
-        """
-        # A Ray worker or a process of torchrun unpickles the options without checking them: the
-        # losses of other packages are not loaded there yet.
-        for name in self.loss:
-            registry.find(name)
-        terms = []
-        for loss in registry.losses_for(output_kind, self.loss):
-            name = self._alignment_of(loss)
-            terms.append(
-                Term(
-                    loss,
-                    self.loss[loss.name],
-                    name,
-                    self.pool_of(name) if name else "mean",
-                    self.temperature if loss.tempered else None,
-                    self.matryoshka if loss.nests else (),
-                    bool(name) and ALIGNMENTS[name].pools_logits,
-                )
-            )
-        return tuple(terms)
-
-    def _alignment_of(self, loss: Loss) -> str:
+    def alignment_of(self, loss: Loss) -> str:
+        """Return the name of a loss's alignment; "" if it needs none."""
         if loss.of_text_alone or loss.of_text:
             return ""
         return NEXT if loss.of_next else self.loss_alignments.of(loss.name)
@@ -189,45 +162,8 @@ class TrainOptions(OptionFields):
     @property
     def alignments(self) -> tuple[str, ...]:
         """Return the alignments of the losses of all stages, in the order of `ALIGNMENTS`."""
-        used = {self._alignment_of(loss) for loss in registry.named(self.losses())}
+        used = {self.alignment_of(loss) for loss in registry.named(self.losses())}
         return tuple(name for name in ALIGNMENTS if name in used)
-
-    def every_term(self, output_kind: OutputKind | None) -> tuple[Term, ...]:
-        """Resolve the losses of all stages, each once, in the order of the registry."""
-        stages = [self.in_stage(stage).terms(output_kind) for stage in self.stages or ({},)]
-        by_loss = {term.loss: term for terms in stages for term in terms}
-        return tuple(by_loss[loss] for loss in registry.losses_for(output_kind, self.losses()))
-
-    def batches(self, terms: tuple[Term, ...]) -> tuple[BatchPlan, ...]:
-        """Plan the batches that a step takes from a store, for these terms.
-
-        A step of a balanced stage takes two, one of labelled and one of unlabelled text, each with
-        its own losses; any other step takes one.
-        """
-        plan = self.batch_plan(terms)
-        if self.data != "balanced":
-            return (plan,)
-        gold = tuple(term for term in plan.terms if term.loss.of_gold)
-        unlabelled = tuple(term for term in plan.terms if not term.loss.of_gold)
-        return (
-            replace(plan, data="labelled", terms=gold),
-            replace(plan, data="unlabelled", terms=unlabelled),
-        )
-
-    def batch_plan(self, terms: tuple[Term, ...]) -> BatchPlan:
-        """Plan batches for these terms."""
-        return BatchPlan(
-            terms,
-            self.data,
-            self.min_length,
-            self.batching,
-            self.view,
-            self.mask_prob,
-            self.mask_words == "rare",
-            self.max_masks,
-            self.targets,
-            self.shape.causal,
-        )
 
     def in_stage(self, stage: Mapping[str, Any], **overrides: Any) -> TrainOptions:
         """Return the options of one stage. `overrides` replace values of the stage, and the stage
@@ -362,6 +298,25 @@ class TrainOptions(OptionFields):
         Raises UserError if --out is not given and the store is remote.
         """
         return self.out or self.folder_in(path_next_to(self.store, "students"))
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Describes batches by the options of their stage, and the terms of their loss in the order of
+    the registry. A balanced stage has a plan for each kind of text, `data`."""
+
+    options: TrainOptions
+    terms: tuple[Term, ...]
+
+    @property
+    def validated(self) -> tuple[Term, ...]:
+        """Return the terms of a validation. For a decoder they always include `next`, with weight 0
+        if it is not trained."""
+        # Only bits per byte, which `next` gives, compare decoders of any vocabulary and losses.
+        causal = self.options.shape.causal
+        if not causal or any(term.name == "next" for term in self.terms):
+            return self.terms
+        return (*(Term(loss, 0.0) for loss in registry.named(["next"])), *self.terms)
 
 
 @contextmanager

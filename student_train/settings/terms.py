@@ -1,5 +1,5 @@
 """The terms of a student's loss: parses the weights of `--loss` and the alignments of `--align`,
-which `align.Tokenizations` computes, and defines the plan of a batch."""
+which `align.Tokenizations` computes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from teachonce.student_train.losses.loss import Term
-from teachonce.student_train.losses.registry import find, loss_names, named
+from teachonce.student_train.losses.registry import find, loss_names
 from teachonce.support.errors import UserError, suggest
 
 # Hidden states with weight 30 (the best of 3, 10 and 30): 4.42 nats a token for a BERT of 128x2x2,
@@ -44,41 +43,6 @@ STATIC_VOCABULARY = "20k"
 # For masked LMs `reduce` reaches 4.39 nats instead of 4.42 but takes 1.5 times as long per step;
 # `match` reaches 4.47.
 DEFAULT_ALIGNMENT = "span"
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Describes the batches of a stage. A balanced stage has two plans, any other stage one.
-
-    terms: the terms of its loss, in the order of the registry.
-    data, min_length: which sequences are used.
-    batching: its size, as an argument of `FeatureStore.stream`.
-    view: the view of the store; None for the masked views in turn.
-    mask_prob, rare_masks, max_masks: how tokens are masked in view 0.
-    targets: the tokens whose teacher logits are targets: `all`, `masked` or `unmasked`.
-    causal: the student is a decoder: nothing is masked, and each token is predicted from those
-        before it.
-    """
-
-    terms: tuple[Term, ...]
-    data: str
-    min_length: int
-    batching: Mapping[str, Any]
-    view: int | None
-    mask_prob: float
-    rare_masks: bool
-    max_masks: int | None
-    targets: str
-    causal: bool = False
-
-    @property
-    def validated(self) -> tuple[Term, ...]:
-        """Return the terms of a validation. For a decoder they always include `next`, with weight 0
-        if it is not trained."""
-        # Only bits per byte, which `next` gives, compare decoders of any vocabulary and losses.
-        if not self.causal or any(term.name == "next" for term in self.terms):
-            return self.terms
-        return (*(Term(loss, 0.0) for loss in named(["next"])), *self.terms)
 
 
 def parse_losses(words: str | tuple[str, ...]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from teachonce.student_train.model.any_student import (
     shared_pass,
     size_of,
 )
+from teachonce.student_train.plan.train_plan import every_term, terms_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.sides import MEANS, VECTORS, Sides
 from teachonce.support.errors import UserError
@@ -160,9 +161,9 @@ class Distiller(nn.Module):
         output_kind = None if of_text else output_kind_of(store)
         return cls(
             student,
-            options.terms(output_kind),
+            terms_of(options, output_kind),
             store.features,
-            every=options.every_term(output_kind),
+            every=every_term(options, output_kind),
             frozen=options.projection == "frozen",
             start=options.projection_start,
             separate=options.outputs == "separate",

@@ -19,8 +19,7 @@ from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.task import NO_LABEL
 from teachonce.student_train.plan.train_plan import Stage, StoreSplit, TrainPlan
-from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.settings.terms import BatchPlan
+from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.sides import VECTORS
 from teachonce.support.arrays import Array
@@ -111,7 +110,7 @@ def check_held_out(plan: TrainPlan, collators: Sequence[Collator]) -> str:
     ):
         if not len(source.held_out) or _compares(stage, source, collator, source.held_out):
             continue
-        terms = stage.measured.validated
+        terms = stage.validation.validated
         names = ", ".join(term.name for term in terms if term.weight)
         of_masks = any(term.loss.student == "masked" for term in terms)
         remedy = "raise --max-length" if not of_masks else "raise --mask-prob"
@@ -122,7 +121,7 @@ def check_held_out(plan: TrainPlan, collators: Sequence[Collator]) -> str:
             remedy = "raise --batch-texts" if stage.options.batch_texts else "raise --batch-tokens"
             compared = "compares the texts of a batch, and there is only one in each batch"
         where = getattr(source.store, "path", "the store")
-        if not _compares(stage, source, collator, source.blocks(stage.measured)):
+        if not _compares(stage, source, collator, source.blocks(stage.validation)):
             raise UserError(f"--loss {names}: {compared} of {where}; {remedy}")
         problem = f"--loss {names} {compared} in the held-out part of {where}"
         remedy += " or --held-out"
@@ -134,7 +133,7 @@ def check_held_out(plan: TrainPlan, collators: Sequence[Collator]) -> str:
 
 def _compares(stage: Stage, source: StoreSplit, collator: Collator, blocks: Array) -> bool:
     """Return whether the losses of a stage compare something in these blocks."""
-    plan = stage.measured
+    plan = stage.validation
     terms = [term for term in plan.validated if term.weight]
     batches = held_out(source.store, collator.serving(plan), blocks, plan)
     return any(count_compared(batch, term) for batch in batches for term in terms)
@@ -155,11 +154,11 @@ def held_out(
     store: FeatureStore, collator: Collator, blocks: Array, plan: BatchPlan
 ) -> Iterator[StudentBatch]:
     """Yield the batches of blocks in store order, with fixed masks."""
-    view = view_of(0, store.features, plan.view)
+    view = view_of(0, store.features, plan.options.view)
     batches = store.stream(
         0,
         0,
-        **plan.batching,
+        **plan.options.batching,
         view=view,
         blocks=blocks,
         features=collator.features(),

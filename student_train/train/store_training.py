@@ -16,7 +16,7 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.combined_teachers import combine_teachers
 from teachonce.student_train.data.stream import BatchOrder, prepared_batches
 from teachonce.student_train.plan.train_plan import StoreSplit, TrainPlan
-from teachonce.student_train.settings.terms import BatchPlan
+from teachonce.student_train.settings.options import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate_batches, held_out
 from teachonce.training.ranks import ALONE, Ranks
@@ -73,7 +73,7 @@ class StoreTraining:
         stage = self.plan.stages[number]
         return max(
             self.store.batch_count(
-                stage.options.seed, 0, **batch.batching, blocks=self._source.blocks(batch)
+                stage.options.seed, 0, **batch.options.batching, blocks=self._source.blocks(batch)
             )
             for batch in stage.batches
         )
@@ -107,8 +107,8 @@ class StoreTraining:
                     collator.serving(batch),
                     self._source.blocks(batch),
                     seed=self.stage.options.seed,
-                    view=batch.view,
-                    batching=batch.batching,
+                    view=batch.options.view,
+                    batching=batch.options.batching,
                     first=first,
                     every=every,
                 ),
@@ -133,7 +133,7 @@ class StoreTraining:
 
     def validate(self) -> dict[str, float]:
         """Measure the losses on the held-out blocks; see `evaluate`."""
-        blocks, plan = self._source.held_out, self.stage.measured
+        blocks, plan = self._source.held_out, self.stage.validation
         iters = [
             held_out(store, collator.serving(plan), blocks, plan)
             for store, collator in (self._read if len(blocks) else ())

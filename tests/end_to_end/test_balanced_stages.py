@@ -18,7 +18,7 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import labelled, split_blocks
 from teachonce.student_train.plan.train_plan import plan_of
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.terms import BatchPlan
+from teachonce.student_train.settings.options import BatchPlan
 from teachonce.student_train.train.store_training import StoreTraining
 from teachonce.student_train.train.student_training import train
 from tests.end_to_end.support import ok, refused, report_of, says
@@ -55,7 +55,7 @@ def weights(plan: BatchPlan) -> dict[str, float]:
 
 def test_each_step_has_a_batch_of_either_kind_with_its_losses(classes: FeatureStore) -> None:
     training = training_of(classes)
-    assert [(plan.data, weights(plan)) for plan in training.stage.batches] == [
+    assert [(plan.options.data, weights(plan)) for plan in training.stage.batches] == [
         ("labelled", {"ce": 10.0}), ("unlabelled", {"log-odds": 0.5}),
     ]  # fmt: skip
     stream, sizes = training.batches(0), list[int]()

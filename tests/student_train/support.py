@@ -11,7 +11,7 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate
 
@@ -47,4 +47,4 @@ def validated(
 ) -> dict[str, float]:
     """Return the figures of a validation over the held-out texts."""
     _, held_out = split_blocks(store, options.held_out)
-    return evaluate(distiller, store, collator, held_out, options.batch_plan(distiller.terms))
+    return evaluate(distiller, store, collator, held_out, BatchPlan(options, distiller.terms))

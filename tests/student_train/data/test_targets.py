@@ -23,7 +23,8 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.targets import fold, word_begins
 from teachonce.student_train.losses.next_token import NextTargets
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.plan.train_plan import terms_of
+from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.training.words import word_spans
 from tests.making.models import Tokenizers
@@ -143,7 +144,7 @@ def test_the_place_in_a_text_decides_which_mark_a_piece_has(
         logits = Logits("head", nothing, values=values)
     losses = {"kl": 1.0, **({"kl-shared": 1.0} if align == "match" else {})}
     options = TrainOptions(store="", loss=losses, align=align, targets="all")
-    plan = options.batch_plan(options.terms(None))
+    plan = BatchPlan(options, terms_of(options, None))
     backend = teacher.backend_tokenizer.to_str()
     collator = Collator(student, backend, plan, max_length=64, head=head)
     found = collator(batch_of(texts, tokens, logits), 0, (0,)).aligned[align]
@@ -200,7 +201,7 @@ def test_a_decoder_has_no_target_where_one_tokenizer_puts_a_blank_before_a_text(
     nothing = np.zeros(len(ids), np.float32)
     logits = Logits("topk", nothing, ids=ids, logprobs=nothing[:, None], rest=nothing - np.inf)
     options = TrainOptions(store="", student="llama:8x1x1", loss={"kl-next": 1.0})
-    plan = options.batch_plan(options.terms(None))
+    plan = BatchPlan(options, terms_of(options, None))
     backend = teacher.backend_tokenizer.to_str()
     collator = Collator(student, backend, plan, max_length=64, exact=False)
     found = collator(batch_of(texts, tokens, logits), 0, (0,)).aligned["bytes"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from teachonce.student_train.plan.train_plan import terms_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.errors import UserError
 
@@ -24,7 +25,7 @@ LOSS = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0}
 )
 def test_a_loss_without_its_own_takes_the_plain_word(words: str, kl: str, hidden: str) -> None:
     options = TrainOptions(store="a.zarr", loss=LOSS, align=words)
-    aligned = {term.name: term.alignment for term in options.terms(None)}
+    aligned = {term.name: term.alignment for term in terms_of(options, None)}
     assert (aligned["kl"], aligned["hidden"]) == (kl, hidden)
     assert options.describing()["align"] == words
 

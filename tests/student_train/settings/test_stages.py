@@ -18,9 +18,9 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.model.freezing import OF_EMBEDDINGS, group_of
 from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.checks import checked_plan
-from teachonce.student_train.plan.train_plan import stages_of
+from teachonce.student_train.plan.train_plan import stages_of, terms_of
 from teachonce.student_train.prepared_student import prepare
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
@@ -311,10 +311,10 @@ def test_rare_pieces_are_masked_more_often(store: FeatureStore) -> None:
     counts = np.bincount(tokens.ids, minlength=400)
     np.testing.assert_array_equal(collator.table.counts, counts[: tokens.ids.max() + 1])
     # Counted once: a training has a collator for each stage and validation.
-    again = collator.serving(options.batch_plan(options.terms(None)))
+    again = collator.serving(BatchPlan(options, terms_of(options, None)))
     assert again.table is not None and again.table.counts is collator.table.counts
     json_of_teacher = store.teacher_file("tokenizer.json").decode()
-    plan = options.batch_plan(options.terms(None))
+    plan = BatchPlan(options, terms_of(options, None))
     with pytest.raises(UserError, match="--mask-words rare: .* give Collator its store, or use"):
         Collator(collator.student_tokenizer, json_of_teacher, plan, max_length=64)
     times = np.zeros(400)

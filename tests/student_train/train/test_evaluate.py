@@ -16,7 +16,7 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.targets import TaskTargets
-from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.student_train.train.evaluate import (
     StateSpread,
     _Sums,
@@ -83,7 +83,7 @@ def test_losses_are_means_over_tokens_characters_and_batches(store: FeatureStore
         },
         rel=1e-4,
     )
-    plan = options.batch_plan(distiller.terms)
+    plan = BatchPlan(options, distiller.terms)
     assert evaluate(distiller, store, collator, held_out[:0], plan) == {}
 
 
@@ -107,7 +107,7 @@ def test_an_interrupted_validation_leaves_the_student_in_training(store: Feature
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_batches(distiller, interrupted(), options.batch_plan(distiller.terms))
+        evaluate_batches(distiller, interrupted(), BatchPlan(options, distiller.terms))
     assert distiller.training
 
 

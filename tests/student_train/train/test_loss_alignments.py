@@ -14,6 +14,7 @@ from teachonce.align import Tokenizations
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.stream import BatchOrder
+from teachonce.student_train.plan.train_plan import terms_of
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.student_train.train.distiller import Distiller
@@ -44,7 +45,7 @@ def test_each_loss_is_what_it_is_under_its_own_alignment_alone(
     words: str, store: FeatureStore, plain: dict[str, dict[str, torch.Tensor]]
 ) -> None:
     options = TrainOptions(store=store.path, loss=LOSS, align=words)
-    aligned = {term.name: term.alignment or "span" for term in options.terms(None)}
+    aligned = {term.name: term.alignment or "span" for term in terms_of(options, None)}
     found = measured(store, words)
     assert list(found) == list(plain["span"])
     for name, value in found.items():
