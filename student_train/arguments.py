@@ -195,8 +195,8 @@ def fill_in_defaults(given: dict[str, Any], opened: Callable[[], Sequence[Featur
     # Losses of text vectors compare each text with every other one in the batch: the number of
     # texts matters, not the number of tokens.
     sized = {"batch_texts", "batch_tokens"} & given.keys()
-    of_text = any(loss.of_text for loss in _losses_in(given))
-    if of_text and not (stages or sized) and opened()[0].features.embedding:
+    of_vectors = any(loss.of_vectors for loss in _losses_in(given))
+    if of_vectors and not (stages or sized) and opened()[0].features.embedding:
         given["batch_texts"] = VECTOR_TEXTS
 
 

@@ -281,7 +281,7 @@ class Collator:
         shared: SharedTargets | None = None
         chunks: ChunkTargets | None = None
         if "observed" in aligned.teacher:
-            chunks = self.distributions.of_text(batch, sides, student, alignment)
+            chunks = self.distributions.of_chunks(batch, sides, student, alignment)
         inside: Tensor | None = None
         if "edges" in aligned.teacher:
             inside = inside_tokens(alignment, tokens.labels)

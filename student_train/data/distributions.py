@@ -166,7 +166,7 @@ class Distributions:
             shared, has_piece = reader.shared_of(batch.logits, rows, map_index)
         return Runs.of(student[keep][has_piece]), targets, shared
 
-    def of_text(
+    def of_chunks(
         self, batch: Batch, sides: Tokenizations, student: Tokens, alignment: Alignment
     ) -> ChunkTargets:
         """Return the runs of the text, with the teacher's log-probability of each."""

@@ -141,7 +141,7 @@ class Loss:
         return self.student in ("next", "predictions", "chunks")
 
     @property
-    def of_text_alone(self) -> bool:
+    def without_teacher(self) -> bool:
         """Return whether the loss is a mean over tokens of the text, masked or next, without the
         teacher."""
         return self.teacher == "nothing"
@@ -152,7 +152,7 @@ class Loss:
         return self.teacher in ("nothing", "edges")
 
     @property
-    def of_text(self) -> bool:
+    def of_vectors(self) -> bool:
         """Return whether the loss compares vectors of whole texts, without an alignment."""
         return self.student == "vector"
 
@@ -161,7 +161,7 @@ class Loss:
         """Return whether the loss also works on the first numbers of the vectors (Matryoshka)."""
         # Only for cosines between the student's own vectors: the first numbers of the teacher's
         # vectors have no meaning by themselves, so a student's cannot be compared with them.
-        return self.of_text and self.projection == "none"
+        return self.of_vectors and self.projection == "none"
 
     @property
     def of_gold(self) -> bool:
@@ -176,7 +176,7 @@ class Loss:
         return "task" if self.student in ("classes", "scores") else None
 
     @property
-    def measure(self) -> Callable[..., Tensor]:
+    def function(self) -> Callable[..., Tensor]:
         """Return the formula; imports its module if it is given by name."""
         if callable(self.formula):
             formula = zero_if_empty(self._checked)
@@ -251,9 +251,9 @@ class Term:
         return self.loss.name
 
     @cached_property
-    def measure(self) -> Callable[..., Tensor]:
+    def function(self) -> Callable[..., Tensor]:
         """Return the formula, imported once."""
-        return self.loss.measure
+        return self.loss.function
 
     def arguments(self, *sides: Any) -> tuple[Any, ...]:
         """Return the arguments of the formula: the sides, and a tempered loss's temperature."""

@@ -223,7 +223,7 @@ def reads_masked_tokens(losses: Collection[Loss]) -> bool:
     """Return whether an encoder without a task reads masked tokens in training with these losses.
     Losses of whole texts read unmasked text, unless another loss needs masked tokens."""
     return any(loss.student == "masked" for loss in losses) or not any(
-        loss.of_text for loss in losses
+        loss.of_vectors for loss in losses
     )
 
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from teachonce.student_train.losses.vectors import SHARPNESS
 from teachonce.student_train.losses.zero_if_empty import zero_if_empty
 
 CONTRASTED = 512  # largest number of runs: the scores are a square matrix of that size
-# As in `vectors.py`: the loss `in-batch` is this formula over the vectors of texts.
-SHARPNESS = 20.0  # 1 / temperature of the cosines
 
 
 @zero_if_empty

@@ -32,15 +32,15 @@ MASKS = frozenset({"mask_prob", "mask_words", "max_masks", "recipe", "view"})
 class Measure:
     """Describes a figure by which students are ranked.
 
-    why: describes it for people. largest: whether larger is better. of_text: settings that change
-        the text or the tokens on which it is computed: students that differ in one of them are not
-        compared by it.
+    why: describes it for people. largest: whether larger is better.
+    text_settings: settings that change the text or the tokens on which it is computed: students
+        that differ in one of them are not compared by it.
     """
 
     name: str
     why: str
     largest: bool = False
-    of_text: frozenset[str] = TEXT
+    text_settings: frozenset[str] = TEXT
 
     def of(self, row: Row) -> float:
         """Return the figure of a row, negated if larger is better, so that the smallest is best;
@@ -58,7 +58,7 @@ MEASURES = (
     Measure(
         "valid_mlm_per_character",
         "nats per character, comparable between vocabularies and losses",
-        of_text=TEXT | MASKS,
+        text_settings=TEXT | MASKS,
     ),
     Measure("valid_bits_per_byte", "bits per byte, comparable between vocabularies and losses"),
 )
@@ -135,7 +135,7 @@ def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
 
 def comparable(varied: Collection[str]) -> list[Measure]:
     """List the measures of validations that are comparable if these settings vary."""
-    measures = [measure for measure in MEASURES if not measure.of_text.intersection(varied)]
+    measures = [measure for measure in MEASURES if not measure.text_settings.intersection(varied)]
     return [*measures, LOSS] if compares_losses(varied) else measures
 
 

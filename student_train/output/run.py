@@ -196,16 +196,16 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
         say(f"start     {line}")
     if cut := collator.cut_line():
         say(f"start     {cut}")
-    of_texts = any(term.loss.of_text for term in plan.terms)
-    for line in filter(None, map(lost_lengths, plan.stores if of_texts else ())):
+    of_vectors = any(term.loss.of_vectors for term in plan.terms)
+    for line in filter(None, map(lost_lengths, plan.stores if of_vectors else ())):
         say(f"vectors   {line}")
     texts = int(np.diff(plan.sources[0].held_out, axis=1).sum())
-    if of_texts and 0 < texts < LEAST_TEXTS:
+    if of_vectors and 0 < texts < LEAST_TEXTS:
         say(
             f"vectors   valid_spearman needs {LEAST_TEXTS} held-out texts, and there"
             f" {'is' if texts == 1 else 'are'} {texts}; raise --held-out"
         )
-    if not of_texts and any(store.features.embedding for store in plan.stores):
+    if not of_vectors and any(store.features.embedding for store in plan.stores):
         say("losses    none uses the text vectors in the store")
     for loss in sorted(plan.zero_losses()):
         say(

@@ -140,7 +140,7 @@ def _check_vectors(plan: TrainPlan) -> None:
     """Raise UserError for a loss of text vectors if `--combine outputs` is given, if the stores'
     vectors differ in size, or if `check_space` refuses a store."""
     options, stores = plan.options, plan.stores
-    losses = [term.loss for term in plan.terms if term.loss.of_text]
+    losses = [term.loss for term in plan.terms if term.loss.of_vectors]
     first = stores[0].features.embedding
     if not losses or first is None:
         return
@@ -264,9 +264,9 @@ def _refuse_answers(loss: str, task: TaskSpec, name: str) -> None:
 
 def _check_static(stage: Stage) -> None:
     """Raise UserError for losses of tokens if the student has no layers."""
-    other = [term.name for term in stage.terms if not term.loss.of_text]
+    other = [term.name for term in stage.terms if not term.loss.of_vectors]
     if stage.options.shape.kind == "static" and other:
-        valid = ", ".join(loss.name for loss in LOSSES if loss.of_text)
+        valid = ", ".join(loss.name for loss in LOSSES if loss.of_vectors)
         raise UserError(
             f"--loss {other[0]}: --student {stage.options.student} has no layers and no heads, and"
             f" is trained on text vectors only; use {valid} with a store of vectors (teacher-dump"

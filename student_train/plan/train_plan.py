@@ -128,7 +128,7 @@ class TrainPlan:
         sides = {loss.student for loss in losses}
         aligned = any(term.alignment and not term.loss.of_next for term in self.terms)
         in_model = self.options.projection == "student"  # part of the model, for any losses
-        maps = {loss.of_text for loss in losses if self._is_projected(loss)}
+        maps = {loss.of_vectors for loss in losses if self._is_projected(loss)}
         masks = any(map(self._draws_masks, self.stages))
         task = self.store.task
         readers = {
@@ -169,7 +169,7 @@ class TrainPlan:
             return loss.projection == "always"
         features = [store.features for store in self.stores]
         vectors = {f.embedding.width for f in features if f.embedding}
-        widths = vectors if loss.of_text else {f.width for f in features}
+        widths = vectors if loss.of_vectors else {f.width for f in features}
         return widths != {self.options.shape.width}
 
     def _draws_masks(self, stage: Stage) -> bool:

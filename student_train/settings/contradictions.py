@@ -179,7 +179,7 @@ def check_alignment_is_read(options: TrainOptions) -> None:
             f"--align {unused[0]}={own[unused[0]]}: {unused[0]} is not among the losses"
             f" {', '.join(sorted(losses))}; add it to --loss, or leave it out of --align"
         )
-    aligned = [loss for loss in registry.named(losses) if not loss.of_text_alone]
+    aligned = [loss for loss in registry.named(losses) if not loss.without_teacher]
     unread = all(loss.of_next or loss.name in own for loss in aligned)
     if options.shape.causal and unread and bare not in ("", NEXT):
         raise UserError(

@@ -155,7 +155,7 @@ class TrainOptions(OptionFields):
 
     def alignment_of(self, loss: Loss) -> str:
         """Return the name of a loss's alignment; "" if it needs none."""
-        if loss.of_text_alone or loss.of_text:
+        if loss.without_teacher or loss.of_vectors:
             return ""
         return NEXT if loss.of_next else self.loss_alignments.of(loss.name)
 
@@ -195,7 +195,7 @@ class TrainOptions(OptionFields):
         """Describe how the outputs of a run are pooled: `mean` or `sum`, or `match=mean,reduce=sum`
         if the alignments in use differ."""
         alignments = self.loss_alignments
-        compared = [loss.name for loss in registry.named(self.losses()) if not loss.of_text_alone]
+        compared = [loss.name for loss in registry.named(self.losses()) if not loss.without_teacher]
         used = {alignments.of(name) for name in compared} if alignments.own else {alignments.others}
         pools = {name: self.pool_of(name) for name in ALIGNMENTS if name in used}
         if len(set(pools.values())) > 1:

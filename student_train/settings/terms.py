@@ -178,7 +178,7 @@ def parse_alignments(words: str | None) -> LossAlignments:
         if not (losses := find(name)):
             names = ", ".join(loss_names())
             raise UserError(f"--align {word}: no loss {name!r}; expected one of {names}")
-        if all(loss.of_text_alone for loss in losses):
+        if all(loss.without_teacher for loss in losses):
             raise UserError(
                 f"--align {word}: {name} compares the student with its own text, not with the"
                 " teacher, and has no alignment; leave it out"

@@ -81,7 +81,7 @@ class Distiller(nn.Module):
         self.projected_losses = set[str]()  # by the student's own projection
         self.every = tuple(every) or self.terms
         for loss in (term.loss for term in self.every):
-            if loss.of_text or loss.projection == "none":
+            if loss.of_vectors or loss.projection == "none":
                 continue
             if loss.projection == "widths differ" and width == features.width:
                 continue
@@ -100,9 +100,11 @@ class Distiller(nn.Module):
             # Mukherjee & Awadallah 2019, section 4.1: W^r in addition to W^s.
             classes: Any = student.classifier
             self.scores = nn.Linear(classes.in_features, classes.out_features)
-        if of_text := [term for term in self.every if term.loss.of_text]:
+        if of_vectors := [term for term in self.every if term.loss.of_vectors]:
             assert features.embedding is not None  # `plan/checks.py` refuses such a store
-            self.projections[VECTORS] = self._vector_head(of_text, width, features.embedding.width)
+            self.projections[VECTORS] = self._vector_head(
+                of_vectors, width, features.embedding.width
+            )
         # `set_frozen` does the same for each stage of a training; your own loop has only this.
         self.projections.requires_grad_(not frozen)
 
@@ -157,8 +159,7 @@ class Distiller(nn.Module):
 
         Raises UserError for a model that cannot be a student.
         """
-        of_text = head_of(student) in ("mlm", "causal")
-        output_kind = None if of_text else output_kind_of(store)
+        output_kind = None if head_of(student) in ("mlm", "causal") else output_kind_of(store)
         return cls(
             student,
             terms_of(options, output_kind),
@@ -184,7 +185,7 @@ class Distiller(nn.Module):
         with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             sides = self.sides(batch, terms)
             for term in sides.terms:
-                if (loss := sides.measured(term)) is not None:
+                if (loss := sides.loss(term)) is not None:
                     losses[term.name] = loss
             return Computed(losses, sides.task_logits(), sides.states())
 

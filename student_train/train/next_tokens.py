@@ -69,12 +69,12 @@ class NextTokens:
             rows, parts = [at], [logprobs]
             needed[at] = False
 
-        def of_text(states: Tensor, following: Tensor) -> Tensor:
+        def logprobs_of(states: Tensor, following: Tensor) -> Tensor:
             return next_logprobs(head(states), following)
 
         if sides & {"next", "chunks"}:
             rows.append(needed.nonzero()[:, 0])
-            parts += _in_slices(of_text, pieces, states[rows[-1]], following[rows[-1]])
+            parts += _in_slices(logprobs_of, pieces, states[rows[-1]], following[rows[-1]])
         # [N], in row t the log-probability of the token after flat token t, if a loss reads it.
         self._logprobs = states.new_zeros(0)
         if parts:
@@ -122,29 +122,29 @@ def _compared(
 
     count = max(1, len(states))
 
-    def measured(states: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
+    def of_slice(states: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         whole = targets.whole()
         predictions = whole.predictions(head(states))
-        values = torch.stack([term.measure(*term.arguments(predictions, whole)) for term in terms])
+        values = torch.stack([term.function(*term.arguments(predictions, whole)) for term in terms])
         return predictions.following, values * (len(states) / count)
 
-    logprobs, values = zip(*_in_slices(measured, pieces, states, targets), strict=True)
+    logprobs, values = zip(*_in_slices(of_slice, pieces, states, targets), strict=True)
     return torch.cat(logprobs), torch.stack(values).sum(dim=0)
 
 
 def _in_slices(
-    measure: Callable[[Tensor, Any], Any], pieces: int, states: Tensor, targets: Any
+    compute: Callable[[Tensor, Any], Any], pieces: int, states: Tensor, targets: Any
 ) -> list[Any]:
     """Call a function of states [G,D] and of targets, a tensor [G] or a dataclass of tensors
     [G,...], for slices of the positions. The backward pass computes the logits again, so they are
     not stored."""
     most = MOST_LOGITS.get(states.device.type, MOST_LOGITS["cuda"])
     if len(states) * pieces <= most:
-        return [measure(states, targets)]
+        return [compute(states, targets)]
     size = max(1, most // pieces)
     # Nothing random is recomputed, so no state of a generator is stored. The reentrant way tracks
     # gradients only if an argument requires one, and the weights of the head are not an argument.
-    recomputed = partial(checkpoint, measure, use_reentrant=False, preserve_rng_state=False)
+    recomputed = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
     slices = (slice(first, first + size) for first in range(0, len(states), size))
     return [recomputed(states[part], _sliced(targets, part)) for part in slices]
 

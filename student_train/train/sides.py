@@ -43,13 +43,13 @@ class Sides:
         self._distiller, self._batch = distiller, batch
         self.terms, self._last = tuple(terms), dict[str, Tensor]()
         maps = any(term.loss.student == "maps" for term in terms)
-        text_alone = any(term.loss.of_text_alone for term in terms)
+        without_teacher = any(term.loss.without_teacher for term in terms)
         causal = any(term.loss.of_next for term in terms)
         vectors = batch.vectors is not None
         # Left out if nothing reads it: under `reduce` alone the student reads only its second
         # input.
         if (
-            text_alone
+            without_teacher
             or causal
             or any(aligned.inputs is None for aligned in batch.aligned.values())
             or (vectors and batch.unmasked is None)
@@ -63,7 +63,7 @@ class Sides:
         self._masked = None
         # Only of the tokens with a label: with 120,000 pieces the head costs as much as the
         # encoder.
-        if text_alone and not causal:
+        if without_teacher and not causal:
             self._masked = distiller.logits(native.last[batch.masked])
         self._aligned = {
             name: _AlignedSides(
@@ -100,7 +100,7 @@ class Sides:
             term = named[term]
         if term.loss.student == "masked":
             return [(self._masked, self._batch.labels)]
-        if term.loss.of_text:
+        if term.loss.of_vectors:
             if self._vectors is None:
                 return []
             parts = [self._vectors, *(self._vectors[:, :n] for n in term.widths)]
@@ -111,14 +111,14 @@ class Sides:
             pairs = self._aligned[term.alignment].of(term)
         return [term.arguments(*pair) for pair in pairs]
 
-    def measured(self, term: Term) -> Tensor | None:
+    def loss(self, term: Term) -> Tensor | None:
         """Compute a term's loss, the mean over the teacher's features; None if the batch has no
         targets for it."""
         if self._next is not None and term in self._next.losses:
             return self._next.losses[term]
         if not (features := self.of(term)):
             return None
-        return reduce(add, (term.measure(*arguments) / len(features) for arguments in features))
+        return reduce(add, (term.function(*arguments) / len(features) for arguments in features))
 
     def states(self) -> dict[str, Tensor]:
         """Return, by name, the text vectors and the states [G,Ds] that the computed losses compare,

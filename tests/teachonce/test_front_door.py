@@ -43,7 +43,7 @@ def test_a_name_is_documented_and_the_object_of_its_package(name: str) -> None:
 def test_every_loss_is_there_and_documented(loss: Loss) -> None:
     module, _, function = str(loss.formula).partition(".")
     found = getattr(getattr(teachonce.losses, module), function)
-    measured = getattr(loss.measure, "func", loss.measure)  # without its parameter
+    measured = getattr(loss.function, "func", loss.function)  # without its parameter
     assert found is measured and inspect.getdoc(found)
 
 

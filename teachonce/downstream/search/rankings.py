@@ -100,7 +100,7 @@ def check_space(model: str, documents_by: str) -> None:
     if report is None:
         return
     names = trained_losses(report["settings"])
-    learnt = [loss for loss in losses_for(None, names) if loss.of_text]
+    learnt = [loss for loss in losses_for(None, names) if loss.of_vectors]
     if all(loss.projection == "none" for loss in learnt):
         raise UserError(
             f"--documents-by {documents_by}: {model} was trained with {', '.join(sorted(names))},"

@@ -82,7 +82,7 @@ def test_every_loss_and_its_gradient_are_finite(
     elif loss.student == "next":
         own, following = next_logprobs(student, others[0]), others[0]
         others = [following > 0] if loss.teacher == "edges" else []
-    value = loss.measure(own, *others)
+    value = loss.function(own, *others)
     value.backward()
     assert value.isfinite() and student.grad is not None and student.grad.isfinite().all()
     assert len(student) or value.item() == 0

@@ -50,7 +50,7 @@ def kullback_leibler(p: Floats, q: Floats) -> float:
 def measure(name: str) -> Callable[..., Tensor]:
     """Return the formula of the named loss for a student that classifies."""
     (loss,) = losses_for("one label", [name])
-    return loss.measure
+    return loss.function
 
 
 def masked_lm() -> tuple[float, Tensor]:

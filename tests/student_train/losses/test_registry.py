@@ -28,7 +28,7 @@ def test_every_entry_names_a_formula_that_takes_what_it_compares() -> None:
     for loss in LOSSES:
         sides = 3 if loss.student == "maps" else 2
         sides -= loss.student == "next" and loss.teacher == "nothing"
-        taken = signature(loss.measure).parameters.values()
+        taken = signature(loss.function).parameters.values()
         given = [each for each in taken if each.kind is not Parameter.KEYWORD_ONLY]
         assert len(given) == sides + loss.tempered, loss.name
         assert loss.feature is None or loss.feature in FEATURES
@@ -49,7 +49,7 @@ def test_a_whole_text_is_compared_through_a_gelu_as_tokens_are() -> None:
     (loss,), (has_token_features,) = (
         losses_for("one label", [name]) for name in ("sentence-gelu", "hidden-gelu")
     )
-    assert loss.measure is has_token_features.measure and loss.projection == "always"
+    assert loss.function is has_token_features.function and loss.projection == "always"
     assert (loss.teacher, loss.student, loss.feature) == ("sentence", "sentence", "hidden")
 
 
@@ -64,7 +64,7 @@ def test_what_losses_read_of_a_store() -> None:
 @pytest.mark.parametrize("loss", [each for each in LOSSES if each.student in ("vector", "scores")])
 def test_losses_of_pairs_are_those_that_a_single_text_gives_nothing(loss: Loss) -> None:
     student, teacher = torch.tensor([[0.3, -2.0, 1.0]]), torch.tensor([[1.5, 0.2, -0.7]])
-    assert (loss.measure(student, teacher).item() == 0) == loss.of_pairs
+    assert (loss.function(student, teacher).item() == 0) == loss.of_pairs
 
 
 def test_help_lists_every_loss() -> None:
@@ -77,8 +77,8 @@ def test_a_name_may_hold_a_number() -> None:
     (own,), (plain,) = find("jsd:0.3"), find("jsd")
     assert (own.name, own.value, plain.value) == ("jsd:0.3", 0.3, None)
     assert [loss.name for loss in named(["jsd:0.3", "next", "jsd"])] == ["next", "jsd", "jsd:0.3"]
-    assert own.measure.keywords == {"beta": 0.3}  # type: ignore[attr-defined]
-    assert plain.measure.keywords == {"beta": 0.5}  # type: ignore[attr-defined]
+    assert own.function.keywords == {"beta": 0.3}  # type: ignore[attr-defined]
+    assert plain.function.keywords == {"beta": 0.5}  # type: ignore[attr-defined]
     for name, expected in (
         ("jsd:1", "--loss jsd:1: expected jsd:B with a number between 0 and 1, such as jsd:0.5"),
         ("jsd:x", "--loss jsd:x: expected jsd:B"),
@@ -94,7 +94,7 @@ def test_a_name_may_hold_a_number() -> None:
 def test_a_formula_of_your_own_is_0_without_rows() -> None:
     loss = replace(find("hidden")[0], formula=functional.smooth_l1_loss)  # its mean would be NaN
     student = torch.zeros(0, 3, requires_grad=True)
-    value = loss.measure(student, torch.zeros(0, 3))
+    value = loss.function(student, torch.zeros(0, 3))
     value.backward()
     assert value.item() == 0 and student.grad is not None
 
@@ -105,4 +105,4 @@ def test_a_formula_that_is_a_function_gets_the_parameter() -> None:
 
     for name, beta in (("jsd", 0.5), ("jsd:0.3", 0.3)):
         (loss,) = (replace(each, formula=scaled) for each in find(name))
-        assert loss.measure(torch.tensor(3.0), torch.tensor(1.0)).item() == pytest.approx(2 * beta)
+        assert loss.function(torch.tensor(3.0), torch.tensor(1.0)).item() == pytest.approx(2 * beta)

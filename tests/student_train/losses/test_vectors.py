@@ -69,9 +69,9 @@ def test_gradients_lead_to_the_teacher(name: str) -> None:
     (loss,) = named([name])
     teacher = vectors(0, 6, 4)
     student = (teacher + 0.5 * vectors(1, 6, 4)).requires_grad_()
-    before = loss.measure(student, teacher)
+    before = loss.function(student, teacher)
     before.backward()
     assert student.grad is not None
     with torch.no_grad():
-        after = loss.measure(student - 0.05 * student.grad / student.grad.norm(), teacher)
+        after = loss.function(student - 0.05 * student.grad / student.grad.norm(), teacher)
     assert after < before.detach()
