@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,7 @@ def _read_rows(path: Path, width: int) -> Iterator[tuple[int, bytes, list[bytes]
                 elif row:
                     word, *fields = row.rsplit(b" ", width)
                     # Some words have spaces inside, but none of them ends in a number.
-                    spaces = word.count(b" ") if _is_number(word.rpartition(b" ")[2]) else 0
+                    spaces = 0 if _number(word.rpartition(b" ")[2]) is None else word.count(b" ")
                     _check_size(path, number, width, len(fields) + spaces)
                     yield number, word, fields
     except OSError as error:
@@ -94,17 +95,18 @@ def _check_size(path: Path, line: int, expected: int, got: int) -> None:
 
 
 def _parse_vector(fields: list[bytes], where: str) -> list[float]:
-    values = [float(field) if _is_number(field) else float("nan") for field in fields]
-    for field, value in zip(fields, values, strict=True):
-        if not abs(value) < float("inf"):
+    values = list[float]()
+    for field in fields:
+        value = _number(field)
+        if value is None or not math.isfinite(value):
             shown = field.decode(errors="replace")[:40]
             raise UserError(f"{where}: expected finite numbers after the word, got {shown!r}")
+        values.append(value)
     return values
 
 
-def _is_number(field: bytes) -> bool:
+def _number(field: bytes) -> float | None:
     try:
-        float(field)
+        return float(field)
     except ValueError:
-        return False
-    return True
+        return None

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from teachonce.support.console import counted
 from teachonce.support.differences import differences
 from teachonce.support.environment import check_torchrun, torchrun_number
-from teachonce.support.errors import UserError, first_line
+from teachonce.support.errors import UserError, first_line, out_of_memory
 from teachonce.support.packages import installed
 
 
@@ -157,11 +157,13 @@ ALONE = Ranks()
 
 @contextmanager
 def _peer_errors() -> Iterator[None]:
-    """Raise UserError if another process has ended."""
+    """Raise UserError if another process has ended; errors of exhausted memory pass."""
     # torch raises RuntimeError for a lost process, ValueError for a missing variable of torchrun.
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        if out_of_memory(error):
+            raise
         raise UserError(
             "another process of this training has ended, or cannot be reached"
             f" ({first_line(error)[:120]}); read that process's error message"

@@ -9,10 +9,10 @@ import torch
 
 from teachonce.student_train.batches import _place
 from teachonce.support.environment import is_main_process
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, out_of_memory
 from teachonce.teacher_dump.job.option_values import shard_of
 from teachonce.training.device import resolved_device
-from teachonce.training.ranks import ALONE, join_ranks
+from teachonce.training.ranks import ALONE, _peer_errors, join_ranks
 
 
 def join() -> None:
@@ -48,3 +48,9 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_main_process() and shard_of(None) is None
     with join_ranks("cpu") as ranks:
         assert ranks == ALONE
+
+
+def test_an_exhausted_memory_is_not_taken_for_a_process_that_has_ended() -> None:
+    with pytest.raises(RuntimeError) as caught, _peer_errors():
+        torch.empty(2**60)
+    assert out_of_memory(caught.value)
