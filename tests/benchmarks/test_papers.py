@@ -4,7 +4,9 @@ arms."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -15,7 +17,7 @@ from benchmarks.reproduce.mukherjee import SETS
 from benchmarks.reproduce.papers import NAMES, sources
 from benchmarks.reproduce.reproduction import key_of
 from benchmarks.reproduce.source import FULL, OURS, SIZES, SMALL, TEACHER, Source
-from benchmarks.reproduce.verdicts import SPREAD
+from benchmarks.reproduce.verdicts import FAILS, SPREAD, verdict
 from teachonce.downstream.cli import main as score
 from teachonce.downstream.options import AS_IS, DownstreamOptions
 from teachonce.downstream.tasks.classify import Classify
@@ -147,6 +149,32 @@ def test_a_published_column_names_the_figure_of_its_table(data: Path) -> None:
             assert few in ((90.45, 89.08, 91.00, 98.94), ("", 87.84, 90.14, ""))  # Tables 10, 11
             assert source.published.rows["stagewise, all labels"] == (92.33, 91.22, 93.55, 99.10)
     assert seen == HEADERS.keys()
+
+
+def test_no_claim_fails_by_the_figures_of_its_paper(data: Path) -> None:
+    """Claims about an average over data sets, each of which is a source, are judged by the mean."""
+    judged = set()
+    for _, source in every(data):
+        (name,) = (each for each in HEADERS if source.title.startswith(each))
+        rows, columns = source.published.rows, source.published.columns
+        for claim in source.claims:
+            both = [rows.get(row, ()) for row in claim.rows or (claim.better, claim.worse)]
+            cells = [
+                (float(better), float(worse))
+                for column, better, worse in zip(columns, *both, strict=False)
+                if column not in NO_FIGURE and column in (claim.columns or columns)
+                if "" not in (better, worse)
+            ]
+            of_one = "(on average in the paper)" in claim.says and len(cells) == 1
+            if not cells or of_one:
+                continue
+            if claim.average or "(on average in the paper)" in claim.says:
+                cells = [tuple(map(mean, zip(*cells, strict=True)))]
+            percent = replace(claim, near=claim.near and 100 * claim.near)
+            for better, worse in cells:
+                assert verdict(percent, [better], [worse])[0] != FAILS, (source.title, claim.says)
+                judged.add(name)
+    assert judged == HEADERS.keys()
 
 
 def test_the_best_is_compared_with_every_row_of_its_table(data: Path) -> None:
