@@ -111,10 +111,18 @@ def claims(small: str, large: str) -> tuple[Claim, ...]:
                   f"{losses} R{letter}", f"{losses} M{letter}", average=True, probe=LONGER)
             for losses in ("KL+MSE", "MSE") for letter, mode in modes.items()
         ),
+        # By reduce: by match, the paper's own trained ones are ahead.
         *(
-            Claim(f"a frozen projection beats a trained one on questions: {losses}",
+            Claim(f"a frozen projection beats a trained one on questions, by reduce: {losses}",
                   "4.2, Table 1", f"{losses} RF", f"{losses} RT", (OF_ANSWERS, OF_EXACT_ANSWERS),
                   probe=LONGER, columns=("SberQuAD F1", "SberQuAD exact match"))
+            for losses in ("KL+MSE", "MSE")
+        ),
+        *(  # within half a point: the largest lead of a trained one in the paper is .43
+            Claim(f"a frozen projection is close to a trained one elsewhere, by reduce: {losses}",
+                  "Table 1", f"{losses} RT", f"{losses} RF",
+                  (OF_PAIRS, OF_SENTIMENT, OF_ENTITIES), near=0.005,
+                  columns=("ParaPhraser F1", "RuSentiment weighted F1", "Collection-3 entity F1"))
             for losses in ("KL+MSE", "MSE")
         ),
         *(
