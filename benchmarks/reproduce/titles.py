@@ -78,8 +78,8 @@ KOLESNIKOVA = selected(
 )
 
 
-# Mukherjee & Awadallah 2019: "Distilling Transformers into Simple Neural Networks with Unlabeled
-# Transfer Data"
+# Mukherjee & Awadallah 2019: "Distilling BERT into Simple Neural Networks with Unlabeled Transfer
+# Data"
 
 MUKHERJEE = selected(
     replace(
@@ -90,8 +90,7 @@ MUKHERJEE = selected(
 )
 
 
-# Zhao et al. 2021: "Extreme Language Model Compression with Optimal Subwords and Shared
-# Projections"
+# Zhao et al. 2021: "Extremely Small BERT Models from Mixed-Vocabulary Training"
 
 Z_DATA = (SENTIMENT, INTENTS)
 ZHAO = selected(
