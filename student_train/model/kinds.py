@@ -38,6 +38,7 @@ from teachonce.checkpoints.bilstm import (
     BiLstmForSequenceClassification,
     BiLstmForTokenClassification,
 )
+from teachonce.checkpoints.labels import PAIRS
 from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.store.format.features import TaskSpec
 from teachonce.student_train.settings.shapes import GROUP, SHAPES, Shape, parse_student
@@ -348,6 +349,8 @@ def make_student(
             common["later_label"] = task.later_label
         if task.problem_type is not None:
             common["problem_type"] = task.problem_type
+        if task.kind == "classification":
+            common[PAIRS] = task.separator is not None
     kind = find_models(shape.kind)
     head = task.kind if task else "causal" if shape.causal else "mlm"
     if head not in kind.models:

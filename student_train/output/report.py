@@ -51,24 +51,12 @@ def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
     return record
 
 
-def _report_of_model(folder: Path) -> dict[str, Any] | None:
-    """Read the training.json in the folder of any model; None if there is none of a student."""
-    with suppress(UserError):  # another program may have written a file of this name
-        return read_report(folder)
-    return None
-
-
-def trained_on_pairs(folder: Path) -> bool | None:
-    """Return whether a student was trained on pairs of texts; None for a folder without a record of
-    it, such as another model's."""
-    features = (_report_of_model(folder) or {}).get("store", {}).get("features", {})
-    return "separator" in features["task"] if features.get("task") else None
-
-
 def trained_on_chats(folder: Path) -> bool:
     """Return whether the decoder in a folder was trained on chats, if its tokenizer has a chat
     template. For a model of another program, the template is the only sign."""
-    report = _report_of_model(folder)
+    report = None
+    with suppress(UserError):  # another program may have written a file of this name
+        report = read_report(folder)
     return report is None or bool(report.get("chats", True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +18,7 @@ from teachonce.checkpoints.declared import (
     layers_of,
     longest_input,
 )
+from teachonce.checkpoints.labels import PAIRS
 from teachonce.checkpoints.names import (
     ResolvedModel,
     corpus_of,
@@ -28,6 +29,7 @@ from teachonce.checkpoints.sentence_settings import EMBEDDER, library_class
 from teachonce.store.format.features import SEVERAL_LABELS, TASKS
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Corpus
+from teachonce.teacher_dump.corpus.labelled_text import pair_of
 from teachonce.teacher_dump.job.contradictions import check_head
 from teachonce.teacher_dump.job.features import check_gold, check_length, logits_of
 from teachonce.teacher_dump.job.option_values import DEFAULT_MAX_LENGTH
@@ -67,8 +69,10 @@ def check_inputs(options: DumpOptions) -> tuple[DumpOptions, ResolvedModel, Corp
         # `--logits none` leaves out a head over the vocabulary.
         tokens_alone = options.logits == "none" and kind not in TASKS
         check_head(options, "none" if tokens_alone else kind)
-    if kind == "classification" and head in ("auto", kind) and problem == SEVERAL_LABELS:
-        check_gold(options, "several labels")
+    if kind == "classification" and head in ("auto", kind) and options.logits != "none":
+        _check_pairs(options, config)
+        if problem == SEVERAL_LABELS:
+            check_gold(options, "several labels")
     tokens = config_of(model, "tokenizer_config.json").get("model_max_length")
     longest = longest_input(tokens, config.get("max_position_embeddings"), config)
     check_length(options.max_length, longest)
@@ -76,6 +80,18 @@ def check_inputs(options: DumpOptions) -> tuple[DumpOptions, ResolvedModel, Corp
     if options.stride >= window:
         raise UserError(f"--stride {options.stride}: expected less than --max-length {window}")
     return options, model, open_corpus(options)
+
+
+def _check_pairs(options: DumpOptions, config: Mapping[str, Any]) -> None:
+    """Raise UserError for single texts if the teacher was trained on pairs of texts, or pairs if it
+    was trained on single texts."""
+    given = pair_of(options.text_column) is not None
+    if config.get(PAIRS) == (not given):
+        remedy = "give one column" if given else "give the columns of both texts as A,B"
+        raise UserError(
+            f"--text-column {options.text_column or 'is missing'}: the teacher {options.model} was"
+            f" trained on {'single texts' if given else 'pairs of texts'}; {remedy}"
+        )
 
 
 def check_labels(options: DumpOptions, model: ResolvedModel, corpus: Corpus) -> None:

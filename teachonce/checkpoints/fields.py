@@ -81,6 +81,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "score_mean score_deviation",
             "Teachonce: `downstream --task pair` standardises scores with them",
         ),
+        honoured("text_pairs", "Teachonce: a classifier of pairs is not run on single texts"),
         honoured(
             "vocab_size hidden_size num_hidden_layers n_layers n_layer n_embd dim d_model emb_dim"
             " embedding_size num_attention_heads n_heads n_head num_key_value_heads num_kv_heads"

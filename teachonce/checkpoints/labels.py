@@ -14,6 +14,15 @@ from teachonce.support.errors import UserError, first_line
 
 ONE_LABEL = "single_label_classification"
 """The `problem_type` of transformers that a TaskSpec has as None."""
+PAIRS = "text_pairs"
+"""The field of config.json that records whether a classifier was trained on pairs of texts."""
+
+
+def trained_on_pairs(config: Any) -> bool | None:
+    """Return whether a classifier was trained on pairs of texts; None if its config has no record
+    of it, as transformers writes none."""
+    pairs = getattr(config, PAIRS, None)
+    return pairs if isinstance(pairs, bool) else None
 
 
 def task_of(config: Any, head: str | None, name: str) -> TaskSpec | None:

@@ -14,7 +14,7 @@ from teachonce.checkpoints.chat_template import plain_template
 from teachonce.checkpoints.declared import declared_kind
 from teachonce.checkpoints.embedders import Embedder
 from teachonce.checkpoints.fields import MODULES, SETTINGS
-from teachonce.checkpoints.labels import score_activation, task_of
+from teachonce.checkpoints.labels import score_activation, task_of, trained_on_pairs
 from teachonce.checkpoints.loading import (
     check_pieces,
     input_limit,
@@ -28,10 +28,9 @@ from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
 from teachonce.checkpoints.sentence_settings import read_settings
 from teachonce.checkpoints.static import longest_text
 from teachonce.checkpoints.text_vectors import text_vectors
-from teachonce.downstream.tasks.score_scale import MEAN
 from teachonce.student_export.options import DECODER
 from teachonce.student_export.student_inputs import INPUTS, LONGEST_CHECKED, StudentInputs
-from teachonce.student_train.output.report import trained_on_chats, trained_on_pairs
+from teachonce.student_train.output.report import trained_on_chats
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 
@@ -153,19 +152,16 @@ def load_student(folder: Path) -> LoadedStudent:
         inputs=_inputs(tokenizer),
         max_length=min(input_limit(config, tokenizer), LONGEST),
         task=task,
-        pairs=_reads_pairs(folder, network.config, activation) if kind == CLASSIFIER else None,
+        pairs=_reads_pairs(network.config, activation) if kind == CLASSIFIER else None,
         activation=activation,
         config=config,
     )
 
 
-def _reads_pairs(folder: Path, config: Any, activation: str) -> bool | None:
-    """Return whether a classifier reads pairs of texts; None if its folder has no record of it."""
-    # No file of transformers records it, but a student's store has texts or pairs.
-    if (pairs := trained_on_pairs(folder)) is not None:
-        return pairs
-    # Of `downstream --task pair`; any other model with one output is taken for a reranker.
-    return True if activation or hasattr(config, MEAN) else None
+def _reads_pairs(config: Any, activation: str) -> bool | None:
+    """Return whether a classifier reads pairs of texts; None if its config has no record of it."""
+    # A model of another program with one output is taken for a reranker.
+    return True if activation else trained_on_pairs(config)
 
 
 def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
+from teachonce.checkpoints.labels import PAIRS, trained_on_pairs
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import PAIR, Row, read_rows, text_roles
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask, input_rows
 from teachonce.store import TaskSpec
-from teachonce.student_train.output.report import trained_on_pairs
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.annotations import annotation_of, check_accepted
 from teachonce.teacher_dump.corpus.labelled_text import several_labels
@@ -45,7 +45,7 @@ class Classify(LabelTask):
     per_class: number of training examples per class, drawn again for each seed; None for all.
     unseen_labels: see `LabelTask`.
 
-    `pairs` is whether the model to be scored was trained on pairs; None if it has no record of it.
+    `pairs` is whether the model is trained on pairs; None if a model to be scored has no record.
     """
 
     name = "classify"
@@ -83,8 +83,9 @@ class Classify(LabelTask):
         ]
 
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
-        self.pairs = trained_on_pairs(model.folder())
-        return super().load_own(model)
+        tokenizer, network, spec = super().load_own(model)
+        self.pairs = trained_on_pairs(network.config)
+        return tokenizer, network, spec
 
     def labels_of(self, example: Labelled) -> Sequence[str]:
         return (example.label,)
@@ -98,7 +99,7 @@ class Classify(LabelTask):
         Raises UserError also for a single label, for fewer examples than `per_class`, and if texts
         and pairs are mixed.
         """
-        _check_alike(splits)
+        self.pairs = _of_pairs(splits)
         counts = Counter(example.label for example in splits["train"])
         if len(counts) < 2:
             (label,), first = counts, splits["train"][0].where
@@ -128,9 +129,8 @@ class Classify(LabelTask):
                 f" {spec.problem_type} in its config.json), and --task classify scores one label;"
                 " give a single-label model, or fine-tune this one (leave --as-is out)"
             )
-        _check_alike(splits)
-        first = next(examples[0] for examples in splits.values())
-        if self.pairs is not None and self.pairs != (len(first.texts) == len(PAIR)):
+        pairs, first = _of_pairs(splits), next(examples[0] for examples in splits.values())
+        if self.pairs not in (None, pairs):
             raise UserError(
                 f"{first.where}: is a text, and the model was trained on pairs; name the columns of"
                 " both texts with --text-a-column and --text-b-column"
@@ -153,6 +153,10 @@ class Classify(LabelTask):
             members = [index for index, example in enumerate(train) if example.label == label]
             indices += draws.choice(members, self.per_class, replace=False).tolist()
         return [train[index] for index in sorted(indices)]
+
+    def finish(self, network: Any) -> str:
+        network.config.update({PAIRS: self.pairs})
+        return super().finish(network)
 
     def texts(self, examples: Sequence[Labelled]) -> list[str]:
         return [text for example in examples for text in example.texts]
@@ -193,8 +197,8 @@ class Classify(LabelTask):
         return scores
 
 
-def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
-    """Raise UserError if texts and pairs are mixed."""
+def _of_pairs(splits: Mapping[str, Sequence[Labelled]]) -> bool:
+    """Return whether the examples are pairs. Raises UserError if texts and pairs are mixed."""
     examples = [example for split in splits.values() for example in split]
     first = examples[0]
     for example in examples:
@@ -204,6 +208,7 @@ def _check_alike(splits: Mapping[str, Sequence[Labelled]]) -> None:
                 f"{example.where}: is {kind}, but {first.where} is {other}; give only texts"
                 " (column text) or only pairs (columns text_a and text_b)"
             )
+    return len(first.texts) == len(PAIR)
 
 
 def _label(row: Row, columns: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification
 
-from teachonce.checkpoints.labels import activated, score_activation
+from teachonce.checkpoints.labels import PAIRS, activated, score_activation
 from teachonce.checkpoints.loading import load_config
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.tasks.example_rows import Row, read_rows
@@ -105,6 +105,7 @@ class PairScore(Task):
         return tokenizer, network, spec
 
     def finish(self, network: Any) -> str:
+        network.config.update({PAIRS: True})
         if unstandardise(network, self.shift, self.scale):
             return (
                 "its scores are on the scale of the training examples, in `student-predict --pairs`"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from transformers import DataCollatorWithPadding
 
+from teachonce.checkpoints.labels import PAIRS
 from teachonce.checkpoints.loading import load_with_fresh_head, load_with_own_head
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.downstream.options import check_option
@@ -82,6 +83,7 @@ class Task(ABC):
         """Load tokenizer and network with a new head. Raises as `load_with_fresh_head` does."""
         tokenizer, network = load_with_fresh_head(model, self.model_class, self.head())
         remove_scale(network.config)
+        vars(network.config).pop(PAIRS, None)  # of an earlier head, as the scale is
         return tokenizer, network
 
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:

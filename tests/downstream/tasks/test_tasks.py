@@ -17,7 +17,7 @@ import pytest
 
 from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.classify import Classify, Labelled
-from teachonce.downstream.tasks.fine_tune import fine_tune
+from teachonce.downstream.tasks.fine_tune import fine_tune, score_as_is
 from teachonce.downstream.tasks.pair import Pair, PairScore
 from teachonce.downstream.tasks.qa import (
     QA,
@@ -34,6 +34,7 @@ from teachonce.student_export.loaded_student import load_student
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import asked, classified, compared, paired, splits, table
 from tests.downstream.test_bilstm import saved
+from tests.making.dumps import dumped
 from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 
@@ -164,7 +165,7 @@ def test_pair_learns(tiny_teacher: Teachers, tmp_path: Path) -> None:
 
 
 def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teachers, tmp_path: Path) -> None:
-    """The fields of the scale, which mark a model of pairs, are then removed."""
+    """The fields of the scale are then removed, and the record of pairs is of the new texts."""
     pair, classifier, said = tmp_path / "pair", tmp_path / "classifier", list[tuple[str, bool]]()
     quick = replace(LEARNING, epochs=1)
 
@@ -179,9 +180,26 @@ def test_a_saved_model_of_pairs_takes_another_head(tiny_teacher: Teachers, tmp_p
     file = classified(tmp_path / "texts.tsv", 12, 0)
     fine_tune(Classify(), str(pair), {"train": file, "dev": file}, quick, str, classifier)
     left = {"score_mean", "score_deviation", "sentence_transformers"}
-    for folder, pairs, fields in ((pair, True, left), (classifier, None, set[str]())):
+    for folder, pairs, fields in ((pair, True, left), (classifier, False, set[str]())):
         assert load_student(folder).pairs is pairs
         assert left & {*json.loads((folder / "config.json").read_text())} == fields
+
+
+def test_a_saved_classifier_of_pairs_reads_no_single_texts(
+    tiny_teacher: Teachers, tmp_path: Path
+) -> None:
+    pairs = compared(tmp_path / "pairs.tsv", 12, 0)
+    texts = table(tmp_path / "texts.tsv", "text label", [("a", "keeper tower")])
+    quick, folder = replace(LEARNING, steps=1), tmp_path / "model"
+    files = {"train": pairs, "dev": pairs}
+    fine_tune(Classify(), str(tiny_teacher("bert")), files, quick, str, folder)
+    assert load_student(folder).pairs is True
+    with pytest.raises(UserError, match="is a text, and the model was trained on pairs"):
+        score_as_is(Classify(), str(folder), {"test": texts}, say=str)
+    store: dict[str, Any] = {"out": tmp_path / "a.zarr", "logits": None, "head": "classification"}
+    with pytest.raises(UserError, match="--text-column text: .*trained on pairs of texts; give"):
+        dumped(folder, texts, text_column="text", **store)
+    dumped(folder, pairs, text_column="text_a,text_b", **store)
 
 
 @pytest.mark.slow
