@@ -160,8 +160,9 @@ def load_student(folder: Path) -> LoadedStudent:
 
 def _reads_pairs(config: Any, activation: str) -> bool | None:
     """Return whether a classifier reads pairs of texts; None if its config has no record of it."""
+    pairs = trained_on_pairs(config)
     # A model of another program with one output is taken for a reranker.
-    return True if activation else trained_on_pairs(config)
+    return True if pairs is None and activation else pairs
 
 
 def _decoder(model: ResolvedModel, config: Any, folder: Path) -> LoadedStudent:

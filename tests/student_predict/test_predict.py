@@ -344,9 +344,8 @@ def test_scores_of_single_texts(students: dict[str, Path], tmp_path: Path) -> No
     folder = shutil.copytree(students["reranker"], tmp_path / "s")
     result = run(folder, "the lamp")
     assert result.exit_code == 0 and "the student scores pairs: give two texts" in result.stderr
-    task = {"features": {"task": {"kind": "classification"}}}
-    record = {"settings": {}, "store": task, "environments": [], "tokenizer": ""}
-    (folder / "training.json").write_text(json.dumps(record))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"text_pairs": False}))
     assert not run(folder, "the lamp").stderr
     assert "is a pair, and the student reads single" in refused(folder, "the lamp\tmoss", "--pairs")
     assert "def answer(text):" in run_code(load_student(folder), "onnx", "onnx/model.onnx")
