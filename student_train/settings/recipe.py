@@ -106,7 +106,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
 
     Raises UserError, which names the file and the key, if a recipe is invalid.
     """
-    content = read_toml(path, "--recipe", "recipe")
+    content = read_toml(path)
     _check_keys(content, KEYS, str(path))
     parsed = {}
     shared, recipes = content.get("options", {}), content.get("recipes")

@@ -51,7 +51,7 @@ def read_plan(path: Path) -> ScoringPlan:
 
     Raises UserError, naming file, table and key, for options that `downstream` refuses.
     """
-    content = read_toml(path, "--downstream", "list of tasks")
+    content = read_toml(path)
     tasks, models = content.pop("tasks", None), content.pop("models", {})
     if content or not isinstance(tasks, dict) or not tasks:
         raise UserError(f"{path}: expected tables [tasks.NAME] and optionally [models], no others")

@@ -43,7 +43,7 @@ def read_space(path: Path, options: Sequence[str]) -> Space:
     Raises UserError, with file and key, for anything else, and for an invalid value.
     """
     space = dict[str, Choices | Interval]()
-    for name, value in read_toml(path, "--grid", "grid of settings").items():
+    for name, value in read_toml(path).items():
         if name not in options:
             raise UserError(
                 f"{path}: unknown key {name!r}; {suggest(name, options)}options that a sweep"

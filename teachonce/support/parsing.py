@@ -38,7 +38,8 @@ def read_small(path: Path, most: int = MOST_BYTES) -> str:
             )
         return data.decode("utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)}); check the file") from None
+        cause = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"{path}: cannot be read ({cause}); check the file") from None
 
 
 def read_json(path: Path, shape: Any, remedy: str = "") -> Any:
@@ -126,22 +127,14 @@ def _kind(value: Any) -> str:
     return "null" if value is None else NAMES.get(type(value), "a number")
 
 
-def read_toml(path: Path, option: str, kind: str) -> dict[str, Any]:
-    """Read a TOML file that `option` names and that should be a `kind`, such as `recipe`. Raises
-    UserError if it cannot be read, is too large or is not TOML."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file. Raises UserError if it is not TOML, and like `read_small`."""
     import tomllib  # a --help reads no TOML
 
+    text = read_small(path, MOST_TOML_BYTES)
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_TOML_BYTES + 1)
-        if len(data) > MOST_TOML_BYTES:
-            raise UserError(
-                f"{path}: has over {MOST_TOML_BYTES:,} bytes, so it is not a {kind}; check {option}"
-            )
-        return tomllib.loads(data.decode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check {option}") from None
-    except (ValueError, RecursionError) as error:  # what TOML and UTF-8 raise
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not TOML ({error}); correct it") from None
 
 

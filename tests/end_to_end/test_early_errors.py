@@ -171,8 +171,8 @@ SWEEP = """
 --lr 0.1 --lr -3 | --lr -3
 --loss mlm=1 --loss ce=1 | has no task head
 --trials 3 --loss mlm=1 --loss hiden=1 | did you mean hidden?
---grid nowhere.toml | check --grid
---downstream nowhere.toml | check --downstream
+--grid nowhere.toml | cannot be read (No such file or directory); check the file
+--downstream nowhere.toml | cannot be read (No such file or directory); check the file
 --page nowhere | --page writes the page into the folder of its sweep, and reads no other option
 --out corpus.txt | is a file
 --out store.zarr | is the folder of a store

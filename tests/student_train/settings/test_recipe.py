@@ -132,9 +132,9 @@ def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
     says(refused(main, "--store", "a.zarr", "--recipe", f"{own}:three"), str(own), "two")
     says(refused(main, "--store", "a.zarr", "--recipe", tmp_path / "no.toml"), "cannot be read")
     own.write_bytes(b"#" * 2**21)
-    says(refused(main, "--store", "a.zarr", "--recipe", own), "so it is not a recipe")
+    says(refused(main, "--store", "a.zarr", "--recipe", own), "has more than 1,048,576 bytes")
     own.write_bytes(b'source = "\xff"')
-    says(refused(main, "--store", "a.zarr", "--recipe", own), "not TOML")
+    says(refused(main, "--store", "a.zarr", "--recipe", own), "own.toml: cannot be read")
 
 
 def test_the_guide_shows_a_recipe_that_can_be_begun(tmp_path: Path) -> None:
