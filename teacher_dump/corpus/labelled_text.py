@@ -19,7 +19,7 @@ from teachonce.teacher_dump.corpus.annotations import (
     label_name,
     words_in,
 )
-from teachonce.teacher_dump.corpus.tables import cell_of
+from teachonce.teacher_dump.corpus.tables import cell_of, is_message
 from teachonce.teacher_dump.corpus.tag_schemes import BEGINNING, FIRST, OTHER, OUTSIDE, Step
 from teachonce.teacher_dump.corpus.text_files import CorpusError, conversion, no_column, suffix_of
 
@@ -282,8 +282,7 @@ def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -
     """
     if not all(isinstance(word, str) for word in words):
         remedy = "is it the right --text-column?"
-        chat = isinstance(words[0], dict) and "role" in words[0]
-        if chat and takes_option("messages") is not False:
+        if is_message(words[0]) and takes_option("messages") is not False:
             remedy = f"give chats as --messages {columns[0]}, without --text-column"
         raise CorpusError(
             f"{where}: expected words in column {columns[0]!r}, got {words!r:.60}; {remedy}"

@@ -32,9 +32,10 @@ from teachonce.teacher_dump.corpus.text_files import (
 )
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
-SAMPLE_ROWS = 100  # rows that distinguish a column of texts from a column of numbers
+SAMPLE_ROWS = 100  # rows that distinguish a column of texts from other columns
 SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` writes one of them
 DEFAULT_SPLIT = "train"
+ROLES = frozenset({"role", "from"})  # keys of a message of a chat
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row | None]]
 """Number of each row or line, and its cells by column; None for a blank line."""
@@ -44,9 +45,9 @@ Rows = Iterator[tuple[int, Row | None]]
 class Table:
     """Holds named columns and their rows.
 
-    columns: the names, in order; the names in the first row if each row names its cells. A nested
+    columns: the names, in order; the names in the first rows if each row names its cells. A nested
         column is named with a dot, as `data.text`.
-    textual: the columns that hold texts, or lists of words, in the first rows
+    textual: the columns that hold texts, lists of words, or chats, in the first rows
     where: place of the header or of the first row, for errors
     rows: reads the rows once; cells of columns that are not requested may be missing
     unit: the unit of row numbers, "line" or "row"
@@ -115,17 +116,33 @@ def _of_rows(rows: Rows, name: str, unit: str) -> Table:
         first.append(numbered)
         if numbered[1] is not None:
             break
-    number, row = first[-1] if first else (1, None)
-    names = names_in(row or {})
-    textual = [name for name in names if _has_text(cell_of(row or {}, name))]
-    where = f"{name}, {unit} {number}"
+    where = f"{name}, {unit} {first[-1][0] if first else 1}"
+    first += islice(rows, SAMPLE_ROWS - 1)
+    full = [row for _, row in first if row is not None]
+    names = names_in(full[0]) if full else []
+    names += dict.fromkeys(name for row in full for name in names_in(row) if name not in names)
+    # The first row alone may lack the text, or have an empty one.
+    cells = {n: [cell_of(row, n) for row in full if has_cell(row, n)] for n in names}
+    textual = [name for name in names if _have_text(cells[name])]
     return Table(names, textual, where, lambda columns: chain(first, rows), unit)
 
 
+def _have_text(cells: Iterable[Any]) -> bool:
+    """Return whether cells that are not empty are texts, and there is at least one."""
+    found = {_has_text(cell) for cell in cells if cell not in (None, [])}
+    return found == {True}
+
+
 def _has_text(cell: Any) -> bool:
-    # Lists of words count: the texts of a tagger's data set are next to a column of ids.
-    words = cell if isinstance(cell, list) else [cell]
-    return bool(words) and all(isinstance(word, str) for word in words)
+    # Lists count: the words of a tagger's data set, and chats, are next to a column of ids.
+    if isinstance(cell, list):
+        return all(isinstance(item, str) or is_message(item) for item in cell)
+    return isinstance(cell, str)
+
+
+def is_message(item: Any) -> bool:
+    """Return whether an item of a list is a message of a chat, also of one with other keys."""
+    return isinstance(item, dict) and not ROLES.isdisjoint(item)
 
 
 def _delimited(path: Path, seen: Seen) -> Table:
@@ -292,7 +309,7 @@ def _parquet(path: Path, seen: Seen) -> Table:
     with _readable(path), pq.ParquetFile(path) as file:
         schema = file.schema_arrow
     kinds = [pair for column in schema for pair in _kinds(column.name, column.type)]
-    textual = [name for name, kind in kinds if _is_text(_element(kind))]
+    textual = [name for name, kind in kinds if _is_text(_element(kind)) or _is_chat(kind)]
     others = {name: str(kind) for name, kind in kinds if not (_is_text(kind) or is_list(kind))}
     features = features_in(schema.metadata, path)
 
@@ -338,6 +355,14 @@ def _is_text(kind: Any) -> bool:
         kind = kind.value_type
     checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(check(kind) for check in checks)
+
+
+def _is_chat(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if not (is_list(kind) and pa.types.is_struct(kind.value_type)):
+        return False
+    return not ROLES.isdisjoint(field.name for field in kind.value_type)
 
 
 def _element(kind: Any) -> Any:

@@ -69,6 +69,19 @@ def test_words_are_texts_next_to_ids(tmp_path: Path, suffix: str) -> None:
     assert texts(write_table(path, rows)) == ["a", "b"]
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_ids_are_no_texts_next_to_empty_words_or_chats(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    chat, shared = {"role": "user", "content": "hi"}, {"from": "human", "value": "hi"}
+    cells: list[list[Any]] = [[[], ["a"]], [None, "a"], [[chat]] * 2, [[shared]] * 2]
+    for column in cells:
+        rows = [{"id": f"{n}", "x": cell} for n, cell in enumerate(column)]
+        assert "its columns are 'id', 'x'; name the one" in refusal(write_table(path, rows))
+    spans = [{"start": 0, "end": 1, "label": "Y"}]
+    assert texts(write_table(path, [{"s": "a", "spans": spans, "x": None}])) == ["a"]
+    assert texts(write_table(path, [{"id": 1, "x": []}, {"id": 2, "x": ["a"]}])) == ["a"]
+
+
 def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
     comma = tmp_path / "a.csv"
     comma.write_text('text,n\n"one, ""two""\nthree",1\n\n', encoding="utf-8")
