@@ -65,7 +65,7 @@ class Predictor:
             )
         if inputs[0].words and student.kind != "tagging":
             raise UserError(
-                f"{inputs[0].where}: has words with tags, and the student reads texts"
+                f"{inputs[0].where}: has separate words, and the student reads texts"
                 f" ({student.kind}); give one text per line (.txt), or a table with column text"
             )
         numbers = student.task is not None and student.task.output_kind == "numbers"

@@ -46,7 +46,7 @@ class PredictOptions:
         None,
         "Read texts from this file: the lines of a .txt, or column text (text_a and text_b for"
         " pairs) of a .tsv, .csv, .jsonl or .parquet. For a tagger also a file of words and tags"
-        " (word<TAB>tag, CoNLL), whose own words are tagged.",
+        " (word<TAB>tag, CoNLL), or lists of words in column tokens or words of a table.",
         default_text="the words of the command line; without any, the lines of stdin",
     )
     pairs: bool = option(False, "Read each line or TEXT as two texts with a TAB between them.")

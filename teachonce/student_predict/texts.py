@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from teachonce.downstream.tasks.example_rows import PAIR, Row, read_rows, text_roles
-from teachonce.downstream.tasks.word_windows import joined
+from teachonce.downstream.tasks.word_windows import WORD_COLUMNS, joined
 from teachonce.downstream.text_lines import check_unicode
 from teachonce.student_predict.options import PredictOptions
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.tables import is_table
+from teachonce.teacher_dump.corpus.tables import cell_of, has_cell, is_table
 from teachonce.teacher_dump.corpus.tagged_files import (
     TAGGED,
     check_untagged,
@@ -92,9 +92,7 @@ def _given(options: PredictOptions) -> Iterator[InputText]:
                 f"--pairs: is for lines with a TAB, and {path} is a table, whose pairs are in the"
                 " columns text_a and text_b; leave --pairs out"
             )
-        for row in read_rows(path):
-            roles = text_roles(row, options.columns, WORDS)
-            yield InputText(tuple(_cell(row, role, options.columns) for role in roles), row.where)
+        yield from (_of_row(row, options.columns) for row in read_rows(path))
     else:
         if path.is_file():
             check_untagged(path)
@@ -127,8 +125,12 @@ def _sentences(path: Path) -> Iterator[InputText]:
                     f"{path}, line {line}: expected a word, got {word!r}; correct the line or"
                     " remove it"
                 )
-        text, spans = joined([word for _, word, _ in sentence])
-        yield InputText((text,), f"{path}, line {sentence[0][0]}", tuple(spans))
+        yield _of_words([word for _, word, _ in sentence], f"{path}, line {sentence[0][0]}")
+
+
+def _of_words(words: Sequence[str], where: str) -> InputText:
+    text, spans = joined(words)
+    return InputText((text,), where, tuple(spans))
 
 
 def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]:
@@ -140,6 +142,22 @@ def _lines(lines: Iterable[str], where: str, pairs: bool) -> Iterator[InputText]
             )
         texts = tuple(line.split(TAB)) if pairs and line.strip() else (line,) * (1 + pairs)
         yield InputText(texts, f"{where} {number}")
+
+
+def _of_row(row: Row, columns: dict[str, str]) -> InputText:
+    """Return the text or the pair of a row; if the column of the text has a list, its words."""
+    names = ("text", *WORD_COLUMNS) if {*columns, *row}.isdisjoint(PAIR) else ()
+    name = columns.get("text") or next((name for name in names if has_cell(row, name)), "text")
+    words = cell_of(row, name) if has_cell(row, name) else None
+    if not isinstance(words, list):
+        roles = text_roles(row, columns, WORDS)
+        return InputText(tuple(_cell(row, role, columns) for role in roles), row.where)
+    if not all(isinstance(word, str) and word.strip() for word in words):
+        raise UserError(
+            f"{row.where}: expected a list of words in column {name!r}, got {words!r:.60}; correct"
+            " the row, or name the column of texts or words with --text-column"
+        )
+    return _of_words(words, row.where)
 
 
 def _cell(row: Row, role: str, columns: dict[str, str]) -> str:

@@ -647,9 +647,17 @@ def test_a_tagger_tags_the_words_of_a_file(students: dict[str, Path], tmp_path: 
     conll.write_text("old NOUN\nmoss NOUN\n")
     (one,) = answers(folder, "--input", conll)
     assert [word["word"] for word in one["words"]] == ["old", "moss"]
-    message = "line 1: has words with tags, and the student reads texts (classification)"
+    message = "line 1: has separate words, and the student reads texts (classification)"
     assert message in refused(students["classifier"], "--input", path)
     assert "--pairs: " in refused(folder, "--input", path, "--pairs")
+    lists = tmp_path / "lists.jsonl"
+    for name, words in (("tokens", ()), ("words", ()), ("w", ("--text-column", "w"))):
+        rows = [{"id": "a", name: list(given), "ner_tags": []} for given in (*sentences, ())]
+        lists.write_text("\n".join(map(json.dumps, rows)) + "\n")
+        assert answers(folder, "--input", lists, *words)[:3] == answers(folder, "--input", path)
+    lists.write_text('{"tokens": ["old", " "]}\n')
+    line = refused(folder, "--input", lists)
+    assert "line 1: expected a list of words in column 'tokens', got ['old', ' ']" in line
     line = refused(folder, "--input", path, "--text-column", "tokens")
     assert "--text-column: " in line and "tags.tsv is not a table" in line
     path.write_text("old\tx\tB-X\n\nmoss\tx\tO\n")

@@ -15,7 +15,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
-from teachonce.downstream.tasks.word_windows import first_of, joined, word_windows
+from teachonce.downstream.tasks.word_windows import WORD_COLUMNS, first_of, joined, word_windows
 from teachonce.downstream.text_lines import check_unicode
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
@@ -57,7 +57,7 @@ TAG_COLUMNS = {
     "pos": ("pos_tags", "upos", "tags", "labels", "label"),
 }
 """Default names of the column of tags, by task; a table has one of them."""
-WORD_COLUMNS = ("tokens", "words", "text", "data.text")
+TEXT_COLUMNS = (*WORD_COLUMNS, "text", "data.text")
 """Default names of the column of words, or of texts with labelled spans."""
 
 
@@ -72,7 +72,7 @@ def read_table(
     """
     sentences = []
     for number, row in enumerate(read_rows(path), 1):
-        words = columns.get("text") or next((n for n in WORD_COLUMNS if has_cell(row, n)), "tokens")
+        words = columns.get("text") or next((n for n in TEXT_COLUMNS if has_cell(row, n)), "tokens")
         tags = columns.get("label") or next((n for n in tag_columns if has_cell(row, n)), "tags")
         row.cell("text", {"text": words})  # raises UserError if there is no such column
         row.cell("label", {"label": tags})

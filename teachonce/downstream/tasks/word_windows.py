@@ -8,6 +8,8 @@ from typing import Any
 
 Spans = Sequence[tuple[int, int]]
 """The (begin, end) of words in a text, ascending."""
+WORD_COLUMNS = ("tokens", "words")
+"""Default names of a column of lists of words."""
 OVERLAP = 3
 """Neighbouring windows share a third of their tokens, as in the task qa."""
 
