@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.downstream.options import LARGEST_SEED, OPTIONS
+from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.options import KEY, check_values
 
@@ -19,10 +20,15 @@ def _from_option(name: str, default: Any = None) -> Any:
 
 
 def check_new(out: Path, resumable: bool = True) -> None:
-    """Raise UserError if `out` exists and is not an empty folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    """Raise UserError if `out` exists, unless it is a folder that is empty, or has only temporary
+    files of a process that was killed."""
+    if out.exists() and (not out.is_dir() or any(map(_is_finished, out.iterdir()))):
         remedy = ", or continue with --resume" if resumable else ""
         raise UserError(f"--out {out}: exists already; choose another{remedy}")
+
+
+def _is_finished(path: Path) -> bool:
+    return not path.name.startswith(files.UNFINISHED)
 
 
 def seeds_from(first: int, count: int) -> range:

@@ -17,6 +17,7 @@ import pytest
 from harness.processes import finish, fork, in_small_parts
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
+from tests.downstream.learnable import classified
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
 from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import dumped, write_corpus
@@ -217,6 +218,23 @@ def test_training_on_a_full_disk(tmp_path: Path, store: Path, log: Path, share: 
 
 def _train_on_full_disk(disk: Path, free: int, copy: Path, *words: Any) -> None:
     on_full_disk(disk, free, copy, *words, more="--resume")
+
+
+def test_a_fine_tuned_model_on_a_full_disk(
+    tmp_path: Path, tiny_teacher: Teachers, log: Path
+) -> None:
+    disk, copy, file = tmp_path / "disk", tmp_path / "copy", tmp_path / "texts.tsv"
+    disk.mkdir()
+    classified(file, 12, 0)
+    words = ("--task", "classify", "--model", tiny_teacher("bert"), "--train", file, "--dev", file)
+    words += ("--steps", 1, "--seeds", 1, "--save", "--out", disk / "out")
+    tune = "teachonce.downstream.cli"
+    process = fork(on_full_disk, disk, 40_000, copy, tune, *words, log=log)
+    code, text = ended(process), log.read_text()
+    assert code == 0 and "first: 1\n" in text and "second: 0\n" in text, text
+    assert "check the free space" in the_error(log)
+    assert sorted(path.name for path in copy.iterdir()) == ["out"]
+    assert sorted(path.name for path in (copy / "out").iterdir()) == ["model", "scores.json"]
 
 
 def test_training_in_a_read_only_folder(tmp_path: Path, store: Path, log: Path) -> None:

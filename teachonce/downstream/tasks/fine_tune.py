@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings, seeds_from
+from teachonce.downstream.tasks.example_warnings import (
+    Say,
+    say_shared,
+    say_uncomputable,
+    warn_if_constant,
+)
 from teachonce.downstream.tasks.model_card import write_card
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.downstream.trainer import (
@@ -29,9 +36,9 @@ from teachonce.downstream.trainer import (
     WarmupTrainer,
     folder_of,
 )
-from teachonce.support import files
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
+from teachonce.support.files import apply_umask, atomic_path
 from teachonce.support.signals import stoppable
 from teachonce.training.optimizer import ADADELTA_LR, optimizer_of
 from teachonce.training.trackers import RunDescription
@@ -42,7 +49,6 @@ BETAS = (0.9, 0.999)
 SMALL_WIDTH = 384
 DAMAGED = "; its weights are damaged, train it again"
 UNSAVED = "fine-tuning saves nothing before its end; the same command starts from the beginning"
-Say = Callable[[str], object]
 
 
 def fine_tune(
@@ -79,33 +85,29 @@ def fine_tune(
     # Before `prepare`, which takes the labels from the examples that are trained on.
     splits["train"] = splits["train"][: settings.limit]
     task.prepare(splits)
-    _say_uncomputable(task, files, splits, say)
-    _say_shared(task, files, splits, say)
+    say_uncomputable(task, files, splits, say)
+    say_shared(task, files, splits, say)
     if note := note_on_pieces(load_tokenizer(source), task.texts(splits["train"])):
         say(note)
-    runs = []
     about = {"task": task.name, "model": model, **asdict(settings), **task.options()}
-    for seed in seeds:
-        folder = folder_of(log.out, seed, settings.seeds)
-        facts = RunDescription(folder, about | {"seed": seed}, "scores.json", resumable=False)
-        tracked_run = TrackedRun(log.names, facts, False, say, [*task.measures.values()])
-        # Evaluated at the signal: the first seed's model may be saved by then.
-        with stoppable(lambda: _on_stop(save_to)), tracked_run as tracked:
-            folder_of_first = save_to if seed == seeds[0] else None
-            one = replace(settings, seed=seed)
-            runs.append(_one_seed(task, source, splits, one, say, folder_of_first, tracked))
     used = {**splits, "train": task.sample(splits["train"], settings.seed)}
-    result = _result(task, model, files, asdict(settings), used, runs)
-    if save_to is None:
-        return result
-    write_card(result, save_to)
+    # If a later seed fails or the disk is full, no folder is left that would take --out.
+    with atomic_path(save_to) if save_to else nullcontext() as new:
+        runs = []
+        for seed in seeds:
+            folder = folder_of(log.out, seed, settings.seeds)
+            facts = RunDescription(folder, about | {"seed": seed}, "scores.json", resumable=False)
+            tracked_run = TrackedRun(log.names, facts, False, say, [*task.measures.values()])
+            one, first = replace(settings, seed=seed), new if seed == seeds[0] else None
+            with stoppable(lambda: UNSAVED), tracked_run as tracked:
+                runs.append(_one_seed(task, source, splits, one, say, first, tracked))
+        result = _result(task, model, files, asdict(settings), used, runs)
+        if new is None:
+            return result
+        write_card(result, new)
+    if note := runs[0].get("note"):
+        say(f"{save_to}: {note}")
     return {**result, "saved": [str(save_to)]}
-
-
-def _on_stop(save_to: Path | None) -> str:
-    if save_to and save_to.exists():
-        return f"{save_to} has the first seed's model; delete it, and run the same command again"
-    return UNSAVED
 
 
 def score_as_is(
@@ -128,7 +130,7 @@ def score_as_is(
     for line in task.take_notes():
         say(line)
     settings = {"as_is": True, "max_length": max_length}
-    _say_uncomputable(task, files, splits, say)
+    say_uncomputable(task, files, splits, say)
     if predicted := task.predict_own(model, splits, max_length):
         for line in ("as is, with the modules of its folder", *task.take_notes()):
             say(line)
@@ -139,7 +141,7 @@ def score_as_is(
     else:
         scores, answers = _scored_by_head(task, model, splits, max_length, say)
     remedy = "train it with a higher --lr or more --epochs"
-    run = scores | _warn_if_constant(task, splits, answers, remedy, say)
+    run = scores | warn_if_constant(task, splits, answers, remedy, say)
     return _result(task, model, files, settings, splits, [run])
 
 
@@ -174,57 +176,6 @@ def _scored_by_head(
             scores[name] = _score(task, examples, rows, predictions, DAMAGED)
             answers |= {*task.predicted(examples, rows, predictions)}
     return scores, answers
-
-
-def _say_uncomputable(
-    task: Task, files: Mapping[str, Path], splits: Mapping[str, Sequence[Any]], say: Say
-) -> None:
-    """Print the measures that have no value for a scored file, because its gold answers are all
-    equal."""
-    for name, examples in splits.items():
-        gold = set(task.gold(examples))
-        if name != "train" and (measures := task.uncomputable(gold)):
-            same = f"all {task.noun}s of {files[name]} are {min(gold)!r}"
-            say(f"{same}: {measures} cannot be computed")
-
-
-def _say_shared(
-    task: Task, files: Mapping[str, Path], splits: Mapping[str, Sequence[Any]], say: Say
-) -> None:
-    """Print how many examples of a scored file are training examples, too, if a tenth or more."""
-    trained = {tuple(task.texts([example])) for example in splits["train"]}
-    for name, examples in splits.items():
-        if name == "train":
-            continue
-        shared = sum(tuple(task.texts([example])) in trained for example in examples)
-        if shared * 10 >= len(examples):
-            say(
-                f"{shared:,} of {counted(len(examples), 'example')} of {files[name]} have the text"
-                " of a training example: scores on them are too high for new texts"
-            )
-
-
-def _warn_if_constant(
-    task: Task,
-    splits: Mapping[str, Sequence[Any]],
-    answers: Set[Any],
-    remedy: str,
-    say: Say,
-    prefix: str = "",
-) -> dict[str, str]:
-    """Print a warning if all predictions are equal, but not all gold answers. Return
-    {"warning": text}, or {} without a warning.
-
-    splits: the scored ones. answers: the different predictions for all of them.
-    """
-    gold = {answer for examples in splits.values() for answer in task.gold(examples)}
-    if not len(answers) == 1 < len(gold):
-        return {}
-    (same,) = answers
-    same = f"{same:g}" if isinstance(same, float) else repr(same)
-    warning = f"it has learnt nothing: every {task.noun} that it predicts is {same}; {remedy}"
-    say(f"{prefix}{warning}")
-    return {"warning": warning}
 
 
 def _result(
@@ -298,12 +249,11 @@ def _one_seed(
             answers |= {*task.predicted(split, rows[name], predictions)}
         tracked.add_scores(scores)
         if save_to is not None and (note := _save(task, trainer, tokenizer, save_to)):
-            say(f"seed {seed}: saved in {save_to}: {note}")
             result["note"] = note
     say(f"seed {seed}: best after epoch {result['best_epoch']}")
     duration = f"--steps ({settings.steps})" if settings.steps else f"--epochs ({settings.epochs})"
     remedy = f"raise --lr ({lr:g}) or {duration}"
-    return result | scores | _warn_if_constant(task, scored, answers, remedy, say, f"seed {seed}: ")
+    return result | scores | warn_if_constant(task, scored, answers, remedy, say, f"seed {seed}: ")
 
 
 def _save(task: Task, trainer: Trainer, tokenizer: Any, folder: Path) -> str:
@@ -311,7 +261,7 @@ def _save(task: Task, trainer: Trainer, tokenizer: Any, folder: Path) -> str:
     network = trainer.accelerator.unwrap_model(trainer.model)
     note = task.finish(network)
     network.save_pretrained(folder)
-    files.apply_umask(folder)
+    apply_umask(folder)
     save_tokenizer(tokenizer, folder)
     return note
 
