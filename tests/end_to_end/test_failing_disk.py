@@ -226,7 +226,16 @@ def test_a_fine_tuned_model_on_a_full_disk(
     disk, copy, file = tmp_path / "disk", tmp_path / "copy", tmp_path / "texts.tsv"
     disk.mkdir()
     classified(file, 12, 0)
-    words = ("--task", "classify", "--model", tiny_teacher("bert"), "--train", file, "--dev", file)
+    words: tuple[Any, ...] = (
+        "--task",
+        "classify",
+        "--model",
+        tiny_teacher("bert"),
+        "--train",
+        file,
+        "--dev",
+        file,
+    )
     words += ("--steps", 1, "--seeds", 1, "--save", "--out", disk / "out")
     tune = "teachonce.downstream.cli"
     process = fork(on_full_disk, disk, 40_000, copy, tune, *words, log=log)

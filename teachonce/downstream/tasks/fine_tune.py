@@ -105,8 +105,8 @@ def fine_tune(
         if new is None:
             return result
         write_card(result, new)
-    if note := runs[0].get("note"):
-        say(f"{save_to}: {note}")
+    if "note" in runs[0]:
+        say(f"{save_to}: {runs[0]['note']}")
     return {**result, "saved": [str(save_to)]}
 
 
