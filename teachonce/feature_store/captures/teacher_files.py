@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.checkpoints.declared import layers_of, longest_input
-from teachonce.checkpoints.names import resolve_model
+from teachonce.checkpoints.fields import SETTINGS
+from teachonce.checkpoints.names import finder, resolve_model
+from teachonce.checkpoints.sentence_settings import read_settings
 from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.support.errors import UserError
 
@@ -18,12 +20,15 @@ class TeacherFiles:
     """Holds a fast tokenizer of transformers, and the teacher's configuration if it is known.
 
     vocabulary: the number of the teacher's logits if known, else the number of pieces.
+    settings: the content of SETTINGS, from which students inherit prompts and similarity; None if
+        the teacher is no model of sentence-transformers.
     """
 
     name: str
     tokenizer: Any
     config: dict[str, Any]
     vocabulary: int
+    settings: bytes | None = None
 
     @property
     def layers(self) -> int | None:
@@ -46,14 +51,15 @@ class TeacherFiles:
         """Return the teacher's files that a store holds: content in bytes by file name."""
         config = json.dumps(self.config, sort_keys=True).encode()
         config_files = {"config.json": config} if self.config else {}
-        return {**tokenizer_files(self.tokenizer, max_length), **config_files}
+        settings = {SETTINGS: self.settings} if self.settings else {}
+        return {**tokenizer_files(self.tokenizer, max_length), **config_files, **settings}
 
 
 def open_teacher(name: str | None) -> TeacherFiles:
     """Load the tokenizer and the configuration of a folder, a model id or an alias.
 
-    No weights are read. Raises UserError if tokenizer or configuration cannot be loaded, and for a
-    slow tokenizer.
+    No weights are read. Raises UserError if tokenizer or configuration cannot be loaded, for a slow
+    tokenizer, and for wrong settings of sentence-transformers.
     """
     from teachonce.checkpoints.loading import load_config, load_tokenizer
     from teachonce.teacher_dump.windows.cutting import check_tokenizer
@@ -79,4 +85,8 @@ def open_teacher(name: str | None) -> TeacherFiles:
     declared = config.get("vocab_size")  # often padded to a multiple, so more than the pieces
     vocabulary = max(pieces, declared) if isinstance(declared, int) else pieces
     known_by = Path(name).name if path.is_dir() else name
-    return TeacherFiles(known_by, tokenizer, config, vocabulary)
+    read_settings(model, None)
+    settings = finder(model)(SETTINGS)
+    return TeacherFiles(
+        known_by, tokenizer, config, vocabulary, settings.read_bytes() if settings else None
+    )

@@ -12,6 +12,7 @@ import pytest
 
 from teachonce.checkpoints import names as checkpoint_names
 from teachonce.store import open_store
+from teachonce.student_train.plan.vector_space import inherited_settings
 from tests.feature_store.captures.conftest import imported, refused, run
 from tests.making.dumps import dumped
 from tests.making.models import Teachers
@@ -84,6 +85,9 @@ def test_imported_vectors_are_compared_with_their_teacher(
         words = ("--codec", "exact", "--prompt", start)
         imported(labels, again, teacher, *words)
         assert open_store(again)[3].text == open_store(store)[3].text
+        # What a student inherits: prompts and similarity.
+        one, other = (inherited_settings([open_store(path)]) for path in (store, again))
+        assert one == other and one["prompts"]["query"] == "the moss "
         done = run("verify", again, "--model", teacher, "--device", "cpu")
         assert done.exit_code == 0 and "every error is within" in done.output, done.output
     plain = cached / "teacher"
