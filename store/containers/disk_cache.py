@@ -83,6 +83,7 @@ class DiskCache:
     def __init__(self, folder: Path, bound: int) -> None:
         self.folder, self.bound = folder, bound
         self.full = False  # a write has failed: nothing more is written
+        self._warned = False  # of a range that is larger than the bound
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._counted() as usage:
@@ -176,11 +177,19 @@ class DiskCache:
         return None
 
     def put(self, store: str, name: str, begin: int, end: int, piece: FetchedBytes) -> None:
-        """Write an entry, unless there is no room for it. An error of the disk is logged once;
-        after it, nothing is written."""
+        """Write an entry, unless it is larger than the bound, which is logged once. An error of the
+        disk is logged once; after it, nothing is written."""
         path = self._path(store, name, begin, end)
         size = taken_by(len(piece.data) + END.size)
-        if self.full or size > self.bound:
+        if self.full or not self.bound:
+            return
+        if size > self.bound:
+            if not self._warned:
+                self._warned = True
+                logging.getLogger(__name__).warning(
+                    "--cache %s: %d bytes of %s are not cached, because they are more than the"
+                    " whole cache may take; give a larger SIZE", self.word, size, name,
+                )  # fmt: skip
             return
         tail = END.pack(MARK, google_crc32c.value(piece.data), piece.whole)
         try:

@@ -58,7 +58,9 @@ def counted(folder: Path) -> int:
     return number
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+def test_what_was_used_longest_ago_goes_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pieces = {
         str(n): FetchedBytes(np.full(UNIT - END.size, n, np.uint8), 9, set()) for n in range(8)
     }
@@ -75,10 +77,11 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert cache.get("s", "0", 0, 2) is None
     DiskCache(tmp_path, 2 * UNIT)  # an instance with a smaller limit enforces it
     assert sum(sizes(tmp_path)) == counted(tmp_path) == 2 * UNIT
-    other.put(
-        "s", "6", 0, 1, FetchedBytes(np.zeros(9 * UNIT, np.uint8), 1, set())
-    )  # larger than the cache
+    for name in "67":
+        other.put("s", name, 0, 1, FetchedBytes(np.zeros(9 * UNIT, np.uint8), 1, set()))
     assert len(sizes(tmp_path)) == 2
+    (line,) = caplog.messages
+    assert line.startswith(f"--cache disk:{tmp_path},{5 * UNIT}: {10 * UNIT} bytes of 6 are not")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
