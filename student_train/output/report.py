@@ -17,6 +17,8 @@ from teachonce.support.parsing import read_json
 from teachonce.training.checkpoint import remove_checkpoints
 
 SETTINGS = "training.json"
+LOGS = ("metrics.jsonl", "tensorboard")
+"""What a training writes before its first checkpoint."""
 LOSS = {"*": float}
 SHAPE = {
     "settings": {"loss?": LOSS, "stages?": [{"loss?": LOSS, "*": object}], "*": object},
@@ -75,8 +77,9 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     """Check that an output folder is free, or can be resumed.
 
     Returns the report of the training to resume or of the finished student. Returns None for a free
-    folder and, without `--resume`, for one that has only the settings of a training that failed at
-    its start. Raises UserError for other existing files, and for `--resume` without a training.
+    folder and, without `--resume`, for one that has only settings and LOGS, of a training that
+    failed before its first checkpoint. Raises UserError for other existing files, and for
+    `--resume` without a training.
     """
     # A training that is killed early leaves a temporary file with this prefix.
     unfinished = f"{files.UNFINISHED}{SETTINGS}"
@@ -93,8 +96,8 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     with nullcontext() if resume else suppress(UserError):
         before = read_report(out)
     if not resume and (before is None or "result" not in before):
-        if before is not None and has_only(SETTINGS, unfinished):
-            return None  # the training failed before its first step: there is nothing to lose
+        if before is not None and has_only(SETTINGS, unfinished, *LOGS):
+            return None  # without a checkpoint, --resume would start from the beginning, too
         stopped = (out / SETTINGS).is_file()
         remedy = ", or add --resume to continue it" if stopped else ""
         raise UserError(f"{out} exists already; give another --out{remedy}")

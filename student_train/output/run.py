@@ -28,6 +28,7 @@ from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.card import environment, hub_id, model_card
 from teachonce.student_train.output.report import (
+    LOGS,
     SETTINGS,
     add_earlier_environments,
     check_same_training,
@@ -142,6 +143,8 @@ def train_student(
             if line := check_held_out(plan, [collator, *others]):
                 say(line)
             if ranks.is_main:
+                for name in LOGS if before is None else ():
+                    files.discard(out, name)  # of a training that failed before its checkpoint
                 _make_folder(plan, out, report)
             trained = train_plan(
                 plan,

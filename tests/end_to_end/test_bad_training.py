@@ -3,6 +3,7 @@ and change nothing."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -87,6 +88,16 @@ def test_student_exists(tmp_path: Path, store: Path) -> None:
     says(refused(student_train, *words, tmp_path / "mine"), "exists already", "--out")
     says(refused(student_train, *words, tmp_path, "--resume"), "no training.json")
     assert tree(tmp_path) == {"mine": b"mine"}
+
+
+def test_a_training_that_diverged_is_started_again(tmp_path: Path, store: Path) -> None:
+    out = tmp_path / "student"
+    words = ("--store", store, "--vocab", "500", *STUDENT, "--steps", 3, "--out", out, "--lr")
+    assert "lower --lr" in refused(student_train, *words, 1e30)
+    assert (out / "metrics.jsonl").exists()
+    ok(student_train, *words, 1e-3)
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").open()]
+    assert steps == sorted(steps) and len([*(out / "tensorboard").iterdir()]) == 1
 
 
 def test_tokenizer_folder(tmp_path: Path, store: Path, tiny_teacher: Teachers) -> None:
