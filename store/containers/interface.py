@@ -130,7 +130,10 @@ def groups_of(arrays: Iterable[str], group: str = "") -> set[str]:
 class StoreSource(Protocol):
     """Reads a tree of groups, arrays and attributes."""
 
-    path: str
+    path: str  # as it was given; for messages
+    # What is opened: a URL, or an absolute path, because the process may change its working
+    # directory meanwhile.
+    address: str
     options: dict[str, Any] | None  # of the file system behind a URL
     remote: bool  # read over a network, which may alter bytes
     grain: int  # bytes of an array that are decoded at once, roughly; smaller gaps are read, too

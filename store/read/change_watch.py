@@ -33,8 +33,7 @@ class ChangeWatch:
     """
 
     def __init__(self, source: StoreSource, attributes: Mapping[str, Any]) -> None:
-        # Absolute, because the process may change its working directory meanwhile.
-        self._source, self._path = source, Path(source.path).absolute()
+        self._source = source
         sealed = attributes.get("state") == "sealed"
         self.opened: str | None = attributes.get("checksum") if sealed else None
         self._seconds = SECONDS_REMOTE if source.remote else SECONDS
@@ -81,9 +80,9 @@ class ChangeWatch:
     def _current_stamp(self) -> Stamp:
         """Return inode, time and size of the file that every rewrite of the store replaces."""
         try:
-            status = os.stat(self._path)
+            status = os.stat(self._source.address)
             if stat.S_ISDIR(status.st_mode):
-                status = os.stat(self._path / ROOT)
+                status = os.stat(Path(self._source.address, ROOT))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
                 f"{self._source.path}: was deleted or moved while it was being read; restore it,"
@@ -94,7 +93,7 @@ class ChangeWatch:
     def _compare(self) -> None:
         path, remote = self._source.path, self._source.remote
         # An HDF5 source still has the old file open, so the path is opened again.
-        source = self._source if remote else open_source(self._path, None)
+        source = self._source if remote else open_source(self._source.address, None)
         try:
             attributes = source.attributes()
         finally:

@@ -226,7 +226,7 @@ def unfinished_error(source: StoreSource) -> StoreError:
     """Return the error for an unfinished store: how many parts it has, and how to continue it."""
     numbers = part_numbers(source)
     # A single process writes the parts in order, so a gap in the numbers is a part that was lost.
-    in_order = source.remote or not queue_of(source.path).exists()
+    in_order = source.remote or not queue_of(source.address).exists()
     lost = numbers[-1] + 1 - len(numbers) if numbers and in_order else 0
     parts = counted(len(numbers), "part") + (f" published, {lost:,} missing" if lost else "")
     try:

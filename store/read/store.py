@@ -99,7 +99,9 @@ def _open(source: StoreSource, allow_partial: bool, cache: DiskCache | None) -> 
         if cache is not None:
             # Only now is the checksum proved, by which the cache identifies the store.
             source.use_cache(cache, attributes["checksum"])
-            record_copy(source.path, manifest, "disk cache", cache.folder, attributes["checksum"])
+            record_copy(
+                source.address, manifest, "disk cache", cache.folder, attributes["checksum"]
+            )
         return FeatureStore(source, attributes, features, manifest)
 
 
@@ -144,7 +146,7 @@ class FeatureStore(Sequence[Record]):
         unfinished, options = self.meta["state"] != "sealed", self.source.options
         cache = self.source.cache.word if self.source.cache else None
         again = partial(open_store, allow_partial=unfinished, storage_options=options, cache=cache)
-        return again, (self.path,), self.watch.opened
+        return again, (self.source.address,), self.watch.opened
 
     def __setstate__(self, checksum: str) -> None:
         # Otherwise a worker would read other texts than its parent if the store was rewritten
@@ -389,7 +391,7 @@ class FeatureStore(Sequence[Record]):
 
         table = self.table(columns, floats)
         check_free(Path(path))  # a copy that is refused must not be recorded
-        record_copy(self.path, self.manifest, "table", path)
+        record_copy(self.source.address, self.manifest, "table", path)
         return write_parquet(table, Path(path), file_bytes, on_rows)
 
     def to_datasets(
@@ -416,7 +418,7 @@ class FeatureStore(Sequence[Record]):
                     " streaming out"
                 )
             return streamed_dataset_of(partial(self.table, columns, floats))
-        on_path = partial(record_copy, self.path, self.manifest, "datasets")
+        on_path = partial(record_copy, self.source.address, self.manifest, "datasets")
         return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir, on_path)
 
     def teacher_files(self) -> Mapping[str, bytes]:

@@ -241,7 +241,7 @@ def convert(
         numbers = store.manifest.numbers.tolist()
         StoreWriter.check_writable(target)
         # Recorded first: `forget` lists the copy even if this process is killed before it ends.
-        record_copy(store.path, store.manifest, "store", target)
+        record_copy(store.source.address, store.manifest, "store", target)
         with closing(begin_copy(target, store, features, store.identity, numbers)) as writer:
             for index in progress(range(len(parts))):
                 copy_part(writer, parts[index].number, store, index, store, 0)
@@ -275,7 +275,7 @@ def upload(
         # Files are copied as they are: damage would arrive under a sealed root.
         if problems := verify_store(store).problems:
             raise StoreError(f"{source}: {problems[0]}; {DAMAGED}")
-        record_copy(store.path, store.manifest, "address", target)
+        record_copy(store.source.address, store.manifest, "address", target)
         groups = range(len(store.manifest.parts) + 1)
         for _, files in zip(progress(groups), stored_files(store), strict=True):
             store.watch.check()  # before the root, which is last

@@ -262,7 +262,7 @@ def _attributes(
         return None, None
     # Only the root has `created` (FORMAT.md, section 8). The time of the last change replaces it.
     if not CREATED.fullmatch(str(result.get("created"))):
-        written = datetime.fromtimestamp(Path(source.path).stat().st_mtime, UTC)
+        written = datetime.fromtimestamp(Path(source.address).stat().st_mtime, UTC)
         result["created"] = written.strftime("%Y-%m-%dT%H:%M:%SZ")
     state = "writing" if root.get("state") == "writing" else "sealed"
     return result | {"state": state}, data if sound else None

@@ -240,7 +240,7 @@ def merge(
         numbers = range(parts[-1])
         StoreWriter.check_writable(target)
         for store in stores:
-            record_copy(store.path, store.manifest, "store", target)
+            record_copy(store.source.address, store.manifest, "store", target)
         writer = begin_copy(target, first, first.features, _identity(stores), numbers)
         opened.callback(writer.close)
         for number in progress(numbers):

@@ -67,7 +67,9 @@ def push(
                 f"{target.id}: already has a different store {name}; rename {path}, remove {name}"
                 " from the repository, or give another repository"
             )
-        record_copy(store.path, store.manifest, "hub", f"{target.id} (a repository of datasets)")
+        record_copy(
+            store.source.address, store.manifest, "hub", f"{target.id} (a repository of datasets)"
+        )
         if is_folder:
             _send_folder(store, target, name, message, say)
         sent: dict[str, Path | bytes] = {root: last}  # it makes the copy whole

@@ -29,7 +29,7 @@ def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tupl
         store.path,
         lambda: _other_parts(store, places),
         _other_parts_of,
-        (store.path, store.source.options, places),
+        (store.source.address, store.source.options, places),
     )
     return lines
 
@@ -98,7 +98,7 @@ def check_tokens(store: FeatureStore) -> None:
         store.path,
         lambda: _first_difference(store, rows),
         _first_difference_of,
-        (store.path, store.source.options, rows),
+        (store.source.address, store.source.options, rows),
     )
     if difference:
         written, installed = store.meta["software"].get("tokenizers"), version("tokenizers")

@@ -52,7 +52,7 @@ def token_table(
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
         if isinstance(store, FeatureStore):
             # Before the table is written: `feature-store forget` must find it after any kill.
-            derived_copies.record_copy(store.path, store.manifest, "tokens", folder)
+            derived_copies.record_copy(store.source.address, store.manifest, "tokens", folder)
         if not _is_intact(folder) or not _matches(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)
             _publish(store, tokenizer, folder)
@@ -178,7 +178,7 @@ def _make(store: FeatureStore, tokenizer: Any, folder: Path) -> None:
         store.path,
         lambda: _write(folder, store.texts(), store.features.separator, tokenizer),
         _write_in_process,
-        (store.path, store.source.options, settings, str(folder)),
+        (store.source.address, store.source.options, settings, str(folder)),
     )
 
 

@@ -22,7 +22,7 @@ def check_vocabulary(store: FeatureStore) -> None:
     """Raise StoreError if reading the teacher's vocabulary exceeds the limits of time or memory."""
     # It is read again later without limits, by the same functions with the same result.
     data = store.teacher_file("tokenizer.json")
-    reopened = store.path, store.source.options
+    reopened = store.source.address, store.source.options
     # The vocabulary is the input here, so the time that is granted grows with its file.
     within_bounds(data, 10 * len(data), store.path, lambda: None, _try_vocabulary, reopened)
 

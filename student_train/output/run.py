@@ -223,7 +223,7 @@ def _say_start(plan: TrainPlan, start: Sequence[str], collator: Collator, say: A
 def _make_folder(plan: TrainPlan, out: Path, report: Mapping[str, Any]) -> None:
     for store in plan.stores:
         # Before the folder exists, so that `feature-store forget` lists it after any kill.
-        record_copy(store.path, store.manifest, "student", out)
+        record_copy(store.source.address, store.manifest, "student", out)
     out.mkdir(exist_ok=True)
     files.write(out / SETTINGS, json.dumps(report, indent=1).encode())
 

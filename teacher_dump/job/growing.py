@@ -67,7 +67,7 @@ class Growth:
             return
         with closing(open_store(options.grow_from)) as store:
             # `feature-store forget` must find the new store: it holds texts of the old one.
-            record_copy(store.path, store.manifest, "store", options.out)
+            record_copy(store.source.address, store.manifest, "store", options.out)
             yield Growth(store, options.gone)
 
     def identity(self) -> dict[str, Any]:

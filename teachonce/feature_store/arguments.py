@@ -120,7 +120,7 @@ def documents_to_forget(
             store.path,
             lambda: _digests(store, corpus),
             _digests_in_process,
-            (store.path, store.source.options, list(texts), text_column),
+            (store.source.address, store.source.options, list(texts), text_column),
         )
         digests = {
             bytes.fromhex(digest): f"text {number + 1} of {', '.join(texts)}"

@@ -402,7 +402,7 @@ def page(
     store = open_store(path, allow_partial=allow_partial)
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
     # Recorded first: `forget` lists the page even if this process is killed while it writes.
-    record_copy(store.path, store.manifest, "page", out)
+    record_copy(store.source.address, store.manifest, "page", out)
     write_store_page(
         store, numbers, StudentVocabulary(vocab, store) if vocab is not None else None, out
     )

@@ -112,12 +112,12 @@ class Hdf5Source:
     """Reads an HDF5 store. Parts of an unfinished store are next to it, in `<path>.parts/`."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path, self.address = path, str(Path(path).absolute())
         self.options: dict[str, Any] | None = None
         self.remote = False
         self.cache: DiskCache | None = None
         self.grain = GRAIN
-        self._parts = Folder(str(parts_folder(path)))
+        self._parts = Folder(str(parts_folder(self.address)))
         self._files = OpenFiles[Hdf5File]()
 
     def _file(self, name: str) -> Hdf5File:
@@ -127,7 +127,7 @@ class Hdf5Source:
             self._parts.check(part)
             if Path(self._parts.root, part).is_file() and self._unfinished():
                 return self._handle(Path(self._parts.root, part))
-        return self._handle(Path(self.path))
+        return self._handle(Path(self.address))
 
     def _has_folder(self) -> bool:
         return os.path.isdir(self._parts.root) and not os.path.islink(self._parts.root)
@@ -136,15 +136,16 @@ class Hdf5Source:
         try:
             return self._files.get(str(path), Hdf5File)
         except (Damage, OSError) as error:
+            where = self.path if str(path) == self.address else path
             raise StoreError(
-                f"{path}: not a readable HDF5 file, or not a feature store ({error})"
+                f"{where}: not a readable HDF5 file, or not a feature store ({error})"
             ) from error
 
     def _unfinished(self) -> bool:
         """Return whether the store is unfinished: only then are the files in `NAME.h5.parts/` its
         parts."""
         try:
-            return self._handle(Path(self.path)).attributes("").get("state") == b"writing"
+            return self._handle(Path(self.address)).attributes("").get("state") == b"writing"
         except (Damage, StoreError):
             return False
 
@@ -214,7 +215,7 @@ class Hdf5Source:
 
     def _altered(self) -> Iterator[Flaw]:
         """Yield a flaw if any byte of the file was altered; see `Flaw.explained_by_unknown`."""
-        path = Path(self.path)
+        path = Path(self.address)
         end = max(0, path.stat().st_size - DIGEST_BYTES)
         with path.open("rb") as file:
             file.seek(end)
@@ -225,7 +226,7 @@ class Hdf5Source:
         """Return the paths of all arrays under a group, in the order of the file. Raises
         StoreError."""
         try:
-            items = self._handle(Path(self.path)).walk(top)
+            items = self._handle(Path(self.address)).walk(top)
             return [path for path, thing in items if thing is not None]
         except Damage as error:
             raise self._damage(top, error) from error

@@ -153,17 +153,18 @@ class ZarrSource:
     def __init__(self, path: str, storage_options: dict[str, Any] | None = None) -> None:
         self.path, self.options = path, storage_options
         self.remote = "://" in path
+        self.address = path if self.remote else str(Path(path).absolute())
         self.grain = REMOTE_GRAIN if self.remote else BLOSC_GRAIN
         self.maps = OpenFiles[MappedShard]()
         self.ranges: RemoteRanges | None = None
         self.cache: DiskCache | None = None
         self._digests: dict[str, str] = {}
         if self.remote:
-            files = remote_files(path, storage_options)
+            files = remote_files(self.address, storage_options)
             self._files: Files = files
             self.ranges = RemoteRanges(files)
         else:
-            self._files = LocalFiles(path)
+            self._files = LocalFiles(self.address)
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
         """Cache on a local disk what is read of a sealed store over a network."""
@@ -248,7 +249,7 @@ class ZarrSource:
 
     def _array(self, name: str) -> StoredSlices:
         node, where = self._node(name), f"{self.path}: array {name}"
-        layout = shard_layout(node) or open_slices(self.path, name, node, where)
+        layout = shard_layout(node) or open_slices(self.address, name, node, where)
         shard, stored = shard_path(name, layout.shape), 0
         # A missing shard is damage, for which zarr-python would return the fill value.
         try:
@@ -261,7 +262,7 @@ class ZarrSource:
                 stored = array.size
             else:
                 mapped = partial(MappedShard, layout=layout)
-                opened = partial(self.maps.get, f"{self.path}/{shard}", mapped)
+                opened = partial(self.maps.get, f"{self.address}/{shard}", mapped)
                 array = ShardSlices(layout, where, opened)
             if all(layout.shape):
                 stored = stored or self._files.size(shard)

@@ -71,7 +71,7 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
                 write = partial(_distillkit, store, _top_logits_of(store))
             # After the refusals above: `forget` lists the copies of a store's texts. `to_parquet`
             # records its copy itself.
-            derived_copies.record_copy(store.path, store.manifest, "table", target)
+            derived_copies.record_copy(store.source.address, store.manifest, "table", target)
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with files.atomic_path(target) as new:

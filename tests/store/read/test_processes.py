@@ -62,3 +62,22 @@ def test_a_closed_store_opens_again(made: Made, ext: str) -> None:
     text, ids = fs[3].text, fs[3].token_ids
     fs.close()
     assert fs[3].text == text and (fs[3].token_ids == ids).all()
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_a_store_may_be_read_from_another_working_directory(
+    made: Made, ext: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made(ext)[0]
+    monkeypatch.chdir(path.parent)
+    expected = open_store(path.name)[7]
+    fs = open_store(path.name)
+    pickled = pickle.dumps(fs)
+    (tmp_path / path.name).mkdir()  # the same name, but another folder
+    monkeypatch.chdir(tmp_path)
+    for store in (fs, pickle.loads(pickled), pickle.loads(pickle.dumps(fs))):
+        assert store[7].text == expected.text
+        assert (store[7].views[0].hidden["mean"] == expected.views[0].hidden["mean"]).all()
+    assert str(fs.path) == path.name, "messages name the store as the user did"
+    fs.to_parquet("table.parquet", columns="text")
+    assert (path.parent / f".{path.name}.derived").exists()
