@@ -50,7 +50,7 @@ CLAIMS = (
           probe=LONGER),
     Claim("experiment 2 beats experiment 1 on all tasks", "5, Table 5.1", "2", "1", probe=LONGER),
     *(
-        Claim("six layers reach at least 91 % of the teacher's score on each task", "5",
+        Claim(f"six layers ({number}) reach at least 91 % of the teacher's score on each task", "5",
               TEACHER, number, share=0.91, probe=LONGER)
         for number in "12"
     ),
