@@ -118,6 +118,7 @@ S_DATA = (
     Data(*slovakbert.POS, "pos", "pos", "pos/en_ewt.train.tsv", "pos/en_ewt.dev.tsv",
          few=S_FEW, tested=TESTED, words=slovakbert.TUNED),
     replace(as_column(SLOTS, slovakbert.NER, *slovakbert.TUNED), few=S_FEW),
+    Data(*slovakbert.STS, "sts", "sts", "sts/stsb_en.dev.tsv", few=S_FEW, words=slovakbert.TUNED),
 )  # fmt: skip
 S_TOKENS = ("--limit", "200000")
 S_WORDS = changed(slovakbert.SHORT, "--steps", "128", "--eval-every", "128")
@@ -141,8 +142,9 @@ SLOVAKBERT = selected(
             "Teacher: MiniLM with its masked-LM head, 6 layers, English. Store: 200,000 tokens of"
             " the novels, a masked view that masks rare words more often. Students: the teacher's"
             " hidden size and vocabulary, 2 of its layers (3 in 1 and 2), 128 steps of 1,024 tokens. They are"
-            " fine-tuned on 800 sentences of EWT (parts of speech) and of SNIPS slots (entities), 4"
-            " epochs in batches of 8 at lr 2e-4, bf16, and scored on 1,000 and 700."
+            " fine-tuned on 800 sentences of EWT (parts of speech) and of SNIPS slots (entities), and"
+            " on 800 pairs of STS-B, 4 epochs in batches of 8 at lr 2e-4, bf16, and scored on 1,000,"
+            " 700 and 300."
         ),
         tasks=[each.scored for each in S_DATA],
         arms=slovakbert.small_arms(*S_WORDS),
