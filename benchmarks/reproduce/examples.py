@@ -46,7 +46,8 @@ class Data:
             word for part in PARTS for word in (f"--{part}", f"{{work}}/{self.name}.{part}.tsv")
         ]
         length = ("--epochs", EPOCHS, "--seeds", "1", "--seed", "{seed}")
-        unseen = ("--unseen-labels", "count")  # a part may lack rare labels
+        # A part may lack rare labels.
+        unseen = () if self.task == "sts" else ("--unseen-labels", "count")
         words = ("--task", self.task, *files, *length, *unseen, *self.words)
         return Task(self.title, self.figure, words)
 
