@@ -83,6 +83,8 @@ def test_stage_two_of_mixed_vocabularies() -> None:
     }
     for name, own in rows.items():
         assert options_of(f"zhao-{name}") == settings | own, name
+        nearest = "KL of the stored pieces, words masked instead of tokens, and no cap of 20"
+        assert (nearest in all_recipes()[f"zhao-{name}"].about) == ("kl" in own["loss"])
     assert {f"zhao-{name}" for name in rows} == {
         name for name in all_recipes() if name.startswith("zhao-")
     }
