@@ -4,6 +4,9 @@ grouped options, the ten most important first, and two examples."""
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -13,7 +16,7 @@ from click.testing import CliRunner
 from teachonce.support.click_types import LocalPath, Text
 from teachonce.support.commands import GroupedCommand
 from teachonce.support.console import CONTEXT
-from tests.docs.pages import COMMANDS, every, leaf, ours
+from tests.docs.pages import COMMANDS, ROOT, every, leaf, ours
 
 LINES = [
     ("student-train --stor a.zarr", "--stor: no such option; did you mean --store?"),
@@ -40,6 +43,28 @@ def test_one_line(words: str, line: str) -> None:
     *_, command = (name for name, _ in every(top, COMMANDS[top]) if words.startswith(name))
     assert (found.exit_code, found.stdout) == (2, "")
     assert found.stderr == f"Error: {line} `{command} --help` lists all options\n"
+
+
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_command_is_its_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    package = SCRIPTS[name].partition(":")[0].removesuffix(".cli")
+    run = [sys.executable, "-m", package, "--help"]
+    printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    help = (
+        CliRunner()
+        .invoke(
+            COMMANDS[name],
+            ["--help"],
+            prog_name=f"python -m {package}",
+            terminal_width=78,  # click leaves 2 columns free
+        )
+        .stdout
+    )
+    assert printed == help and help.startswith(f"Usage: python -m {package} ")
 
 
 def test_an_unknown_command_is_answered_by_the_nearest() -> None:

@@ -1,0 +1,5 @@
+"""Runs `downstream` with `python -m teachonce.downstream`."""
+
+from teachonce.downstream.cli import main
+
+main()
