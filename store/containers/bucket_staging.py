@@ -18,7 +18,13 @@ from typing import Any
 
 from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease, check_free
-from teachonce.store.containers.interface import SealContent, Sink, StoreSource, groups_of
+from teachonce.store.containers.interface import (
+    SealContent,
+    Sink,
+    StoreSource,
+    WriteLease,
+    groups_of,
+)
 from teachonce.store.containers.zarr.shards import group_json
 from teachonce.store.containers.zarr.staging import LAST
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource
@@ -27,6 +33,7 @@ from teachonce.store.format.layout import part_numbers_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
 from teachonce.support.errors import ANOTHER, UserError
+from teachonce.support.lease import Lease
 
 ROOT, STARTED = "zarr.json", ".tmp-begun"
 
@@ -56,8 +63,10 @@ class BucketStaging:
     def check_free(self) -> None:
         check_free(self.path)
 
-    def lease(self) -> BucketLease:
-        return BucketLease(self.path)
+    def lease(self, held: Lease | None = None) -> WriteLease:
+        lease = held or BucketLease(self.path)
+        self.mark = lease.token
+        return lease
 
     def _work(self, purpose: str) -> Path:
         """Return the local folder in which something is made before it is uploaded."""

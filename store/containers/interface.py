@@ -224,8 +224,9 @@ class Staging(Protocol):
     def check_free(self) -> None:
         """Raise Taken if a living process other than this one writes the store."""
 
-    def lease(self) -> WriteLease:
-        """Take the lease to write the store. Raises Taken if a living process has it."""
+    def lease(self, held: Lease | None = None) -> WriteLease:
+        """Take the lease to write the store, or use `held`, which the caller has taken; its token
+        is the `mark`. Raises Taken if a living process has the lease."""
 
     def clear(self, mark: str = "") -> None:
         """Remove everything under the temporary names of one writer or, without `mark`, of all."""
@@ -289,5 +290,7 @@ class OnDisk:
     def check_free(self) -> None:
         check_free(self.path)
 
-    def lease(self) -> Lease:
-        return Lease(self.path)
+    def lease(self, held: Lease | None = None) -> Lease:
+        lease = held or Lease(self.path)
+        self.mark = lease.token
+        return lease

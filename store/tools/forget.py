@@ -115,9 +115,8 @@ def forget(
     if not staging.path.exists():
         raise UserError(missing(path))
     try:
-        with closing(Lease(staging.path)) as lease:
+        with closing(staging.lease()) as lease:
             PartQueue(staging.path).check_idle()
-            staging.mark = lease.token
             staging.clear()
             # A killed call is finished first, whatever it was to forget: until then no reader opens
             # the store.

@@ -60,7 +60,7 @@ def repair(path: str | Path, progress: Progress = lambda items, unit: items) -> 
     staging = local_staging_of(path)
     if not staging.path.exists():
         raise UserError(missing(path))
-    lease = Lease(staging.path)
+    lease = staging.lease()
     try:
         # A process that shares a dump holds the lease of its part, not of the store.
         PartQueue(staging.path).check_idle()
@@ -125,7 +125,6 @@ def _remove_damaged(
     lacking = report.lost_outside() or any(p.part is not None for p in report.damage if not p.group)
     if lacking or not opened.sealed:
         return False
-    staging.mark = lease.token
     # Seal it only if that gives the old manifest or its old checksum, which proves that nothing is
     # missing.
     with closing(staging.source()) as source:

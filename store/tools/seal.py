@@ -14,7 +14,6 @@ from teachonce.store.write.part_queue import PartQueue
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
-from teachonce.support.lease import Lease
 
 SHOWN = 5  # numbers of parts in a line
 
@@ -31,11 +30,10 @@ def seal(path: str | Path) -> bool:
         raise UserError(missing(path))
     if StoreWriter.peek(path, "sealed"):
         return False
-    with closing(Lease(staging.path)) as lease:
+    with closing(staging.lease()) as lease:
         if StoreWriter.peek(path, "sealed"):  # by another process, before this one had the lease
             return False
         _check_complete(path)
-        staging.mark = lease.token
         staging.clear()  # temporary files of processes that were killed or lost their lease
         StoreWriter(staging, StoreWriter.unfinished(staging), lease).seal()
         # Last: only the queue has the number of parts, which a later call would need.

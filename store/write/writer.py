@@ -85,9 +85,8 @@ class StoreWriter:
         attributes = existing.new_attributes(identity, features, software)
         existing.check_continued(staging, attributes, shared)
         with existing.writing(staging.path):
-            write_lease: WriteLease = lease or staging.lease()
+            write_lease = staging.lease(lease)
             try:
-                staging.mark = write_lease.token
                 # Another process may have sealed the store before this one had the lease.
                 existing.check_writable(path, shared)
                 # If nobody else writes, all files under temporary names are of dead writers.
@@ -130,7 +129,7 @@ class StoreWriter:
                 f"{path}: was deleted while its parts were being written; run the same command"
                 " again"
             )
-        staging.mark = lease.token
+        staging.lease(lease)
         with suppress(OSError):  # a process that lost its lease may still be writing it
             staging.clear_part(number)
         return StoreWriter(staging, existing.root_of(staging) or attributes, lease)
