@@ -337,7 +337,3 @@ def how_to_resume(out: Path) -> str:
 def format_number(number: float) -> str:
     """Format a count with all digits, a measure with five significant digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:,.5g}"
-
-
-if __name__ == "__main__":
-    main()

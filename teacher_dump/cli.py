@@ -171,7 +171,3 @@ def _report(options: DumpOptions, done: DumpSummary) -> None:
 
 
 main.add_command(mixed_vocab)
-
-
-if __name__ == "__main__":
-    main()

@@ -217,7 +217,3 @@ def _command() -> click.Command:
 
 
 main = version_option(_command())
-
-
-if __name__ == "__main__":
-    main()

@@ -298,7 +298,3 @@ WORK: dict[str, Callable[[DownstreamOptions], list[Result] | Result | None]] = {
 }
 """The function that runs a task; it returns a list of results if each of several models has one.
 Tasks that are not listed fine-tune a model."""
-
-
-if __name__ == "__main__":
-    main()

@@ -411,7 +411,3 @@ def page(
 
 main.add_command(import_)
 main.add_command(export)
-
-
-if __name__ == "__main__":
-    main()

@@ -97,7 +97,3 @@ def main(**values: Any) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     export(options, click.echo)
-
-
-if __name__ == "__main__":
-    main()

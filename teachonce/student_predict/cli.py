@@ -75,7 +75,3 @@ def main(**values: Any) -> None:
         click.echo(line)
     for note in predictor.notes():
         click.echo(note, err=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -221,7 +221,7 @@ def test_a_torchvision_for_another_torch_is_one_line(
     about = tmp_path / "torchvision-0.1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1.0\n")
-    words = ["-m", "teachonce.student_predict.cli", str(tiny_teacher("bert")), "A [MASK]."]
+    words = ["-m", "teachonce.student_predict", str(tiny_teacher("bert")), "A [MASK]."]
     paths = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run([sys.executable, *words], env=paths, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()

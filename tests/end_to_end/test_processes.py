@@ -128,7 +128,7 @@ def test_torchrun_itself(store: Path, tmp_path: Path, student: Words) -> None:
     alone, out = tmp_path / "alone", tmp_path / "student"
     assert trained(1, ("--store", store, *student, "--out", alone)).codes == [0]
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    words = ("-m", "teachonce.student_train.cli", "--store", store, *student, "--out", out)
+    words = ("-m", "teachonce.student_train", "--store", store, *student, "--out", out)
     found = subprocess.run(
         [*run, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300,

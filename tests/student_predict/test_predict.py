@@ -571,7 +571,7 @@ def test_stdin_is_checked_like_a_file(students: dict[str, Path], words: tuple[st
 
 
 def test_a_closed_stdin_has_no_text(students: dict[str, Path]) -> None:
-    command = f"{sys.executable} -m teachonce.student_predict.cli {students['classifier']} <&-"
+    command = f"{sys.executable} -m teachonce.student_predict {students['classifier']} <&-"
     found = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     message = "stdin: has no text; give TEXT, --input FILE or lines on stdin"
     assert (found.returncode, found.stderr) == (1, f"Error: {message}\n")

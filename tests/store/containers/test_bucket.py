@@ -287,7 +287,7 @@ def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("s3")
 def test_a_process_that_ends_after_an_answer_is_not_aborted() -> None:
-    words = [sys.executable, "-m", "teachonce.feature_store.cli", "info", URL]
+    words = [sys.executable, "-m", "teachonce.feature_store", "info", URL]
     for _ in range(15):  # without a pause, one of five
         ended = subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
         assert ended.returncode == 1 and b"no Zarr store at this address" in ended.stderr
