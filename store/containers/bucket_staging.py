@@ -18,13 +18,7 @@ from typing import Any
 
 from teachonce.store.containers.bucket import Bucket
 from teachonce.store.containers.bucket_lease import BucketLease, check_free
-from teachonce.store.containers.interface import (
-    SealContent,
-    Sink,
-    StoreSource,
-    WriteLease,
-    groups_of,
-)
+from teachonce.store.containers.interface import SealContent, Sink, StoreSource, groups_of
 from teachonce.store.containers.zarr.shards import group_json
 from teachonce.store.containers.zarr.staging import LAST
 from teachonce.store.containers.zarr.tree import ZarrSink, ZarrSource
@@ -63,7 +57,7 @@ class BucketStaging:
     def check_free(self) -> None:
         check_free(self.path)
 
-    def lease(self, held: Lease | None = None) -> WriteLease:
+    def lease(self, held: Lease | None = None) -> Lease | BucketLease:
         lease = held or BucketLease(self.path)
         self.mark = lease.token
         return lease

@@ -291,35 +291,26 @@ def _gold_columns(index: PartIndex) -> Iterator[Column]:
 def _view_columns(index: PartIndex, floats: str, view: int) -> Iterator[Column]:
     """List the columns of a view; names of a masked view begin with its number."""
     features, prefix = index.features, f"view{view}_" if view else ""
-
-    def column(
-        name: str,
-        per: Per,
-        dtype: Any,
-        description: str,
-        values: Values,
-        width: int | None = None,
-        feature: str | None = None,
-    ) -> Column:
-        return Column(prefix + name, per, dtype, description, values, width, view, feature)
-
     for number, name in enumerate(("begin", "end", "action") if view else ()):
         text = "characters of masked words, and 0 masked, 1 replaced at random, 2 unchanged"
-        yield column(f"masked_{name}", "masked word", "int32", text, partial(_spans, number))
-    for name in features.hidden:
-        text, values = f"hidden state {name} of each token", partial(_states, name)
-        yield column(f"hidden_{name}", "token", floats, text, values, features.width, "hidden")
-    for name, per, dtype, text, width in _logits_columns(index, floats):
-        logits = attrgetter(f"logits.{name}")
-        yield column(f"logits_{name}", per, dtype, text, logits, width, "logits")
-    for name in features.attention:
-        text = f"attention map {name}: the attention of each token (row) to each token"
-        maps = partial(_map, name)
-        yield column(f"attention_{name}", "pair of tokens", floats, text, maps, None, "attention")
+        name, spans = f"{prefix}masked_{name}", partial(_spans, number)
+        yield Column(name, "masked word", "int32", text, spans, view=view)
+    for state in features.hidden:
+        name, text = f"{prefix}hidden_{state}", f"hidden state {state} of each token"
+        states = partial(_states, state)
+        yield Column(name, "token", floats, text, states, features.width, view, "hidden")
+    for array, per, dtype, text, width in _logits_columns(index, floats):
+        name, logits = f"{prefix}logits_{array}", attrgetter(f"logits.{array}")
+        yield Column(name, per, dtype, text, logits, width, view, "logits")
+    for attention in features.attention:
+        text = f"attention map {attention}: the attention of each token (row) to each token"
+        name, maps = f"{prefix}attention_{attention}", partial(_map, attention)
+        yield Column(name, "pair of tokens", floats, text, maps, None, view, "attention")
     if task := features.task:
-        name, per = ("tag", "token") if task.kind == "tagging" else ("class", "sequence")
-        text, logits = f"the teacher's logits of each {name}", attrgetter(f"{name}_logits")
-        yield column(f"{name}_logits", per, "float32", text, logits, len(task.labels), "task")
+        unit, per = ("tag", "token") if task.kind == "tagging" else ("class", "sequence")
+        text, logits = f"the teacher's logits of each {unit}", attrgetter(f"{unit}_logits")
+        name, width = f"{prefix}{unit}_logits", len(task.labels)
+        yield Column(name, per, "float32", text, logits, width, view, "task")
 
 
 def _logits_columns(

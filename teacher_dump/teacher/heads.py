@@ -237,10 +237,8 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> di
             torch.searchsorted(cumulative, chance, right=True).clamp_(max=logits.shape[-1] - 1)
         )
         partitions.append(log_partition)
-    return {
-        "draws": torch.cat(draws).cpu().numpy(),
-        "log_partition": torch.cat(partitions).cpu().numpy(),
-    }
+    columns = {"draws": draws, "log_partition": partitions}
+    return {name: torch.cat(chunks).cpu().numpy() for name, chunks in columns.items()}
 
 
 def observed_logprobs(
