@@ -17,7 +17,7 @@ from teachonce.store.read.stream import HiddenBatch
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.teacher.heads import top_logits
 from teachonce.teacher_dump.teacher.teacher import Activations, Teacher
-from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, masked_input
+from teachonce.teacher_dump.windows.masked_views import DrawKey, MaskVocabulary, masked_input
 from teachonce.teacher_dump.windows.window import padded
 
 
@@ -89,5 +89,5 @@ class OnlineTeacher:
             batch.special[tokens],
             batch.spans[batch.spans_start[i] : batch.spans_start[i + 1]],
             MaskVocabulary.of(self.teacher.tokenizer),
-            (self.seed, view, int(batch.index[i])),
-        )[0]
+            DrawKey(self.seed, view, int(batch.index[i])),
+        )

@@ -37,6 +37,7 @@ from teachonce.teacher_dump.teacher.teacher import Teacher, VectorOptions
 from teachonce.teacher_dump.windows.cutting import encoder
 from teachonce.teacher_dump.windows.masked_views import (
     RANDOM,
+    DrawKey,
     MaskVocabulary,
     mask_spans,
     masked_input,
@@ -376,8 +377,8 @@ class _Sample:
                 )
                 return
 
-    def _key(self, record: Record, view: int) -> tuple[int, int, int]:
-        return self.arguments["seed"], view, record.index
+    def _key(self, record: Record, view: int) -> DrawKey:
+        return DrawKey(self.arguments["seed"], view, record.index)
 
     def other_masks(self, view: int) -> Iterator[str]:
         """Yield one line if the seed gives other masked words in a view than the stored ones."""
@@ -448,7 +449,7 @@ class _Sample:
             *(window.ids, window.offsets, window.special, spans),
             MaskVocabulary.of(tokenizer),
             self._key(record, view),
-        )[0]
+        )
 
     def _compare(self, view: int, output: BatchOutput, errors: Errors) -> None:
         first = 0

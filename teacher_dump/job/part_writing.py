@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -27,10 +27,13 @@ from teachonce.teacher_dump.teacher.heads import (
     sampled_logits,
     top_logits,
 )
-from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, mask_spans, masked_input
+from teachonce.teacher_dump.windows.masked_views import (
+    DrawKey,
+    MaskVocabulary,
+    mask_spans,
+    masked_input,
+)
 from teachonce.teacher_dump.windows.window import Window, length_batches, tokens_of
-
-Keys = list[tuple[int, int, int]]  # per window: seed, view, number of the sequence in the store
 
 # Every eighth window of a first part of PART_TOKENS is read; of a part below 32,768 tokens, all.
 CALIBRATION_TOKENS = 1 << 14
@@ -65,7 +68,8 @@ def write_part(
     for view in range(features.views):
         # Masks and draws depend on these keys, never on the batch: so a dump that was killed, or
         # one with another --batch-tokens, draws the same.
-        keys = [(plan.options.seed, view, part.first_sequence + i) for i in range(len(windows))]
+        first, seed = part.first_sequence, plan.options.seed
+        keys = [DrawKey(seed, view, first + i) for i in range(len(windows))]
         if view:
             spans = [
                 mask_spans(w.text, *key, plan.options.mask_prob, words)
@@ -73,7 +77,7 @@ def write_part(
             ]
             writing.set_masks(view, spans)
             inputs = [
-                masked_input(w.ids, w.offsets, w.special, span, vocabulary, key)[0]
+                masked_input(w.ids, w.offsets, w.special, span, vocabulary, key)
                 for w, span, key in zip(windows, spans, keys, strict=True)
             ]
         # The vector of a text is computed from view 0 (FORMAT.md, 5): with vectors alone the
@@ -96,7 +100,7 @@ def write_part(
 
 
 def _reader(
-    decoder: Decoder | None, features: Features, keys: Keys, windows: list[Window]
+    decoder: Decoder | None, features: Features, keys: list[DrawKey], windows: list[Window]
 ) -> ReadLogits | None:
     """Return the function that computes the stored logits of a batch from the decoder's input; None
     if none are stored."""
@@ -126,7 +130,7 @@ def _reader(
     return read
 
 
-def _uniform(key: Sequence[int], shape: tuple[int, int]) -> Array:
+def _uniform(key: DrawKey, shape: tuple[int, int]) -> Array:
     """Draw numbers from 0 (included) to 1 (excluded), the same in every release of NumPy."""
     # What `default_rng(...).random(shape)` draws today: NumPy guarantees the raw numbers of a bit
     # generator, but not the methods of `Generator`.
@@ -193,7 +197,7 @@ def calibration(
     tally, read = Counter[str](), None
     if cache:
         # Numbered from 0: a grown store, whose new sequences follow copied ones, is not calibrated.
-        keys = [(plan.options.seed, 0, i) for i in range(len(windows))]
+        keys = [DrawKey(plan.options.seed, 0, i) for i in range(len(windows))]
         tally, read = cache.tally, _reader(teacher.decoder, plan.features, keys, windows)
     start = time.perf_counter()
     with Progress(None, tokens, False, say, "calibrate") as progress:

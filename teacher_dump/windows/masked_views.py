@@ -23,7 +23,6 @@ from teachonce.teacher_dump.windows.window import storable
 from teachonce.training.rare_masks import rare_weights, sampling_keys
 
 MASK, RANDOM, KEEP = 0, 1, 2  # actions on a masked word: mask token, random token, unchanged
-Key = tuple[int, int, int]  # seed, view, sequence
 COUNTED_WORDS = 1 << 23  # counting takes about ten seconds, and 1 GB if all words differ
 
 # Without U+3099 and U+309A, which are combining marks.
@@ -31,6 +30,14 @@ _CJK = "\u3005-\u3007\u3040-\u3098\u309b-\u30ff\u3100-\u312f\u31f0-\u31ff\u3400-
 _CJK += "\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
 _ZERO_WIDTH_SPACE = "\u200b"
 _SPANS, _TOKENS = 0, 1  # independent streams of draws for one key
+
+
+class DrawKey(NamedTuple):
+    """Determines the random draws for a sequence, numbered as in the store, in a view."""
+
+    seed: int
+    view: int
+    sequence: int
 
 
 def joins(character: str) -> bool:
@@ -113,7 +120,7 @@ def mask_spans(
     spans = word_spans(text)
     if view == 0 or len(spans) == 0:
         return np.empty((0, 3), np.int32)
-    draws = _uniform(1 + 2 * len(spans), (seed, view, sequence), _SPANS)
+    draws = _uniform(1 + 2 * len(spans), DrawKey(seed, view, sequence), _SPANS)
     count = min(len(spans), max(1, int(probability * len(spans) + draws[0])))
     order, chance = draws[1:].reshape(2, -1)
     if counts is not None:
@@ -137,16 +144,21 @@ class MaskVocabulary(NamedTuple):
 
 
 def masked_input(
-    ids: Array, offsets: Array, special: Array, spans: Array, vocabulary: MaskVocabulary, key: Key
-) -> tuple[Array, Array]:
-    """Return the teacher's input in a view: ids [T] and mask bool [T].
+    ids: Array,
+    offsets: Array,
+    special: Array,
+    spans: Array,
+    vocabulary: MaskVocabulary,
+    key: DrawKey,
+) -> Array:
+    """Return the teacher's input in a view, ids [T].
 
-    `mask` is true for ordinary tokens that share a character with a span; a token over two spans
-    gets the action of the first. Action 0 gives the mask token, 1 a random ordinary token, 2 the
-    unchanged token. `key` is the key with which the spans were drawn.
+    Ordinary tokens that share a character with a span are masked; a token over two spans gets the
+    action of the first. Action 0 gives the mask token, 1 a random ordinary token, 2 the unchanged
+    token. `key` is the key with which the spans were drawn.
     """
     if len(spans) == 0:
-        return ids.copy(), np.zeros(len(ids), bool)
+        return ids.copy()
     span = covering_spans(*offsets.T, *spans[:, :2].T)
     mask = (span >= 0) & ~special
     action = spans[span, 2]
@@ -154,10 +166,10 @@ def masked_input(
     result[mask & (action == MASK)] = vocabulary.mask
     drawn = mask & (action == RANDOM)
     result[drawn] = _random_ids(len(ids), vocabulary, key)[drawn]
-    return result, mask
+    return result
 
 
-def _random_ids(count: int, vocabulary: MaskVocabulary, key: Key) -> Array:
+def _random_ids(count: int, vocabulary: MaskVocabulary, key: DrawKey) -> Array:
     """Draw int64 [count], uniform over the ids that are not special."""
     special = np.unique(np.fromiter(vocabulary.special, np.int64))
     special = special[special < vocabulary.size]
@@ -167,13 +179,12 @@ def _random_ids(count: int, vocabulary: MaskVocabulary, key: Key) -> Array:
     return rank + np.searchsorted(special - np.arange(len(special)), rank, side="right")
 
 
-def _uniform(count: int, key: Key, stream: int) -> Array:
-    seed, view, sequence = key
+def _uniform(count: int, key: DrawKey, stream: int) -> Array:
     # Philox (Salmon et al. 2011) directly: numpy guarantees the raw output of a bit generator for
     # every version, but not the methods of `Generator`.
     generator = np.random.Philox(
-        key=np.array([seed % 2**64, view], np.uint64),
-        counter=np.array([0, 0, stream, sequence], np.uint64),
+        key=np.array([key.seed % 2**64, key.view], np.uint64),
+        counter=np.array([0, 0, stream, key.sequence], np.uint64),
     )
     # The upper 53 bits, which a float64 represents exactly.
     return np.asarray(generator.random_raw(count) >> np.uint64(11)) * 2.0**-53

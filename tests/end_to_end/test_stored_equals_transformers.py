@@ -12,7 +12,12 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce.store import FeatureStore, Record, open_store
 from teachonce.support.arrays import Array
-from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, masked_input, word_spans
+from teachonce.teacher_dump.windows.masked_views import (
+    DrawKey,
+    MaskVocabulary,
+    masked_input,
+    word_spans,
+)
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Teachers
 from tests.making.texts import SENTENCES
@@ -72,8 +77,8 @@ class Plain:
                 self.model.config.vocab_size,
                 self.tokenizer.all_special_ids,
             ),
-            (SEED, 1, record.index),
-        )[0]
+            DrawKey(SEED, 1, record.index),
+        )
         for token, (begin, end) in enumerate(record.offsets):
             if record.special[token]:
                 continue

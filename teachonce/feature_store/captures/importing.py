@@ -315,7 +315,7 @@ def _write(
                 check_published(writer, number, [stretch.window for stretch in part])
                 for stretch in part if features.logits else ():
                     # Only counted: the summary describes the whole capture.
-                    _best_logprobs(stretch, stretch.sample.rows(), features, tally)
+                    _logits(stretch, stretch.sample.rows(), features, tally)
             else:
                 with stop.deferred():  # a part is written completely or not at all
                     _write_part(writer, number, part, tally)
@@ -366,33 +366,28 @@ def _write_part(
         for name in features.hidden:
             part_writer.put_hidden(0, name, at, rows.hidden[name][span])
         if features.logits:
-            ids, logprobs, rest = _best_logprobs(stretch, rows, features, tally)
-            # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
-            logits = {
-                "ids": ids,
-                "logprobs": logprobs,
-                "rest": rest,
-                "log_partition": np.zeros(len(at)),
-            }
-            if features.logits.observed and rows.observed is not None:
-                # Rounding may leave it above 0, within the slack of `check_observed`.
-                logits["observed"] = np.minimum(rows.observed[span], 0)
-            part_writer.put_logits(0, at, logits)
+            part_writer.put_logits(0, at, _logits(stretch, rows, features, tally))
     writer.publish(part_writer)
 
 
-def _best_logprobs(
+def _logits(
     stretch: Stretch, rows: Rows, features: Features, tally: Counter[str]
-) -> tuple[Array, Array, Array]:
-    """Return ids, log-probabilities and rest of a stretch of tokens, and count the next tokens that
-    are among the ids."""
+) -> dict[str, Array]:
+    """Return the logits of a stretch of tokens for `PartWriter.put_logits`, and count the next
+    tokens that are among the ids."""
     assert rows.topk is not None and features.logits is not None
     size, vocabulary = features.logits.size, features.vocabulary
-    ids, logprobs = (v[stretch.begin : stretch.begin + len(stretch.ids)] for v in rows.topk)
+    span = slice(stretch.begin, stretch.begin + len(stretch.ids))
+    ids, logprobs = (values[span] for values in rows.topk)
     where = stretch.sample.where
     same_length(stretch.ids, len(ids), "logits", where)
-    best = best_first(ids, logprobs, size, where, tally, vocabulary)
+    best, logprobs, rest = best_first(ids, logprobs, size, where, tally, vocabulary)
     following = stretch.ids[1:, None]
     tally["places"] += len(following)
-    tally["followed"] += int((best[0][:-1] == following).any(axis=1).sum())
-    return best
+    tally["followed"] += int((best[:-1] == following).any(axis=1).sum())
+    # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
+    logits = {"ids": best, "logprobs": logprobs, "rest": rest, "log_partition": np.zeros(len(best))}
+    if features.logits.observed and rows.observed is not None:
+        # Rounding may leave it above 0, within the slack of `check_observed`.
+        logits["observed"] = np.minimum(rows.observed[span], 0)
+    return logits

@@ -22,6 +22,7 @@ from teachonce.teacher_dump.teacher.heads import top_logits
 from teachonce.teacher_dump.teacher.layer_groups import layer_groups
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.teacher import Teacher
+from teachonce.teacher_dump.windows.masked_views import DrawKey
 from teachonce.teacher_dump.windows.window import length_batches, padded
 from tests.making.dumps import dump_options
 from tests.making.models import TEACHER_KINDS, Teachers, Tokenizers
@@ -95,7 +96,7 @@ def test_a_checkpoint_without_a_head_is_refused_not_given_a_random_one(
 
 
 def test_draws_are_those_of_numpy() -> None:
-    key, shape = (7, 1, 2**40), (5, 3)
+    key, shape = DrawKey(7, 1, 2**40), (5, 3)
     drawn = np.random.default_rng([*key, 1]).random(shape)
     np.testing.assert_array_equal(_uniform(key, shape), drawn)
 
