@@ -82,7 +82,7 @@ class Pieces:
             rows = slice(begin, begin + ROWS_AT_ONCE)
             logits = spec.capped(values[rows] @ weight.T + bias)
             chance = np.exp(logits - partition[rows, None])
-            best = np.sort(np.argpartition(chance, -count)[:, -count:])
+            best = np.sort(np.argpartition(-chance, count - 1)[:, :count])
             items += [_largest(ids, row[ids], count) for ids, row in zip(best, chance, strict=True)]
         return items
 
