@@ -14,6 +14,7 @@ from teachonce.student_export.options import (
     ExportOptions,
     check_kind,
     check_llama_cpp,
+    check_new,
 )
 from teachonce.support import files
 from teachonce.support.click_types import LocalPath
@@ -58,8 +59,7 @@ def _parameters() -> list[click.Parameter]:
 def _refuse_early(options: ExportOptions) -> None:
     """Raise UserError for a missing file or library, an existing --out, or a format that does not
     export the kind of the student, before torch loads."""
-    if options.out.exists():
-        raise UserError(f"--out {options.out}: exists already; choose another")
+    check_new(options.out)
     if not options.folder.is_dir():
         near = suggest_path(options.folder)
         raise UserError(f"{options.folder}: no such folder; {near}give the folder of a student")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from teachonce.student_export.costs import Costs, costs_of, size_of
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
-from teachonce.student_export.options import DECODER, ExportOptions, check_kind
+from teachonce.student_export.options import DECODER, ExportOptions, check_kind, check_new
 from teachonce.student_export.run_code import LIBRARIES, check_answers
 from teachonce.student_export.student_inputs import BATCH
 from teachonce.support import files
 from teachonce.support.errors import UserError
+from teachonce.support.lease import Lease
 from teachonce.support.redaction import without_credentials
 
 CARD, CONFIG = "README.md", "config.json"
@@ -161,12 +163,10 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         _check_layer_names(matrices, options.keep_float)
     check = export_check(student, options.check, options.columns)
     _student_card(options.folder)  # refused before the work; below it is read as it is by then
-    parent = options.out.parent
-    parent.mkdir(parents=True, exist_ok=True)
-    # next to --out, because a rename works within one file system only
-    with tempfile.TemporaryDirectory(prefix=f".{options.out.name}-", dir=parent) as scratch:
-        # A folder in it, which has the mode of the umask: the temporary one is its owner's alone.
-        folder = Path(scratch) / options.out.name
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    # The lease, because the next export removes what a killed one left of its unfinished folder.
+    with closing(Lease(options.out)), files.atomic_path(options.out) as folder:
+        check_new(options.out)  # again: another process may have ended while this one loaded torch
         folder.mkdir()
         exports = [_exported(student, check, name, options, folder, say) for name in options.to]
         say("the student is timed")
@@ -181,12 +181,6 @@ def export(options: ExportOptions, say: Say = print) -> list[Exported]:
         text = _student_card(options.folder)
         write_card(export_card(text, student, exports), student_row, exports, folder / CARD)
         files.apply_umask(folder)
-        if options.out.exists():
-            raise UserError(
-                f"--out {options.out}: was written by another process in the meantime; choose"
-                " another"
-            )
-        files.rename(folder, options.out)
     # Last, so that the student's card lists no export that was not published.
     write_card(text, student_row, exports, options.folder / CARD)
     say(f"export in {options.out}; its {CARD} shows how to run it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,12 @@ def check_kind(names: tuple[str, ...], kind: str) -> None:
             if name == "model2vec":
                 models = "models other than static students"
             raise UserError(f"--to {name}: does not export {models}; give --to {' or '.join(able)}")
+
+
+def check_new(out: Path) -> None:
+    """Raise UserError if `out` exists, also as a link to a missing file."""
+    if os.path.lexists(out):
+        raise UserError(f"--out {out}: exists already; choose another")
 
 
 def _column(role: str) -> str | None:

@@ -368,13 +368,22 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unmeasured")
 def test_two_exports_to_one_folder(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     def say(line: str) -> None:
-        if "is timed" in line:
+        if line.endswith("loads the student"):
             out.mkdir()
 
     folder, out = bilstm(make_tokenizer, tmp_path / "s"), tmp_path / "out"
-    with pytest.raises(UserError, match="out: was written by another process in the meantime"):
-        export(ExportOptions(folder=folder, out=out, to=("torchscript",)), say)
+    options = ExportOptions(folder=folder, out=out, to=("torchscript",))
+    with pytest.raises(UserError, match="out: exists already; choose another"):
+        export(options, say)
     assert list(out.iterdir()) == []
+    out.rmdir()
+    left = tmp_path / f".tmp-unfinished-out-{'0' * 16}"  # of an export that was killed
+    (left / "onnx").mkdir(parents=True)
+    export(options, str)
+    assert {path.name for path in tmp_path.iterdir()} == {"s", "out"}
+    out = tmp_path / "link"
+    out.symlink_to(tmp_path / "nowhere")
+    assert "link: exists already" in refused(folder, "--to", "torchscript", "--out", out)
 
 
 @pytest.mark.usefixtures("unmeasured")
