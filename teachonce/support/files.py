@@ -20,7 +20,6 @@ NOT_ORDINARY = "is a link, pipe, folder or device, but an ordinary file is neede
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), WRITABLE),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file has the name of a folder: rename it"),
     # ESTALE is the answer of NFS if another machine has removed the folder.
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "do not move or delete its folder"),
 }
@@ -259,7 +258,20 @@ def cause(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """Return the cause of a failed write and a remedy, such as "No space left on device; free some
     space"."""
-    return f"{cause(error)}; {REMEDIES.get(_number(error), 'fix the cause')}"
+    remedy = REMEDIES.get(_number(error), "fix the cause")
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        remedy = f"{_not_a_folder(error)} has the name of a folder: rename it"
+    return f"{cause(error)}; {remedy}"
+
+
+def _not_a_folder(error: OSError) -> str:
+    """Return the path, or its parent, that exists and is no folder; a link may lead nowhere."""
+    for name in (error.filename2, error.filename):  # a rename has the first, its target
+        path = Path(os.fsdecode(name or ""))
+        for each in (path, *path.parents):
+            if os.path.lexists(each) and not each.is_dir():
+                return f"the file or link {each}"
+    return "a file"
 
 
 def lock(file: int, wait: bool) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,15 @@ def test_a_folder_is_filled_without_following_links(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_a_folder_has_a_remedy(tmp_path: Path) -> None:
     (file := tmp_path / "a").touch()
-    for make in (file.mkdir, (file / "b").mkdir):
+    (folder := tmp_path / "folder").mkdir()
+    (link := tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for path, make in (
+        (file, file.mkdir),
+        (file, (file / "b").mkdir),
+        (link, link.mkdir),
+        (link, partial(files.rename, folder, link)),
+    ):
         with pytest.raises(OSError) as raised:
             make()
-        assert files.reason(raised.value).endswith("; a file has the name of a folder: rename it")
+        remedy = f"; the file or link {path} has the name of a folder: rename it"
+        assert files.reason(raised.value).endswith(remedy)
