@@ -60,6 +60,8 @@ $main
 if __name__ == "__main__":
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(print(__doc__))
+    if sys.stdout is None:
+        sys.exit("stdout: is closed, so no answer can be written; redirect it to a file")
     sys.stdin = sys.stdin or open(os.devnull)  # None if the shell closed it
     sys.stdin.reconfigure(encoding="utf-8-sig")  # some programs write a mark
     sys.stdout.reconfigure(encoding="utf-8")
@@ -68,7 +70,11 @@ if __name__ == "__main__":
         sys.stdout.flush()
     except BrokenPipeError:  # of `| head`; an exit of Python would write to the pipe once more
         os._exit(1)
-    except (FileNotFoundError, IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        # an error of a file has its name, and of a folder at stdin its type
+        if getattr(error, "filename", "") is None and not isinstance(error, IsADirectoryError):
+            print(f"stdout: cannot be written ({error}); free some space", file=sys.stderr)
+            os._exit(1)  # an exit of Python would write once more
         where = fileinput.filename() or "stdin"
         sys.exit(f"{where}: cannot be read ({error}); give a file in UTF-8")
 '''

@@ -513,6 +513,12 @@ def test_the_program_of_a_tagger_reads_words_and_refuses_files_in_a_line(
     ended = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (1, b"")
+    lines = {"/dev/full": b"stdout: cannot be written (", "&-": b"stdout: is closed, so no answer"}
+    for stdout, line in lines.items():
+        shell = ["sh", "-c", f'"$@" >{stdout}', "sh", *words]
+        ended = subprocess.run(shell, capture_output=True, check=False)
+        assert ended.returncode == 1 and ended.stderr.startswith(line), ended.stderr
+        assert ended.stderr.count(b"\n") == 1
     with pytest.raises(
         AssertionError, match=r"none\.txt: cannot be read \(.*No such file"
     ) as failed:
