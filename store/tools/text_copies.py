@@ -145,8 +145,9 @@ def remaining_copies(path: str | Path, text: str, removed: Collection[str] = ())
     entries, listed = recorded_copies(path, text), os.path.lexists(list_of(path))
     carry_over(path, text_key, entries)
     for entry in entries:
-        # A copy of the text as it is now has none of the forgotten documents.
-        if entry.text == text_key or entry.path in removed:
+        # A copy of the text as it is now has none of the forgotten documents. A copy's list has the
+        # copy itself, as it was taken over from the store.
+        if entry.text == text_key or entry.path in (*removed, os.path.abspath(path)):
             continue
         far = "://" in entry.path or entry.kind == "hub"
         (present if far or os.path.lexists(entry.path) else lost).append(entry)

@@ -207,7 +207,9 @@ def test_a_disk_cache_of_a_store_at_an_address(path: Path, tmp_path: Path) -> No
     assert alone < read(path) < read(recoded)
     copy = tmp_path / "copy.h5"
     convert(path, copy)
-    assert str(cache) in forgotten(copy)["removed_caches"]
+    facts = forgotten(copy)
+    assert str(cache) in facts["removed_caches"]
+    assert str(copy) not in {each["path"] for each in facts["copies"]}
     assert len(list(cache.iterdir())) == alone
 
 
