@@ -273,12 +273,11 @@ class Unsealing:
         # Not by HDF5's copy: it would take unknown objects along, and a crafted file crashes it.
         prefix = f"parts/{part.number}"
         new = staging.parts / f"{NEW}{_random()}-{part.number}.h5"
-        sink = Hdf5Sink(new, prefix=prefix)
-        for name, spec in part_arrays(self.store.features, part.counts).items():
-            array = self.store.source.array(f"{prefix}/{name}")
-            sink.array(name, array.read(0, spec.shape[0]), spec)
-        sink.attributes("", {"part": part.to_json()})
-        sink.close()
+        with Hdf5Sink(new, prefix=prefix) as sink:
+            for name, spec in part_arrays(self.store.features, part.counts).items():
+                array = self.store.source.array(f"{prefix}/{name}")
+                sink.array(name, array.read(0, spec.shape[0]), spec)
+            sink.attributes("", {"part": part.to_json()})
         files.rename(new, staging.parts / f"{part.number}.h5")
 
 

@@ -120,12 +120,23 @@ def write_attributes(group: h5py.Group, values: dict[str, Any]) -> None:
 
 
 class Hdf5Sink:
-    """Writes groups and arrays into a new file, under a prefix."""
+    """Writes groups and arrays into a new file, under a prefix. As a context manager it closes the
+    file, or abandons it after an error."""
 
     def __init__(self, path: Path, prefix: str = "") -> None:
         self._prefix, self._new = prefix, NewFile(path)
         self.file = create_file(self._new)
         _SINKS.add(self)
+
+    def __enter__(self) -> Hdf5Sink:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self.abandon()
 
     def attributes(self, group: str, values: dict[str, Any]) -> None:
         target = create_group(self.file, f"{self._prefix}/{group}".strip("/"))

@@ -39,12 +39,11 @@ def write_unfinished(
     path: Path, attributes: dict[str, Any], arrays: Iterable[tuple[str, Array]]
 ) -> None:
     """Write the file of an unfinished store: its root and the arrays outside its parts."""
-    sink = Hdf5Sink(path)
-    sink.attributes("parts", {})
-    for name, values in arrays:
-        sink.array(name, values)
-    sink.attributes("", attributes)
-    sink.close()
+    with Hdf5Sink(path) as sink:
+        sink.attributes("parts", {})
+        for name, values in arrays:
+            sink.array(name, values)
+        sink.attributes("", attributes)
 
 
 class Hdf5Staging(OnDisk):
@@ -104,24 +103,23 @@ class Hdf5Staging(OnDisk):
         return part_numbers_in(file.stem for file in self.parts.glob("*.h5"))
 
     def seal(self, make: SealContent) -> None:
-        sink = Hdf5Sink(self._new)
-        attributes, manifest = make(sink.array)
-        sink.attributes("", attributes)
-        sink.array("manifest", np.frombuffer(manifest, np.uint8))
-        _check(self.path)
-        with h5py.File(self.path, "r") as unsealed:
-            for name in sorted(OUTSIDE & set(unsealed)):  # unknown objects are not copied
-                unsealed.copy(name, sink.file)
-                sink.check()
-        create_group(sink.file, "parts")
-        # Parts are sorted, so that the bytes do not depend on the order of publishing.
-        for number in sorted(self.published()):
-            _check(self.parts / f"{number}.h5")
-            with h5py.File(self.parts / f"{number}.h5", "r") as part:
-                part.copy(f"parts/{number}", sink.file["parts"])
-                # On a full disk all later writes are dropped, so copying more would be in vain.
-                sink.check()
-        sink.close()
+        with Hdf5Sink(self._new) as sink:
+            attributes, manifest = make(sink.array)
+            sink.attributes("", attributes)
+            sink.array("manifest", np.frombuffer(manifest, np.uint8))
+            _check(self.path)
+            with h5py.File(self.path, "r") as unsealed:
+                for name in sorted(OUTSIDE & set(unsealed)):  # unknown objects are not copied
+                    unsealed.copy(name, sink.file)
+                    sink.check()
+            create_group(sink.file, "parts")
+            # Parts are sorted, so that the bytes do not depend on the order of publishing.
+            for number in sorted(self.published()):
+                _check(self.parts / f"{number}.h5")
+                with h5py.File(self.parts / f"{number}.h5", "r") as part:
+                    part.copy(f"parts/{number}", sink.file["parts"])
+                    # On a full disk all later writes are dropped, so copying more would be in vain.
+                    sink.check()
         # Before the rename, because a sealed file ends with its SHA-256 (FORMAT.md, section 3).
         append_digest(self._new)
         files.rename(self._new, self.path)

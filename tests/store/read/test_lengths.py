@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import teachonce.store.write.tree
 from teachonce.store import StoreError, open_store
+from teachonce.store.containers.hdf5 import file as hdf5_file
 from teachonce.store.containers.untrusted import Folder
 from teachonce.store.format.layout import Counts, PartShapes, part_arrays
 from teachonce.store.tools.repair import repair
@@ -165,6 +166,7 @@ def test_a_part_that_lost_its_lengths_is_not_sealed(tmp_path: Path, ext: str) ->
     ) as caught:
         writer.seal()
     assert "\n" not in str(caught.value)
+    assert not any(sink.file for sink in hdf5_file._SINKS)  # the new file is closed
     writer.close()
     assert open_store(path, allow_partial=True).meta["state"] == "writing"
     left, report = repair(path)
