@@ -350,7 +350,8 @@ def _not_utf8(
     valid = len(text.encode())
     if extra + valid - len(text) > len(sample) - valid:
         return CorpusError(
-            f"{where}: a broken character in UTF-8 text, such as one that was cut off; remove it:"
+            f"{where}: a broken character in UTF-8 text, cut off or of another encoding such as"
+            f" {label}; correct the line, or delete all broken characters:"
             f" {_iconv('UTF-8', path, '-c ')}"
         )
     return CorpusError(f"{where}: looks like {label}; convert it: {_iconv(encoding, path)}")
