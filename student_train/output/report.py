@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -88,7 +87,7 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     def has_only(*prefixes: str) -> bool:
         return out.is_dir() and all(path.name.startswith(prefixes) for path in out.iterdir())
 
-    if not os.path.lexists(out) or has_only(unfinished):
+    if not (out.exists() or out.is_symlink()) or has_only(unfinished):
         if resume:
             raise UserError(f"{out}: has no training to resume; leave --resume out")
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,9 @@ def _from_option(name: str, default: Any = None) -> Any:
 def check_new(out: Path, resumable: bool = True) -> None:
     """Raise UserError if `out` exists, unless it is a folder that is empty, or has only temporary
     files of a process that was killed."""
-    if os.path.lexists(out) and (not out.is_dir() or any(map(_is_finished, out.iterdir()))):
+    if (out.exists() or out.is_symlink()) and (
+        not out.is_dir() or any(map(_is_finished, out.iterdir()))
+    ):
         remedy = ", or continue with --resume" if resumable else ""
         raise UserError(f"--out {out}: exists already; choose another{remedy}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -159,7 +158,7 @@ def export(
     if kind not in ("parquet", "datasets") and (columns is not None or floats):
         option = "--columns" if columns is not None else "--floats"
         raise UserError(f"{option}: applies only to --to parquet and datasets; leave it out")
-    if os.path.lexists(target):
+    if target.exists() or target.is_symlink():
         raise UserError(f"{target}: exists already; remove it, or choose another name")
     from teachonce.feature_store.captures.exporting import export_store
 

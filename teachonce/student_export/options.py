@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +67,7 @@ def check_kind(names: tuple[str, ...], kind: str) -> None:
 
 def check_new(out: Path) -> None:
     """Raise UserError if `out` exists, also as a link to a missing file."""
-    if os.path.lexists(out):
+    if out.exists() or out.is_symlink():
         raise UserError(f"--out {out}: exists already; choose another")
 
 

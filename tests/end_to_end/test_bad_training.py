@@ -88,6 +88,8 @@ def test_student_exists(tmp_path: Path, store: Path) -> None:
     says(refused(student_train, *words, tmp_path / "mine"), "exists already", "--out")
     says(refused(student_train, *words, tmp_path, "--resume"), "no training.json")
     assert tree(tmp_path) == {"mine": b"mine"}
+    (link := tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    says(refused(student_train, *words, link), "link exists already; give another --out")
 
 
 def test_a_training_that_diverged_is_started_again(tmp_path: Path, store: Path) -> None:

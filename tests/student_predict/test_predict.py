@@ -573,7 +573,9 @@ def test_stdin_is_checked_like_a_file(students: dict[str, Path], words: tuple[st
     raw = "très café\nok\n".encode() + "é".encode()[:1] + b" ok\n"
     line = refused(students["classifier"], *words, input=raw)
     assert line.startswith("stdin, line 3: not UTF-8 at byte 15 (0xc3): a broken character")
-    assert line.endswith("delete all broken characters: pipe it through `iconv -c -f UTF-8 -t UTF-8` first")
+    assert line.endswith(
+        "delete all broken characters: pipe it through `iconv -c -f UTF-8 -t UTF-8` first"
+    )
 
 
 def test_a_closed_stdin_has_no_text(students: dict[str, Path]) -> None:
