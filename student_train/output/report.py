@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_train.settings.option_fields import loss_words
+from teachonce.student_train.settings.option_fields import describe_changed_settings
 from teachonce.support import files
 from teachonce.support.differences import describe_changes
 from teachonce.support.errors import UserError
@@ -149,17 +149,11 @@ def check_same_settings(
         sweep the hash in the folder's name covers the options, but of a path only the last
         component.
     """
-    ignored = {"store", "others"}  # a store that was moved is the same store
     if of_sweep:
         # `auto` is another precision on another machine.
-        ignored |= {"device", "precision", *(settings.keys() - before["settings"].keys())}
-    now = {name: value for name, value in settings.items() if name not in ignored}
-    # As it is read back from the file, where a tuple is a list.
-    then, now = before["settings"], json.loads(json.dumps(now))
-    if then.get("loss") and now.get("loss") and then["loss"] != now["loss"]:
-        # As they are typed, for the message.
-        then, now = ({**values, "loss": loss_words(values["loss"])} for values in (then, now))
-    changed = describe_changes(then, now)
+        ignored = {"device", "precision", *(settings.keys() - before["settings"].keys())}
+        settings = {name: value for name, value in settings.items() if name not in ignored}
+    changed = describe_changed_settings(before["settings"], settings)
     if changed and resume:
         raise UserError(
             f"{out}: cannot resume with other settings: {changed}; give the earlier settings,"

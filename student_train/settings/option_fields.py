@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ from teachonce.student_train.losses import registry
 from teachonce.student_train.settings import option_values as values
 from teachonce.student_train.settings import terms
 from teachonce.support.console import DEVICES, check_device
+from teachonce.support.differences import describe_changes
 from teachonce.support.option_types import (
     DefaultCount,
     DefaultNumber,
@@ -49,6 +51,17 @@ START = "start"  # can be refused only while the student is made
 def loss_words(loss: Mapping[str, float]) -> str:
     """Return losses as they are typed, such as `mlm=1,hidden=30`."""
     return ",".join(f"{name}={weight:g}" for name, weight in loss.items())
+
+
+def describe_changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe the settings of `now` that differ from `then`, with losses as they are typed; "" if
+    none does. `then` was read from JSON. Stores are not compared: a store that was moved is the
+    same store."""
+    # As `then`, in which a tuple is a list.
+    now = json.loads(json.dumps({n: v for n, v in now.items() if n not in ("store", "others")}))
+    if then.get("loss") and now.get("loss") and then["loss"] != now["loss"]:
+        then, now = ({**values, "loss": loss_words(values["loss"])} for values in (then, now))
+    return describe_changes(then, now)
 
 
 @dataclass(frozen=True)

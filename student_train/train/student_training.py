@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.any_student import size_of
 from teachonce.student_train.model.freezing import set_frozen
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
+from teachonce.student_train.settings.option_fields import describe_changed_settings
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.evaluate import (
     check_held_out,
@@ -39,13 +41,21 @@ from teachonce.student_train.train.training_log import (
 )
 from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
+from teachonce.support.redaction import redacted
 from teachonce.support.signals import stoppable
-from teachonce.training.checkpoint import fitting, load_checkpoint, save_checkpoint
+from teachonce.training.checkpoint import (
+    fitting,
+    has_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from teachonce.training.loop import Losses, Training, pace, release_memory
 from teachonce.training.optimizer import Schedule, optimizer_of
 from teachonce.training.ranks import ALONE, Ranks
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
+CHECKPOINTS = "checkpoints"  # in the folder of a training
 UNSAVED = 600.0  # seconds between checkpoints, at most, without --checkpoint-every
 WORSE = 2.0  # times the loss before the first step; first batches differ by less
 # Its attention fills masked scores with the smallest number of another precision.
@@ -98,10 +108,18 @@ def train(
     `Callbacks` for the functions that are called.
 
     `store` may be any object with `stream`, `blocks`, `batch_count`, `features` and `meta` of a
-    store. Raises UserError for `resume` without `out`.
+    store. Raises UserError for `resume` without `out`, for `resume` with other settings, and,
+    without `resume`, if `out` has checkpoints of an earlier training.
     """
     if resume and out is None:
         raise UserError("train: resume=True needs out, the folder of the training to continue")
+    # A new training would remove its own checkpoints, as those of a later step are retained.
+    if out is not None and not resume and has_checkpoints(Path(out) / CHECKPOINTS):
+        raise UserError(
+            f"{out}: has checkpoints of an earlier training,"
+            f" {newest_checkpoint(Path(out) / CHECKPOINTS)}; continue it with resume=True, remove"
+            " them, or give another out"
+        )
     stores = [store, *(other for other, _ in others)]
     plan = plan_of(options.resolved(), *stores, layers=size_of(student)[1])
     collators = [collator, *(c for _, c in others)]
@@ -180,6 +198,7 @@ class _StudentTraining(Training):
         ranks: Ranks,
     ) -> None:
         options = plan.options
+        self.settings = json.dumps(redacted(options.describing()))
         self.out, self.callbacks, self.say = out, callbacks, callbacks.say
         self.device = torch.device(options.device)
         # Seeded here, because the projections are drawn next.
@@ -415,6 +434,7 @@ class _StudentTraining(Training):
         metrics = synced_metrics(self.out)
         state = {
             **self.state(),
+            "settings": self.settings,
             "stage": self.number,
             "first": self.first,
             # Of this step only: a resumed training takes it for the validation of its own step.
@@ -425,14 +445,23 @@ class _StudentTraining(Training):
             "seconds": self.seconds(),
             "metrics": metrics,
         }
-        save_checkpoint(self.out / "checkpoints", self.step, state)
+        save_checkpoint(self.out / CHECKPOINTS, self.step, state)
         self.saved = time.perf_counter()
 
     def load(self, out: Path) -> None:
         """Continue from the newest checkpoint in `out`, if there is one."""
-        (state, torn), written = load_checkpoint(out / "checkpoints"), 0
+        (state, torn), written = load_checkpoint(out / CHECKPOINTS), 0
         if state is not None:
-            with fitting(out / "checkpoints"):
+            with fitting(out / CHECKPOINTS):
+                # Checkpoints of an earlier version have no settings.
+                then = json.loads(state.get("settings", self.settings))
+                changed = describe_changed_settings(then, json.loads(self.settings))
+            if changed:
+                raise UserError(
+                    f"{out}: cannot resume with other settings: {changed}; give the earlier"
+                    " settings, or another out"
+                )
+            with fitting(out / CHECKPOINTS):
                 number = int(state["stage"])
                 # First the stage: its optimizer has the groups of weights of the saved state. Its
                 # first step is saved, as the stage before it may have ended early.

@@ -100,6 +100,10 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
     return None, torn
 
 
+def has_checkpoints(folder: Path) -> bool:
+    return bool(_newest_first(folder))
+
+
 def newest_checkpoint(folder: Path) -> str:
     """Describe the newest checkpoint of a folder: its step and path, or that there is none."""
     paths = _newest_first(folder)

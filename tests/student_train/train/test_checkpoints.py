@@ -48,3 +48,20 @@ def test_a_slow_training_saves_between_validations(
     assert said[0] == f"resume    after step {expected[-1]}"
     same_weights(straight, again)
     assert (torn / METRICS).read_bytes() == (whole / METRICS).read_bytes()
+
+
+def test_a_training_neither_replaces_nor_continues_another(
+    store: FeatureStore, tmp_path: Path
+) -> None:
+    options = options_for(store, loss={"mlm": 1.0}, steps=7, checkpoint_every=2)
+    stop(store, options, tmp_path, 6)
+    student, collator, _ = prepare(options, store)
+    # The checkpoints of a new training would be removed as older ones: a resume read the others.
+    with pytest.raises(UserError, match=r"saved at step 6 .*continue it with resume=True, remove"):
+        train(store, student, collator, options, tmp_path)
+    other = options_for(store, loss={"mlm": 2.0}, steps=7, checkpoint_every=2, seed=4)
+    changed = "loss was mlm=1 and is mlm=2, seed was 0 and is 4"
+    with pytest.raises(UserError, match=f"cannot resume with other settings: {changed}; give"):
+        resume(store, other, tmp_path)
+    assert saved(tmp_path) == [4, 6]
+    assert resume(store, options, tmp_path)[2][0] == "resume    after step 6"
