@@ -19,6 +19,7 @@ from teachonce.student_train.arguments import with_store_defaults
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.spelled_text import check_spelling
 from teachonce.student_train.data.stream import BatchOrder, ready
+from teachonce.student_train.model.any_student import check_fits
 from teachonce.student_train.model.student_tokenizer import (
     check_student_tokenizer,
     student_tokenizer,
@@ -160,7 +161,9 @@ class StudentBatches(IterableDataset[StudentBatch]):
 
     def distiller(self, student: Any) -> Distiller:
         """Make the module that computes the losses, on the device. It contains the student and the
-        projections to the teacher's hidden size. See `Distiller.of`."""
+        projections to the teacher's hidden size. See `Distiller.of`. Raises UserError for a model
+        with fewer pieces or positions than the batches have."""
+        check_fits(student, len(self.tokenizer), self.collator.max_length)
         return Distiller.of(student, self.options, self.store).to(self.device)
 
     def held_out(self) -> Iterator[StudentBatch]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from teachonce.checkpoints.declared import longest_input
 from teachonce.student_train.data.batch import Inputs
 from teachonce.student_train.model.kinds import KINDS, Kind, first_state
 from teachonce.support.errors import UserError
@@ -64,6 +65,36 @@ def size_of(student: Any) -> tuple[int, int]:
             " or a module with width, layers and states(ids, present); see OwnStudent"
         )
     return student.width, student.layers
+
+
+def check_fits(student: Any, pieces: int, length: int) -> None:
+    """Raise UserError if a model has fewer pieces or positions than its batches may have. PyTorch's
+    own error, an index out of range, names neither."""
+    if not isinstance(student, PreTrainedModel):
+        return
+    config = student.config
+    # Rotary and relative positions have no table, and no limit.
+    tables = (
+        module.num_embeddings
+        for name, module in student.named_modules()
+        if name.endswith(("position_embeddings", "wpe")) and isinstance(module, nn.Embedding)
+    )
+    positions = longest_input(None, next(tables, None), config.to_dict())
+    for has, needed, field, change in (
+        (
+            getattr(config, "vocab_size", pieces),
+            pieces,
+            "vocab_size",
+            "give the tokenizer of this model as the vocab",
+        ),
+        (positions or length, length, "max_position_embeddings", "set max_length"),
+    ):
+        if has < needed:
+            noun = "pieces" if field == "vocab_size" else "tokens"
+            raise UserError(
+                f"{type(student).__name__}: has room for {has:,} {noun}, and the batches have up to"
+                f" {needed:,}; make it with a larger {field}, or {change}"
+            )
 
 
 def reads_types(student: PreTrainedModel) -> bool:

@@ -15,6 +15,7 @@ from teachonce.student_train.data.cache import feature_source
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.combined_teachers import combine_teachers
 from teachonce.student_train.data.stream import BatchOrder, prepared_batches
+from teachonce.student_train.model.any_student import check_fits
 from teachonce.student_train.plan.train_plan import StoreSplit, TrainPlan
 from teachonce.student_train.settings.options import BatchPlan
 from teachonce.student_train.train.distiller import Distiller
@@ -40,6 +41,8 @@ class StoreTraining:
         sources: Sequence[tuple[StoreSplit, Collator]],
         ranks: Ranks = ALONE,
     ) -> None:
+        for _, collator in sources:
+            check_fits(student, len(collator.student_tokenizer), collator.max_length)
         self.plan, self.device = plan, torch.device(plan.options.device)
         self._source = sources[0][0]
         self.store = self._source.store

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForMaskedLM
 
 import teachonce
 from teachonce.store import FeatureStore, open_store
@@ -18,6 +19,7 @@ from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.stream import BatchOrder
 from teachonce.student_train.prepared_student import prepare
+from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
 from tests.student_train.support import prepared
 
@@ -204,3 +206,26 @@ def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> No
         batches.set_epoch(-1)
     with pytest.raises(UserError, match="vocab: expected a word .* got float"):
         StudentBatches(store, 4.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 100}, r"room for 100 pieces, .* up to 400; .* vocab_size, or give the tok"),
+        (
+            {"max_position_embeddings": 16},
+            "room for 16 tokens, .* max_position_emb.*set max_length",
+        ),
+    ],
+)
+def test_a_model_with_too_few_pieces_or_positions_is_refused(
+    batches: StudentBatches, changes: dict[str, int], message: str
+) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 400, "hidden_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 8, **changes}
+    config = BertConfig(**sizes)
+    student = BertForMaskedLM(config)
+    with pytest.raises(UserError, match=f"BertForMaskedLM: has {message}"):
+        batches.distiller(student)
+    with pytest.raises(UserError, match=f"BertForMaskedLM: has {message}"):
+        train(batches.store, student, batches.collator, batches.options)
