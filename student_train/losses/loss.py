@@ -189,8 +189,8 @@ class Loss:
         return formula
 
     def _checked(self, *sides: Any, **arguments: Any) -> Tensor:
-        """Compute the formula of another package. Raises UserError if it fails, or if its value is
-        not a tensor of one number."""
+        """Compute the formula of another package. Raises UserError if it fails, if its value is not
+        a tensor of one number, or if the value has no gradient."""
         import torch
 
         assert callable(self.formula)
@@ -210,6 +210,14 @@ class Loss:
             raise UserError(
                 f"--loss {self.name}: its formula returns {got}; expected a tensor of one number,"
                 " the mean over the batch"
+            )
+        # In a sum with other losses, such a loss would train nothing without a word. A constant 0
+        # is the value of a batch in which there is nothing to compare.
+        trained = any(isinstance(side, torch.Tensor) and side.requires_grad for side in sides)
+        if trained and torch.is_grad_enabled() and not value.requires_grad and value.item() != 0:
+            raise UserError(
+                f"--loss {self.name}: its value has no gradient, so it trains nothing; compute it"
+                " from the student's side without detach, item, numpy, argmax or no_grad"
             )
         return value.reshape(())
 

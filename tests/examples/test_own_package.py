@@ -115,6 +115,7 @@ NO_TEACHER, NO_STUDENT = made(mean, teacher="hidden"), made(mean, student="state
 NO_MAP = made(mean, projection="sometimes")
 NUMBER, ROWS = made(lambda s, t: 1.0), made(lambda s, t: (s - t).square().mean(1))
 ARGUMENTS, FAILS = made(lambda s, t, more: s.sum()), made(lambda s, t: s @ t)
+DETACHED = made(lambda s, t: mean(s.detach(), t))
 """
 
 
@@ -127,6 +128,7 @@ ARGUMENTS, FAILS = made(lambda s, t, more: s.sum()), made(lambda s, t: s @ t)
         "NUMBER": "its formula returns float; expected a tensor of one number, the mean",
         "ROWS": "]; expected a tensor of one number, the mean over the batch",
         "ARGUMENTS": "its formula fails (<lambda>() missing 1 required positional argument",
+        "DETACHED": "its value has no gradient, so it trains nothing; compute it from the stu",
         "FAILS": "wrong_losses.py:14); its arguments are the student's side and the teacher's",
     }.items(),
 )
