@@ -142,9 +142,9 @@ SLOVAKBERT = selected(
             "Teacher: MiniLM with its masked-LM head, 6 layers, English. Store: 200,000 tokens of"
             " the novels, a masked view that masks rare words more often. Students: the teacher's"
             " hidden size and vocabulary, 2 of its layers (3 in 1 and 2), 128 steps of 1,024"
-            " tokens. They are fine-tuned on 800 sentences of EWT (parts of speech) and of SNIPS slots"
-            " (entities), and on 800 pairs of STS-B, 4 epochs in batches of 8 at lr 2e-4, bf16, and"
-            " scored on 1,000, 700 and 300."
+            " tokens. They are fine-tuned on 800 sentences of EWT (parts of speech) and of SNIPS"
+            " slots (entities), and on 800 pairs of STS-B, 4 epochs in batches of 8 at lr 2e-4,"
+            " bf16, and scored on 1,000, 700 and 300."
         ),
         tasks=[each.scored for each in S_DATA],
         arms=slovakbert.small_arms(*S_WORDS),
