@@ -1,4 +1,8 @@
-"""Damaged and unsupported checkpoints give one line each, whichever command loads them."""
+"""Damaged and unsupported checkpoints give one line each, whichever command loads them.
+
+- A damaged file of a checkpoint is named, whatever message the parsing library gives.
+- A tokenizer for another language is recognised; scripts without spaces give no warning.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,23 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
+    PreTrainedTokenizerFast,
     dynamic_module_utils,
 )
 from transformers.utils import logging
 
 from teachonce.checkpoints.declared import DECLARED, another_head, declared_head
 from teachonce.checkpoints.fields import CONFIG
-from teachonce.checkpoints.loading import load, load_network, load_with_fresh_head
-from teachonce.checkpoints.names import resolve_model
+from teachonce.checkpoints.loading import (
+    load,
+    load_config,
+    load_network,
+    load_tokenizer,
+    load_with_fresh_head,
+)
+from teachonce.checkpoints.names import ResolvedModel, resolve_model
+from teachonce.checkpoints.pieces_per_word import note_on_pieces
+from teachonce.checkpoints.unreadable import damaged_file
 from teachonce.downstream.mlm.masked_training import train_mlm
 from teachonce.downstream.settings import MlmSettings
 from teachonce.feature_store.cli import main as feature_store
@@ -37,10 +50,11 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.loading import load_teacher
+from teachonce.training.wordpiece import train_wordpiece
 from tests.end_to_end.support import ok, refused
 from tests.making.models import Teachers
 from tests.making.sentence_folders import changed
-from tests.making.texts import SENTENCES
+from tests.making.texts import ENGLISH, RUSSIAN, SENTENCES
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -279,3 +293,57 @@ def test_a_head_of_other_labels_is_not_taken_over(
     _, network = load_with_fresh_head(model, AutoModelForSequenceClassification, head)
     assert torch.equal(network.classifier.weight, own) == kept
     assert network.config.id2label[1] == labels[1]
+
+
+FLAWS: dict[str, Callable[[bytes], bytes]] = {
+    "is empty": lambda data: b"",
+    "is damaged (": lambda data: data[: len(data) // 2],
+    "is not a JSON object": lambda data: b"[1, 2]",
+    "is damaged (not UTF-8)": lambda data: b"\xff\xfe{}",
+}
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_named(
+    tiny_teacher: Teachers, tmp_path: Path, name: str, flaw: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
+    assert damaged_file(folder) == ""
+    (folder / name).write_bytes(FLAWS[flaw]((folder / name).read_bytes()))
+    found = damaged_file(folder)
+    assert found.startswith(f"{name} {flaw if name != FILES[-1] else 'is '}")
+    model = ResolvedModel(str(folder), "mine")
+    with pytest.raises(UserError) as caught:
+        load_config(model)
+        load_tokenizer(model)
+        load_network(AutoModelForMaskedLM, model)
+    assert str(caught.value) == f"model mine: cannot be loaded: {found}; copy the checkpoint again"
+
+
+def test_sound_files_that_are_no_tokenizer(tiny_teacher: Teachers, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_teacher("bert"), tmp_path / "model"))
+    (folder / "tokenizer.json").write_text('{"model": 3}')
+    assert damaged_file(folder).startswith("tokenizer.json is damaged (")
+    assert damaged_file(tmp_path / "missing") == ""
+
+
+def test_a_foreign_tokenizer_is_recognised() -> None:
+    letters = "".join(sorted({letter for text in RUSSIAN for letter in text if letter.isalpha()}))
+    whole, latin, english = (
+        PreTrainedTokenizerFast(
+            tokenizer_object=train_wordpiece([*texts] * 9, 30_000, None, more), unk_token="[UNK]"
+        )
+        for texts, more in (([*ENGLISH, *RUSSIAN], ""), (ENGLISH, ""), (ENGLISH, letters))
+    )
+    assert note_on_pieces(whole, RUSSIAN) == note_on_pieces(english, ENGLISH) == ""
+    note = note_on_pieces(english, RUSSIAN)
+    assert "splits a word of the text into 5." in note
+    assert "made for another language, or its vocabulary is small; take a model" in note
+    assert "no pieces for 100% of the text's words" in note_on_pieces(latin, RUSSIAN)
+    assert note_on_pieces(english, RUSSIAN[:1]) == ""  # too few words
+    han = ["\u6211\u4eec\u5728\u8fd9\u91cc\u7814\u7a76 "] * 30
+    assert note_on_pieces(english, [*RUSSIAN, *han]) == ""
+    numbers = ["314159265358979 1e-05,-0.25;"] * 200
+    assert note_on_pieces(english, [*ENGLISH, *numbers]) == ""

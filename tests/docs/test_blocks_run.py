@@ -19,7 +19,7 @@ from teachonce.checkpoints.names import Alias
 from teachonce.store import open_store
 from tests.docs.pages import PAGES, blocks_of, ours
 from tests.downstream.search.collections import collection
-from tests.end_to_end.test_students_of_pairs import reader_of_pairs
+from tests.end_to_end.test_pairs import reader_of_pairs
 from tests.making.dumps import write_corpus
 from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
 from tests.making.texts import ENGLISH, RUSSIAN

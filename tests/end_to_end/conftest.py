@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from teachonce.store import FeatureStore, open_store
-from tests.end_to_end.test_students_of_pairs import trained_reader
+from tests.end_to_end.test_pairs import trained_reader
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Stores, Teachers, Tokenizers
 from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling

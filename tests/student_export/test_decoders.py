@@ -41,8 +41,8 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.byte_level import FAMILIES, train_byte_level
 from tests.making.texts import ENGLISH, RUSSIAN
-from tests.student_export.test_browser import TRANSFORMERS_JS
 from tests.student_export.test_export import UNMEASURED, refused, run
+from tests.student_export.test_other_programs import TRANSFORMERS_JS
 
 Teacher = Callable[..., Path]
 UNTIED = "llama:64x2x4x96x2x24"

@@ -22,7 +22,7 @@ from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import phrase, splits, table
 from tests.downstream.support import done, scores_of
-from tests.downstream.test_bilstm import saved
+from tests.downstream.test_models import saved
 from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed
 

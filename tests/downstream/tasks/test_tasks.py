@@ -33,7 +33,7 @@ from teachonce.store import TaskSpec
 from teachonce.student_export.loaded_student import load_student
 from teachonce.support.errors import UserError
 from tests.downstream.learnable import asked, classified, compared, paired, splits, table
-from tests.downstream.test_bilstm import saved
+from tests.downstream.test_models import saved
 from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 

@@ -1,4 +1,4 @@
-"""Write the golden stores: `python -m tests.store.golden.make FOLDER` (see test_golden.py)."""
+"""Write the golden stores: `python -m tests.store.golden.make FOLDER` (see test_foreign.py)."""
 
 from __future__ import annotations
 

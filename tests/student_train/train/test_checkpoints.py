@@ -1,18 +1,37 @@
-"""The steps at which a training saves, with and without --checkpoint-every."""
+"""A training that is stopped continues equally: checkpoints, dropout, early ends.
+
+- The steps at which a training saves, with and without --checkpoint-every.
+- A resumed training with an altered checkpoint or altered metrics gives an error line or a complete
+  curve.
+- Validation once per epoch, and stages that end early, are the same after a stop.
+- Dropout is active in training only, the same after a stop, and recorded with the student.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from teachonce.store import FeatureStore
+from teachonce.student_train.cli import main
+from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.train import student_training
+from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.student_training import train
 from teachonce.student_train.train.training_log import METRICS
 from teachonce.support.errors import UserError
+from teachonce.training.checkpoint import load_checkpoint, write_checkpoint
+from tests.end_to_end.support import ok
+from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.student_train.support import options_for
 
@@ -48,3 +67,194 @@ def test_a_slow_training_saves_between_validations(
     assert said[0] == f"resume    after step {expected[-1]}"
     same_weights(straight, again)
     assert (torn / METRICS).read_bytes() == (whole / METRICS).read_bytes()
+
+
+@pytest.fixture
+def stopped(store: FeatureStore, tmp_path: Path) -> Callable[[], list[str]]:
+    """Stop a training after its third step, and return a function that resumes it and returns the
+    lines."""
+    options = options_for(store, loss={"mlm": 1.0}, steps=5, checkpoint_every=1)
+    stop(store, options, tmp_path, 3)
+    return lambda: resume(store, options, tmp_path)[2]
+
+
+def without(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda state: state.pop(key)
+
+
+FOREIGN: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no model": without("model"),
+    "no schedule": without("schedule"),
+    "another model": lambda state: state.update(model={"weight": torch.zeros(3)}),
+    "another shape": lambda state: state["model"].update(
+        {name: torch.zeros(1) for name in state["model"]}
+    ),
+    "no optimizer": lambda state: state.update(optimizer={}),
+    "an odd step": lambda state: state.update(step="three"),
+    "an odd stage": lambda state: state.update(stage=7),
+    "odd tokens": lambda state: state.update(tokens=None),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_checkpoint_of_something_else(
+    stopped: Callable[[], list[str]], tmp_path: Path, what: str
+) -> None:
+    state, _ = load_checkpoint(tmp_path / "checkpoints")
+    assert state is not None
+    FOREIGN[what](state)
+    for path in (tmp_path / "checkpoints").iterdir():
+        write_checkpoint(path, state)
+    with pytest.raises(UserError, match="is not a checkpoint of this training .* remove"):
+        stopped()
+
+
+def test_metrics_that_have_lost_lines_are_reported(
+    stopped: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    metrics = tmp_path / METRICS
+    os.truncate(metrics, 20)  # in the middle of the first line
+    resumed, printed, _ = stopped()  # and also the masks that it reads
+    assert "lacks lines from before step 4" in printed and "after step 3" in resumed
+    lines = metrics.read_text().splitlines()
+    assert len(lines) > 2 and all(line.startswith('{"step"') for line in lines)
+
+
+def test_metrics_that_are_gone(stopped: Callable[[], list[str]], tmp_path: Path) -> None:
+    (tmp_path / METRICS).unlink()
+    assert any("lacks lines" in line for line in stopped())
+
+
+AWAY = 0.3  # a rate at which a student loses its progress
+STAGES: tuple[dict[str, Any], ...] = (
+    {"lr": AWAY, "patience": 2, "eval_every": 2, "steps": 40},
+    {"loss": {"hidden": 1.0}, "steps": 4},
+)
+
+
+early_options = partial(support.options_for, loss={"mlm": 1.0}, clip=50.0, warmup=0.0)
+
+
+def validations(out: Path) -> dict[int, float]:
+    """Return the validation losses by step; each step has one."""
+    rows = map(json.loads, (out / METRICS).read_text().splitlines())
+    found = [(row["step"], row["valid_loss"]) for row in rows if "valid_loss" in row]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_a_stage_ends_when_patience_does_and_the_next_begins(
+    store: FeatureStore, tmp_path: Path
+) -> None:
+    options = early_options(store, stages=STAGES)
+    student, collator, _ = prepare(options, store)
+    trained = train(store, student, collator, options, tmp_path)
+    first = list(validations(tmp_path).items())[: -len(range(1, 5))]
+    steps, losses = zip(*first, strict=True)
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3 < 20  # two more after the best
+    assert steps[-1] == 2 * len(losses) and trained.steps == steps[-1] + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "later", [0, *(pytest.param(later, marks=pytest.mark.apart) for later in (-1, 2))]
+)
+def test_a_stop_about_the_early_end_changes_nothing(
+    store: FeatureStore, tmp_path: Path, later: int
+) -> None:
+    options = early_options(store, stages=STAGES, checkpoint_every=1)
+    whole, collator, _ = prepare(options, store)
+    straight = tmp_path / "straight"
+    straight.mkdir()
+    trained = train(store, whole, collator, options, straight)
+    torn = tmp_path / "torn"
+    stop(store, options, torn, trained.steps - 4 + later)
+    again, resumed, _ = resume(store, options, torn)
+    assert resumed.steps == trained.steps and resumed.validation == trained.validation
+    assert validations(torn) == validations(straight)
+    same_weights(whole, again)
+
+
+def test_validation_once_an_epoch(store: FeatureStore, tmp_path: Path) -> None:
+    options = early_options(store, eval_every="epoch", epochs=3.0, batch_texts=9, accumulate=2)
+    student, collator, _ = prepare(options, store)
+    train(store, student, collator, options, tmp_path)
+    blocks, _ = split_blocks(store, options.held_out)
+    epoch = store.batch_count(0, 0, blocks=blocks, batch_texts=9) / 2
+    assert list(validations(tmp_path)) == [round(epoch), 2 * round(epoch), round(3 * epoch)]
+
+
+def test_from_the_command_line(store: FeatureStore, tmp_path: Path) -> None:
+    words = ("--store", store.path, "--vocab", 400, "--student", "16x2x2", "--device", "cpu")
+    length = ("--steps", 2, "--eval-every", "epoch", "--patience", 3, "--best")
+    said = ok(main, *words, *length, "--batch-texts", 8, "--optimizer", "adadelta",
+              "--out", tmp_path / "a")  # fmt: skip
+    assert "2 steps of 8 x 1 texts, adadelta, lr 1 linear" in said
+
+
+LOSS = {"mlm": 1.0, "hidden": 1.0}
+dropout_options = partial(support.options_for, loss=LOSS, steps=4, lr=1e-2, checkpoint_every=1)
+MASKS = "masks     a masked view an epoch, 1: new masks each epoch"
+DROPPED = {
+    "bert:16x2x2": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "16x2x2": ("embedding_dropout", "mlp_dropout", "attention_dropout", "classifier_dropout"),
+    "bilstm:8,8": ("dropout", "recurrent_dropout"),
+}
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+@pytest.mark.parametrize("student", DROPPED)
+def test_a_stopped_training_drops_the_same(
+    store: FeatureStore, tmp_path: Path, student: str
+) -> None:
+    options = dropout_options(store, student=student, dropout=0.3)
+    straight, collator, _ = prepare(options, store)
+    expected = train(store, straight, collator, options).validation
+    stop(store, options, tmp_path, 2)
+    again, resumed, said = resume(store, options, tmp_path)
+    assert said == ["resume    after step 2", MASKS] and resumed.validation == expected
+    assert torch.equal(weights(again), weights(straight))
+    plainly = replace(options, dropout=0.0, device="auto")  # as options that are made in Python
+    plain, _, _ = prepare(plainly, store)
+    train(store, plain, collator, plainly)
+    assert not torch.equal(weights(plain), weights(straight))
+
+
+def test_states_that_a_bilstm_is_taught_are_dropped_too(store: FeatureStore) -> None:
+    """Mukherjee & Awadallah 2019, section 6, use dropout after every layer."""
+    options = dropout_options(store, student="bilstm:8,8", dropout=0.5)
+    model, collator, _ = prepare(options, store)
+    distiller = Distiller.of(model, options, store)
+    read = list[torch.Tensor]()
+    for linear in distiller.projections.values():
+        linear.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    batch = support.first_batch(store, collator)
+    for training, share in ((True, 0.5), (False, 0.0)):
+        distiller.train(training)
+        distiller(batch)
+        assert float((read.pop() == 0).float().mean()) == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.parametrize("student", DROPPED)
+def test_it_is_recorded_and_validation_drops_nothing(
+    store: FeatureStore, student: str, tmp_path: Path
+) -> None:
+    options = dropout_options(store, student=student, dropout=0.3)
+    model, collator, _ = prepare(options, store)
+    plain, _, _ = prepare(replace(options, dropout=0.0), store)
+    assert torch.equal(weights(model), weights(plain))
+    model.save_pretrained(tmp_path)
+    saved = type(model.config).from_pretrained(tmp_path)
+    for name in DROPPED[student]:
+        assert getattr(saved, name) == 0.3 and getattr(plain.config, name) == 0.0, name
+    found = []
+    for each in (model, plain):
+        torch.manual_seed(0)
+        distiller = Distiller.of(each, options, store).train()
+        found.append(support.validated(distiller, store, collator, options))
+        assert distiller.training
+    assert found[0] == found[1] and found[0]["valid_loss"] > 0

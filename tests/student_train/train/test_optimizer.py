@@ -1,11 +1,16 @@
-"""LAMB and Adadelta: the papers' steps, the same training after a stop, and the message without
-LAMB's package."""
+"""Optimizers, and the trackers of a training.
+
+- LAMB and Adadelta: the papers' steps, the same training after a stop, and the message without
+  LAMB's package.
+- `--log`: a tracker receives the content of metrics.jsonl.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,16 +22,19 @@ from torch import nn
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
+from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.output.report import check_same_training
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep.cli import main as student_sweep
 from teachonce.student_train.train.student_training import BETAS, train
 from teachonce.support.errors import UserError
 from teachonce.training.optimizer import optimizer_of
-from tests.end_to_end.support import refused, says
+from tests.end_to_end.support import STUDENT, ok, refused, report_of, says
 from tests.student_train import support
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.training.lamb import LONGEST, check_steps
+from tests.training.tracker_packages import install, recorded
 
 WORDS = ("--vocab", 400, "--student", "16x2x2", "--batch-tokens", 512, "--steps", 2)
 GIVEN = "settings: optimizer was {} and is {}; give the earlier settings"
@@ -127,3 +135,27 @@ def test_without_the_package_nothing_is_begun(
     words = ("--store", store.path, *WORDS, "--optimizer", "lamb", "--out", tmp_path / "student")
     says(refused(main, *words), "--optimizer lamb", "`pip install 'teachonce[lamb]'`")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    yield install(tmp_path, monkeypatch)
+    sys.modules.pop("wandb", None)
+
+
+def test_a_tracker_hears_what_metrics_has(store: FeatureStore, file: Path, tmp_path: Path) -> None:
+    words = ("--store", store.path, "--vocab", "450", *STUDENT, "--log", "wandb")
+    ok(student_train, *words, "--steps", "3", "--out", tmp_path / "mine")
+    metrics = (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()
+    started, *heard, ended = recorded(file)
+    assert [{"step": each["step"], **each["log"]} for each in heard] == [*map(json.loads, metrics)]
+    assert started["init"] == "mine" and started["config"]["steps"] == 3 and ended["finish"] == 0
+    # The tracker is specific to a machine: it neither changes a student's name nor prevents a
+    # resume.
+    settings = report_of(tmp_path / "mine")["settings"]
+    assert "log" not in settings
+    file.unlink()
+    rates = ("--lr", "0.001", "--lr", "0.002")
+    ok(student_sweep, *words, "--steps", "1", *rates, "--out", tmp_path / "sweep")
+    assert [each["group"] for each in recorded(file) if "init" in each] == ["sweep", "sweep"]
+    assert len({each["id"] for each in recorded(file)}) == 2

@@ -1,0 +1,175 @@
+"""The examples and the notebook run unchanged, on small stores of real teachers.
+
+- The examples that open a store without this software.
+- The examples that train run unchanged, on small stores of real teachers.
+- An example without arguments prints its usage.
+- The notebook runs cell by cell, and the stored outputs are the outputs of each cell.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from teachonce import StudentBatches, prepare
+from teachonce.store import open_store
+from tests.examples.loading import EXAMPLES, example
+from tests.making.dumps import dumped, write_corpus
+from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.stores import features_of, make_store
+
+
+@pytest.mark.parametrize("codec", ["default", "exact"])
+def test_zarr_xarray_and_h5py_find_the_same(tmp_path: Path, codec: str) -> None:
+    elsewhere, paths = example("open_elsewhere"), [tmp_path / "a.zarr", tmp_path / "a.h5"]
+    for path in paths:
+        make_store(path, features_of(codec, "ranked-topk"), parts=1)
+    in_zarr, in_h5 = map(str, paths)
+    readers: list[tuple[Callable[[str], Any], str]] = [
+        (elsewhere.with_zarr, in_zarr), (elsewhere.with_xarray, in_zarr),
+        (elsewhere.with_h5py, in_h5),
+    ]  # fmt: skip
+    record = open_store(in_zarr)[0]
+    logits = record.views[0].logits
+    for reader, where in readers:
+        text, tokens, best, logs = reader(where)
+        assert text == record.text and tokens == record.token_ids.tolist()
+        assert best == logits.ids[1].tolist()
+        np.testing.assert_array_equal(np.float32(logs), logits.logprobs[1])
+
+
+def test_it_needs_nothing_of_ours(tmp_path: Path) -> None:
+    make_store(tmp_path / "a.zarr", features_of(tier="ranked-topk"), parts=1)
+    code = (
+        f"import runpy, sys; sys.argv = ['x', {str(tmp_path / 'a.zarr')!r}]\n"
+        f"runpy.run_path({str(EXAMPLES / 'open_elsewhere.py')!r}, run_name='__main__')\n"
+        "assert not {'teachonce', 'torch'} & {name.split('.')[0] for name in sys.modules}"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in run.stdout.splitlines()] == ["with_zarr", "with_xarray"]
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> str:
+    folder = tmp_path_factory.mktemp("examples")
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    return str(dumped(tiny_teacher("bert"), corpus, folder / "a.zarr"))
+
+
+def test_a_plain_loop(tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    last = example("plain_loop").train(tokens, str(tmp_path), "400", 32)
+    printed = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(printed) == 3 and printed[0] > printed[1] > printed[2] == round(last, 3)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    student = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    found = student(**tokenizer("The stories were long.", return_tensors="pt")).logits
+    assert found.shape[2] == len(tokenizer) == 400
+
+
+def test_the_trainer_of_transformers(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    losses = example("transformers_trainer").train(tokens, str(tmp_path), "400", epochs=4)
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path).config.hidden_size == 64
+
+
+def test_a_module_and_a_loss_of_your_own(tokens: str, tmp_path: Path) -> None:
+    losses = example("own_student").train(tokens, str(tmp_path / "a.pt"), "400", epochs=4)
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    assert torch.load(tmp_path / "a.pt")["embeddings.weight"].shape == (400, 64)
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> str:
+    folder = tmp_path_factory.mktemp("vectors")
+    base = tiny_teacher("bert")
+    teacher = modules(pooling("mean"), normalize(), base=base, folder=folder / "teacher")
+    made: dict[str, Any] = {"head": "embedding", "logits": "none", "hidden": "none"}
+    return str(dumped(teacher, write_corpus(folder / "c.txt", 40), folder / "v.zarr", **made))
+
+
+@pytest.mark.slow
+def test_a_trainer_of_sentence_transformers(
+    vectors: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+) -> None:
+    train = example("sentence_transformers_trainer").train
+    train(vectors, str(tiny_teacher("electra")), str(tmp_path), epochs=5, batch=8)
+    with open_store(vectors) as opened:
+        texts, wanted = list(opened.texts()), opened.embeddings()
+    found = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    assert found.shape == wanted.shape
+    assert (found * wanted).sum(axis=1).mean() > 0.6  # cosines: both have length 1
+
+
+def test_a_loop_over_vectors_of_texts(vectors: str) -> None:
+    batches = StudentBatches(vectors, "400", student="32x1x2", held_out=0.1)
+    assert batches.options.loss == {"embedding": 1.0, "similarity": 10.0}
+    assert batches.options.batch_texts == 128
+    student = prepare(batches.options, batches.store)[0]
+    distiller, batch = batches.distiller(student), next(iter(batches))
+    losses = distiller(batch)
+    assert list(losses) == ["embedding", "similarity"] and distiller.weighted(losses).requires_grad
+    own, teacher = distiller.sides(batch).of("embedding")[0]
+    assert own.shape == teacher.shape and distiller.vector_head is not None
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_without_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [name])
+    with pytest.raises(SystemExit, match=rf"python .*{name} [A-Z]"):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+NOTEBOOK = EXAMPLES / "three_students.ipynb"
+
+
+def run_cell(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell; return the value of its last line if the line is an expression."""
+    body = ast.parse(source).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), str(NOTEBOOK), "exec"), names)
+    if not isinstance(last, ast.Expr):
+        return None
+    return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
+
+
+@pytest.mark.slow
+def test_three_students(
+    tiny_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("altair")
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "corpus.txt", 40)
+    small = {"TEACHER": tiny_teacher("bert"), "CORPUS": "corpus.txt", "STEPS": 4, "VOCAB": "450"}
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells), "strip the outputs"
+    names: dict[str, Any] = {}
+    run_cell(code[0], names)
+    assert names.keys() >= small.keys()
+    names |= small
+    store, record, students, curves, sizes = (run_cell(each, names) for each in code[1:])
+    assert "<tr><th>size</th>" in store._repr_html_()
+    assert "of document 0" in record._repr_html_()
+    assert {row["folder"] for row in students} == {"text-alone", "states", "modernbert"}
+    assert students._repr_html_().count("<tr>") == 4
+    points = curves.to_dict()["data"]["values"]
+    assert {point["student"] for point in points} == {"text-alone", "states", "modernbert"}
+    assert (
+        all(point["nats"] > 0 for point in points) and len(sizes.to_dict()["data"]["values"]) == 3
+    )
