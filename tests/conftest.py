@@ -10,8 +10,6 @@ Nothing is downloaded. Heavy imports stay inside the fixtures, so that the tests
 - `tiny_store(kind, documents, **options)`: such a teacher's dump of a small corpus -> Path
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """The shared fixtures have the properties that the other tests rely on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@
 - Alignments equal those in the files that `golden/make.py` wrote from stored texts and tokenizers.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

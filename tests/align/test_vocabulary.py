@@ -4,8 +4,6 @@
 - The normalizers of a tokenizer.json give the same text as the library `tokenizers`.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

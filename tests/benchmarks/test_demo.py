@@ -1,7 +1,5 @@
 """The demo with a tiny teacher and a few passages runs the same functions with less work."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of students of sentence embeddings, with a tiny teacher and tiny data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

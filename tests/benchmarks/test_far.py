@@ -1,7 +1,5 @@
 """The benchmark of remote stores runs on a small store in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 - Decoders of each start and loss are trained, scored and listed in a table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

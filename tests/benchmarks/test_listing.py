@@ -1,7 +1,5 @@
 """The list of benchmarks contains each command, and each command that a page names."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -5,8 +5,6 @@
 - The published plans, run from the dump to the scores with tiny texts and numbers.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -5,8 +5,6 @@
 - The benchmark of integrity runs the checks in a separate process and writes their table.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

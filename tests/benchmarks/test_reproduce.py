@@ -1,7 +1,5 @@
 """The miniatures of the sources: their mechanism with a tiny teacher, their words, their data."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The benchmarks of speed with a tiny teacher: the functions that are timed, in this process."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

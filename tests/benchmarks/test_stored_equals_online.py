@@ -1,7 +1,5 @@
 """One trainer has the same loss curve with stored features and with an online teacher."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

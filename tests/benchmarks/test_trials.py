@@ -1,7 +1,5 @@
 """The trials of whole trainings run the same functions with a tiny teacher and a few steps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@
 - Settings for scores in a CrossEncoder folder are applied, or refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 - The first position equals the one that the models of transformers look up.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 - A tokenizer for another language is recognised; scripts without spaces give no warning.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Names of models: folders, aliases, the packaged MiniLM, and one line for each mistake."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@
 - Tables of word vectors as teachers give the vectors of sentence-transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Every block of README and of the site runs unchanged, in order, in a folder with the pages'
 inputs: tiny teachers under the names that the pages use."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -4,8 +4,6 @@
 - Shells complete the commands, options and values that docs/cli.md lists.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

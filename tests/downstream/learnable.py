@@ -1,7 +1,5 @@
 """Small files of each task that a tiny model can learn in a second."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run the `downstream` command as a user types it, and read its scores."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

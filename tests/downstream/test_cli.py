@@ -4,8 +4,6 @@
 - Options as data: Python refuses what the command line refuses, and --help contains every default.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

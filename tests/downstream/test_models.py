@@ -4,8 +4,6 @@
 - A BiLSTM student is fine-tuned, probed and measured like any other checkpoint.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Files of examples: their layouts; teacher-dump and downstream read a file in the same way."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@
 - mteb:NAME is the main score of mteb, on a task defined here without a download.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

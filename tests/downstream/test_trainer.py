@@ -4,8 +4,6 @@
 - Options of an optimiser step in fine-tuning: accumulation, optimizer, number, warm-up.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

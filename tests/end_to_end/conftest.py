@@ -1,8 +1,6 @@
 """Share a corpus, and stores of the corpus and of tasks, between modules; no test may change
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

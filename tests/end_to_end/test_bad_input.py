@@ -7,8 +7,6 @@
   and change nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

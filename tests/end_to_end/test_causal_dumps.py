@@ -1,7 +1,5 @@
 """Stores of causal teachers have the next-token values of transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -5,8 +5,6 @@
   loaded, which takes seconds.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,8 +1,6 @@
 """A decoder with its own weights and vocabulary continues training on a store of another
 teacher."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

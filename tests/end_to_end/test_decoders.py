@@ -4,8 +4,6 @@
   custom loops.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

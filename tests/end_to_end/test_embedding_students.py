@@ -5,8 +5,6 @@
   search the teacher's vectors.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,8 +1,6 @@
 """`--head embedding`, as it is typed: its output, verification and refusals, also with states of
 tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

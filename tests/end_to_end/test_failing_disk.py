@@ -1,8 +1,6 @@
 """A full, read-only or missing disk gives one line without traceback, and the next start
 continues."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

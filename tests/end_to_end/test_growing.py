@@ -5,8 +5,6 @@
 - Documents are forgotten while a student trains from the store: the training ends with a line.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

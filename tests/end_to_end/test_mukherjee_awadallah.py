@@ -8,8 +8,6 @@
   eq. 5 and algorithm 1): its heads use it, losses compare it, and it is saved.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

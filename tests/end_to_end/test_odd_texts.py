@@ -1,8 +1,6 @@
 """Odd texts of every kind run through the whole pipeline: nothing crashes, no character is lost,
 and all invariants hold."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

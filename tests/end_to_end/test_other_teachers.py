@@ -7,8 +7,6 @@
   them.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import string

@@ -5,8 +5,6 @@
 - Rerankers: a number for each pair of texts, and students that CrossEncoder loads.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

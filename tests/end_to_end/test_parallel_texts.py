@@ -1,7 +1,5 @@
 """`--student-column`: the teacher reads a text in one language, the student in another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

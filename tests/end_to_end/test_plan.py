@@ -4,8 +4,6 @@
 - A dump and `info` print which features the default losses do not read, and the list is correct.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

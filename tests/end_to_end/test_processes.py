@@ -1,7 +1,5 @@
 """Several processes together train the same student as one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -4,8 +4,6 @@
 - The students of a sweep on a Ray cluster, of which any process may die.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

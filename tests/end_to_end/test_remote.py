@@ -5,8 +5,6 @@
 - A training from an object store, over a network that loses three of ten answers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -7,8 +7,6 @@
   exit code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

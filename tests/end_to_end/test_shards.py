@@ -1,7 +1,5 @@
 """Several processes make the same store as a single process, also if any of them dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

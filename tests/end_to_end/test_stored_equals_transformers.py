@@ -1,7 +1,5 @@
 """A store has the values of plain transformers, within the error that each codec states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

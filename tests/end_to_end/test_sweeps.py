@@ -1,7 +1,5 @@
 """`student-sweep`: lists of a file, runs that fail, a search, several processes, scores."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

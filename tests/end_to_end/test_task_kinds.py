@@ -4,8 +4,6 @@
 - A tagger with a label for a word's pieces after its first: teacher, store, students, scores.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

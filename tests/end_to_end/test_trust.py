@@ -5,8 +5,6 @@
 - A folder full of canaries takes part in every push and every page, and no canary is published.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -6,8 +6,6 @@
 - The notebook runs cell by cell, and the stored outputs are the outputs of each cell.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import runpy

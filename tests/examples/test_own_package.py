@@ -1,7 +1,5 @@
 """A user's package adds a loss and a kind of student, by entry points or by their modules."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

@@ -6,8 +6,6 @@
 - Pieces as people read them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

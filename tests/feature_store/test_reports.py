@@ -4,8 +4,6 @@
 - `--json`: every command reports the same facts as JSON as in its text output.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

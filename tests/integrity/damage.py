@@ -1,7 +1,5 @@
 """Damaged and sound stores, which `feature-store verify` must distinguish."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import shutil

@@ -6,8 +6,6 @@
 - One kill of each kind; `python -m benchmarks.integrity kills` makes many.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The environment of the tests, and of the processes that run their checks at any length."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Nothing is downloaded. Heavy imports are inside the functions, so that the tests
 `align` start fast.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small folders of sentence-transformers around the tiny teachers, written by that library."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stores of random but realistic data, and the values that were written into them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

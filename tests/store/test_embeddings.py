@@ -1,7 +1,5 @@
 """One vector for each text: written, read, recoded and merged, within the angle of each codec."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -12,8 +12,6 @@
   make it pass. A later format version gets additional stores.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

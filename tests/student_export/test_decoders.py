@@ -1,7 +1,5 @@
 """A decoder is exported to files for other programs, which return the student's own predictions."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """An export runs without torch and agrees with its student; otherwise it is refused."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -5,8 +5,6 @@
 - The libraries that docs/guide/serve.md names load a student's folder, or its export.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

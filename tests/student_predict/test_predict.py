@@ -1,7 +1,5 @@
 """Predictions of a student and of its exports equal transformers and sentence-transformers."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

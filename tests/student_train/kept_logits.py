@@ -1,7 +1,5 @@
 """A teacher's stored logits, for tests of targets and losses."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from teachonce.support.arrays import Array

@@ -1,7 +1,5 @@
 """Stop trainings after a step, as by a kill, and resume them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small trainings: their options, the student at its start, its first batch and its validation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

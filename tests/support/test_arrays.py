@@ -4,8 +4,6 @@
 - Tokens under spans, against a comparison of every token with every span.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, chain
 
 import numpy as np

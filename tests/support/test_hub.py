@@ -5,8 +5,6 @@
 - Licence and languages are entries of a card's metadata, which the hub's own class parses.
 """
 
-from __future__ import annotations
-
 import itertools
 import resource
 import time

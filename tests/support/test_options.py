@@ -5,8 +5,6 @@
   grouped options, the ten most important first, and two examples.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping

@@ -5,8 +5,6 @@
 - Signals that reach Python or a library at a bad moment still stop the command.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

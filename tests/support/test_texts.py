@@ -7,8 +7,6 @@
 - Printed or published text contains no password, no signature and no path.
 """
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

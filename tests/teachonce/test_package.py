@@ -4,8 +4,6 @@
 - The wheel has one top-level package, which works without extras and next to a user's own modules.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import os

@@ -7,8 +7,6 @@
 - Variables of torchrun that are not numbers are refused, each in one line.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os
@@ -89,7 +87,7 @@ class Line(Training):
     def save(self) -> None:
         self.saved.append(copy.deepcopy(self.state()))
 
-    def fit(self) -> Line:
+    def fit(self) -> "Line":
         with stoppable(lambda: "kept") as stop:
             self.run(stop, "line")
         return self

@@ -1,7 +1,5 @@
 """Trackers receive the figures, continue their run after a resume, and never end a training."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -5,8 +5,6 @@
   download.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

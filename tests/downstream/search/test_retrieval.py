@@ -4,8 +4,6 @@
 - retrieval and rerank have the scores of sentence-transformers for the same models and files.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

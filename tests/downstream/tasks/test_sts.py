@@ -1,7 +1,5 @@
 """sts: a bi-encoder learns similarity, and its scores equal plain transformers and numpy."""
 
-from __future__ import annotations
-
 import shutil
 from functools import cache
 from pathlib import Path

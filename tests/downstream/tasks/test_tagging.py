@@ -1,8 +1,6 @@
 """Tagging: words and their first pieces, scores computed by hand, and a tagger and a probe that
 learn."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

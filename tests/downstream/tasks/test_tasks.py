@@ -1,8 +1,6 @@
 """classify, pair and qa: tiny models learn them, scores equal hand computation, and each mistake is
 one line."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

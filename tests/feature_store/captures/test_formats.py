@@ -11,8 +11,6 @@
   d98e8a6, and in `megatron.json` the six best of each token before they were cut and rounded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -4,8 +4,6 @@
 - A whole store as Parquet and as a folder of datasets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -5,8 +5,6 @@
 - Invalid numbers in a capture end in one line with the file and the sample.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

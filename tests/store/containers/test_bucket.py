@@ -1,7 +1,5 @@
 """Stores that are written into a bucket, part by part, equal stores on a disk."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

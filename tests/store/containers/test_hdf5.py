@@ -5,8 +5,6 @@
   in every command.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Networks that fail: passing faults are retried, lasting faults are named, neither is damage."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

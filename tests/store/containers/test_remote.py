@@ -6,8 +6,6 @@
 - A store on a hub is read without a download; the hub is a server on loopback.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress

@@ -5,8 +5,6 @@
 - Arrays are written byte for byte as zarr-python writes them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 - Untrusted stores, forged at random, are refused in one line or read as before.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

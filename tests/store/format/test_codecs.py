@@ -6,8 +6,6 @@
   only its object and its entry in the registry.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@
   to it (FORMAT.md, section 6).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Write the golden stores: `python -m tests.store.golden.make FOLDER` (see test_foreign.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

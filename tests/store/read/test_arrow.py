@@ -1,7 +1,5 @@
 """A store as a table: Arrow batches, Parquet files and datasets equal its records."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

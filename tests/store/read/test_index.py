@@ -1,7 +1,5 @@
 """A store of many parts has an index instead of a list of parts, read page by page."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -5,8 +5,6 @@
 - A cached array equals the stored one, is read once, and takes the memory of its rows alone.
 """
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 from collections.abc import Callable

@@ -7,8 +7,6 @@
 - An open store can be passed to other processes: forked, or spawned with its address.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import multiprocessing

@@ -1,7 +1,5 @@
 """The commands: info, verify, convert, show."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Documents are removed from a store permanently, whatever it contains and whenever it stops."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

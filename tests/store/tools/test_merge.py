@@ -1,7 +1,5 @@
 """Stores of one teacher over several corpora are merged."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex

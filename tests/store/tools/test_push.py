@@ -1,7 +1,5 @@
 """A store is pushed to a hub (a server on loopback) whole or not at all, with a card."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@
 - Unknown files and objects in a store are reported and left alone; a quarantine can be undone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@
 - Stores with valid checksums whose values violate the laws of FORMAT.md are found.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -6,8 +6,6 @@
 - A writer that is killed anywhere, any number of times, produces the same bytes at the end.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import hashlib

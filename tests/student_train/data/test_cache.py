@@ -5,8 +5,6 @@
 - A store's text in the student's tokens is cached between students.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -8,8 +8,6 @@
 - Pooling of runs and of the maps between them equals hand computation; padding changes nothing.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from itertools import pairwise

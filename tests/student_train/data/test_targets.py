@@ -7,8 +7,6 @@
   for teachers that know the next token.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

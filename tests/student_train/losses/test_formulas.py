@@ -7,8 +7,6 @@
 - Losses of text vectors equal hand computation, and are invariant where they must be.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

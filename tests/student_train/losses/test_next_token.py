@@ -1,7 +1,5 @@
 """The losses of next tokens, against their definitions in NumPy over the whole vocabulary."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -5,8 +5,6 @@ become means over G, as a training draws its batches from the data set; everythi
 equation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

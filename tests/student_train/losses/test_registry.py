@@ -4,8 +4,6 @@
 - Every loss has finite values and gradients if one side is almost empty.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from inspect import Parameter, signature

@@ -5,8 +5,6 @@
 - A vocabulary of lower-cased words between spaces, for the RNN of Mukherjee & Awadallah 2019.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Decoders that start from layers of a teacher, cut to their sizes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@
   needs less memory.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@
 - A pruned vocabulary gives the same pieces as the whole one for text whose pieces it retains.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import string

@@ -5,8 +5,6 @@
 - The choice of a sweep's best student, and sweeps without a comparable score.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,8 +1,6 @@
 """A student's folder has the same outputs in transformers 4, transformers 5 and
 sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A student is pushed to a hub, a server on loopback, and loads from there by its name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

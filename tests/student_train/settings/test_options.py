@@ -5,8 +5,6 @@
 - `--align` by loss: parsing, the recorded settings, and refusals.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

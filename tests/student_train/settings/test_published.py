@@ -9,8 +9,6 @@
   paper next to it. test_published_formulas.py computes the losses from their equations.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Recipes: every recipe of the package can be started; recipes of users are checked in the same
 way."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

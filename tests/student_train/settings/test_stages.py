@@ -1,7 +1,5 @@
 """Stages: trained weights, their sequences, frozen weights; a resumed training gives the same."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

@@ -4,8 +4,6 @@
 - The table of trained students: ranked, with the settings that differ, escaped in a notebook.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

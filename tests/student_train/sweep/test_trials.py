@@ -5,8 +5,6 @@
   line.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

@@ -7,8 +7,6 @@
 - Dropout is active in training only, the same after a stop, and recorded with the student.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -9,8 +9,6 @@
 - The student makes text vectors of unmasked text, as the teacher does, with any other loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace

@@ -5,8 +5,6 @@
 - `--log`: a tracker receives the content of metrics.jsonl.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

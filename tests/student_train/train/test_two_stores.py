@@ -1,7 +1,5 @@
 """One student of two teachers: of one vocabulary or of two, each through its own tokens."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

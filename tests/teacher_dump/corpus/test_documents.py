@@ -5,8 +5,6 @@
 - Sources that are not plain files: datasets of the hub and the docstrings of Python.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -4,8 +4,6 @@
 - Pairs of texts in two columns of a table, of every kind of table, and what is refused.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -5,8 +5,6 @@
 - The progress messages of a dump.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

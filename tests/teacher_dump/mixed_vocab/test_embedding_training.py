@@ -5,8 +5,6 @@
 - Training of the embeddings: the loss falls, and a stopped training continues.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -5,8 +5,6 @@
 - Stage II: a student starts from the stored embeddings and trains from the store alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -4,8 +4,6 @@
 - `--precision auto` is bf16 on a CPU that multiplies bfloat16, if the outputs agree.
 """
 
-from __future__ import annotations
-
 import ctypes
 import resource
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 - Values read from the logits equal a float64 reference.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@
 - Words are counted in the corpus; rare words are masked more often, equally for every teacher.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

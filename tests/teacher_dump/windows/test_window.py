@@ -6,8 +6,6 @@
 - Texts longer than the window have the tokens of transformers' truncation.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from copy import copy
 from typing import Any
