@@ -30,7 +30,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.downstream.support import done, refused
-from tests.downstream.tasks.test_sts import alike
+from tests.downstream.tasks.test_tasks import alike
 from tests.downstream.test_models import scored
 from tests.end_to_end.support import ok
 from tests.making.dumps import dumped

@@ -25,7 +25,7 @@ from teachonce.downstream.speed import MeasuredModel, peak_memory
 from teachonce.downstream.tasks.sts import SentenceSimilarity
 from tests.downstream.learnable import asked, classified, paired, write_tagged
 from tests.downstream.support import done, refused, run, scores_of
-from tests.downstream.tasks.test_sts import alike
+from tests.downstream.tasks.test_tasks import alike
 from tests.end_to_end.support import Words, says
 from tests.making.decoders import save_decoder
 from tests.making.models import Teachers

@@ -44,7 +44,7 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import classified, table, write_tagged
-from tests.downstream.tasks.test_sts import alike
+from tests.downstream.tasks.test_tasks import alike
 from tests.end_to_end.support import refused as refused_by
 from tests.end_to_end.test_resume import last_line, wait_for
 from tests.hub_contents import wrong_in_card

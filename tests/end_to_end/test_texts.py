@@ -1,19 +1,41 @@
-"""A store has the values of plain transformers, within the error that each codec states."""
+"""Stores have the values of plain transformers, for odd texts and for texts in two languages.
 
+- A store has the values of plain transformers, within the error that each codec states.
+- Odd texts of every kind run through the whole pipeline: nothing crashes, no character is lost, and
+  all invariants hold.
+- `--student-column`: the teacher reads a text in one language, the student in another.
+"""
+
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from teachonce.align import FlatText, Tokens, align_span
+from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, Record, open_store
+from teachonce.store.tools.verify import verify
+from teachonce.student_train.cli import main as student_train
 from teachonce.support.arrays import Array
+from teachonce.teacher_dump.cli import main as teacher_dump
+from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.masked_views import MaskVocabulary, masked_input, word_spans
-from tests.making.dumps import dumped, write_corpus
+from tests.align.support import check_laws
+from tests.end_to_end.support import Words, ok, refused, says
+from tests.end_to_end.test_embedding_students import encoded
+from tests.integrity.odd_texts import KINDS, ODD, check_documents, odd_texts, run
+from tests.making.dumps import dump_options, dumped, write_corpus
 from tests.making.models import Teachers
 from tests.making.texts import SENTENCES
+from tests.teacher_dump.windows.cutting import cut_windows
 
 SEED = 3
 CASES = [
@@ -226,3 +248,149 @@ def test_logits_of_a_slice_from_the_head(
         assert (np.abs(got - want[:, pieces]) <= relative * size + 1e-5).all()
         partition = np.logaddexp.reduce(want, axis=1)
         np.testing.assert_allclose(logits.log_partition, partition, rtol=1e-5, atol=1e-5)
+
+
+Tokenizers = dict[str, Any]
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=30),
+        st.text(st.characters(), max_size=10),  # lone surrogates, too
+        st.lists(st.sampled_from(ODD), max_size=12).map("".join),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(make_tokenizer: Callable[[str], Any]) -> Tokenizers:
+    return {kind: make_tokenizer(kind) for kind in KINDS}
+
+
+def test_generated_texts(tmp_path: Path, tokenizers: Tokenizers) -> None:
+    texts = list(odd_texts(seed=1, count=300))
+    counts = run(texts, tmp_path, tokenizers)
+    assert counts["windows"] > len(texts) and counts["tokens"] > 10 * len(texts)
+
+
+@pytest.mark.slow
+@given(TEXTS, st.sampled_from(KINDS))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_texts(tokenizers: Tokenizers, texts: list[str], teacher: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run(["a story", *texts], Path(folder), tokenizers, (teacher,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_word_of_a_huge_number_of_characters(tokenizers: Tokenizers, kind: str) -> None:
+    word = "xé" * 100_000
+    windows = cut_windows(word, tokenizers[kind], 512)
+    assert "".join(window.text for window in windows) == word
+
+
+def test_what_is_checked_does_find_things(tokenizers: Tokenizers) -> None:
+    text = "The story of the lighthouse keeper. " * 30
+    windows = cut_windows(text, tokenizers["bpe"], 48)
+    check_documents([text], windows, tokenizers["bpe"])
+    with pytest.raises(AssertionError):
+        check_documents([text], windows[:2] + windows[3:], tokenizers["bpe"])
+    encoding = tokenizers["bpe"].backend_tokenizer.encode(text)
+    tokens = Tokens.of([encoding.ids], [encoding.offsets], [encoding.special_tokens_mask])
+    flat = FlatText.of([text])
+    found = align_span(flat, tokens, tokens)
+    check_laws(flat, tokens, tokens, found)
+    shifted = type(found)(found.teacher[:-1], found.student[1:])
+    with pytest.raises(AssertionError):
+        check_laws(flat, tokens, tokens, shifted)
+    with pytest.raises(AssertionError):
+        check_laws(flat, tokens, tokens, type(found)(found.teacher[::-1], found.student[::-1]))
+    assert np.array_equal(found.teacher, found.student)
+
+
+PAIRS = (
+    ("The old keeper lights the lamp.", "Старый смотритель зажигает лампу."),
+    ("A story is never finished.", "История никогда не кончается."),
+    ("She counted the ships in the harbour.", "Она считала корабли в гавани."),
+    ("The student learns from the teacher.", "Ученик учится у учителя."),
+    ("Nobody knows why the clock stopped.", "Никто не знает, почему часы остановились."),
+    ("Rivers carry stones.", "Реки несут камни."),
+    ("The trains leave for the north.", "Поезда уходят на север."),
+    ("In the library they keep maps.", "В библиотеке хранятся карты."),
+)
+COLUMNS = ("--text-column", "en", "--student-column", "ru")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    path.write_text("ru\ten\n" + "".join(f"{ru}\t{en}\n" for en, ru in PAIRS), encoding="utf-8")
+    return path
+
+
+def typed(embedder: Path, table: Path, out: Path) -> Words:
+    return ("--model", embedder, "--corpus", table, "--out", out, "--device", "cpu")
+
+
+def test_vectors_of_one_text_beside_the_other(embedder: Path, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.zarr"
+    words = (*typed(embedder, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
+    message = ok(teacher_dump, *words, "--prompt", "query")
+    says(message, "embedding of width 32 (mean, length 1, prompt 'find: ', of column en)")
+    store = open_store(out)
+    assert list(store.texts()) == [f"find: {ru}" for _, ru in PAIRS]
+    english = encoded(embedder, [en for en, _ in PAIRS], prompt_name="query")
+    assert np.allclose(store.embeddings(), english, atol=2e-5)
+    assert store.identity["corpus"]["text_column"] == "en"
+    assert store.identity["corpus"]["student_column"] == "ru"
+    assert verify(out).problems == []
+    says(ok(feature_store, "info", out), "of length 1, prompt 'find: ', of a parallel text")
+    line = refused(feature_store, "verify", out, "--model", embedder)
+    says(line, "does not hold the texts of its vectors", "verify it without --model")
+
+
+def test_processes_that_share_a_dump_make_the_same_store(
+    embedder: Path, table: Path, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {
+        "head": "embedding", "logits": None, "text_column": "en", "student_column": "ru",
+        "part_tokens": 40,
+    }  # fmt: skip
+    one, two = tmp_path / "one.zarr", tmp_path / "two.zarr"
+    dumped(embedder, table, one, **asked)
+    share(dump_options(embedder, table, two, **asked), Shard(0, 1))
+    assert len(open_store(two).manifest.parts) > 2
+    contents = {open_store(path).manifest.content() for path in (one, two)}
+    assert len(contents) == 1
+
+
+@pytest.mark.slow
+def test_a_student_of_one_language_finds_what_the_teacher_says_of_another(
+    embedder: Path, table: Path, tmp_path: Path
+) -> None:
+    """With a store of the teacher's own language it learns both."""
+    stores = tmp_path / "ru.zarr", tmp_path / "en.zarr"
+    for path, columns in zip(stores, (COLUMNS, ("--text-column", "en")), strict=True):
+        ok(teacher_dump, *typed(embedder, table, path), "--head", "embedding", *columns)
+    both = [word for path in stores for word in ("--store", path)]
+    ok(
+        student_train, *both, "--out", tmp_path / "s", "--vocab", "300", "--student", "32x1x2",
+        "--device", "cpu", "--steps", "150", "--batch-texts", "8", "--lr", "0.006",
+        "--held-out", "0",
+    )  # fmt: skip
+    wanted = encoded(embedder, [en for en, _ in PAIRS])
+    for side in (0, 1):
+        found = encoded(tmp_path / "s", [pair[side] for pair in PAIRS])
+        assert (found * wanted).sum(axis=1).mean() > 0.95
+        # A teacher with random weights has nearly the same outputs for all texts, so only the
+        # differences identify a text.
+        rest, other = (vectors - vectors.mean(axis=0) for vectors in (found, wanted))
+        places = (rest @ (other / np.linalg.norm(other, axis=1, keepdims=True)).T).argmax(axis=1)
+        assert (places == np.arange(len(PAIRS))).mean() > 0.8
+
+
+def test_texts_without_another(embedder: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half.tsv"
+    half.write_text("en\tru\nRivers carry stones.\t\n", encoding="utf-8")
+    given = (*typed(embedder, half, tmp_path / "a.zarr"), "--head", "embedding", *COLUMNS)
+    message = "the second text of pair 1 is empty ('Rivers carry stones. | ')"
+    says(refused(teacher_dump, *given), message, "; fill it in, or remove the row")
