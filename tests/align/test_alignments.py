@@ -376,16 +376,13 @@ def tokens_of(kind: str) -> Tokens:
     return Tokens(**{name: np.array(kept[name], dtype) for name, dtype in dtypes.items()})
 
 
-def vocabulary_of(kind: str) -> Vocabulary:
-    return Vocabulary.from_tokenizer_json((FOLDER / f"{kind}.json").read_text(encoding="utf-8"))
-
-
 @pytest.mark.parametrize(
     "kept", GOLDEN["alignments"], ids=lambda kept: f"{kept['teacher']}-{kept['student']}"
 )
 def test_golden(kept: dict[str, Any]) -> None:
     kinds = kept["teacher"], kept["student"]
-    vocabulary = VocabularyMap.between(*map(vocabulary_of, kinds))
+    files = ((FOLDER / f"{kind}.json").read_text(encoding="utf-8") for kind in kinds)
+    vocabulary = VocabularyMap.between(*map(Vocabulary.from_tokenizer_json, files))
     text, sides = FlatText.of(GOLDEN["texts"]), (tokens_of(kinds[0]), tokens_of(kinds[1]))
     found = alignments_of(text, sides, vocabulary, kept["reduce_max_length"])
     assert found | dict(zip(("teacher", "student"), kinds, strict=True)) == kept

@@ -6,7 +6,6 @@
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,7 @@ def rows_of(results: Path) -> list[list[str]]:
 
 @pytest.mark.apart
 def test_decoders_of_each_start_and_loss(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoders, "BOOKS", {"choosing": 0, "scored": 1000})
     monkeypatch.setattr(decoders, "LENGTH", 1000)

@@ -8,9 +8,7 @@
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,6 +33,7 @@ from teachonce.support.options import scoped
 from tests.benchmarks.test_reproduce import in_this_process
 from tests.end_to_end.support import ok, refused
 from tests.making.dumps import LATIN_AND_CYRILLIC, write_corpus
+from tests.making.models import Tokenizers
 
 LANGUAGES = ("de", "sk")
 MEASURES = {
@@ -230,7 +229,7 @@ SOURCES = sorted({table.partition("-")[0] for table in ARMS})
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Callable[[str], Any]) -> Path:
+def teacher(tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Tokenizers) -> Path:
     from transformers import BertConfig, BertForMaskedLM
 
     folder, tokenizer = tmp_path_factory.mktemp("teacher"), make_tokenizer("wordpiece")

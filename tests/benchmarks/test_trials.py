@@ -28,10 +28,11 @@ from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 
 
 @pytest.fixture(scope="module")
-def base(tiny_teacher: Callable[..., Path], corpus: Path) -> TrainOptions:
+def base(tiny_teacher: Teachers, corpus: Path) -> TrainOptions:
     store = corpus.with_name("store.zarr")
     teacher = str(tiny_teacher("bert"))
     dump(DumpOptions(model=teacher, corpus=(str(corpus),), out=store, views=2, limit=4000))

@@ -19,6 +19,7 @@ from tests.docs.pages import PAGES, blocks_of, ours
 from tests.downstream.search.collections import collection
 from tests.end_to_end.test_pairs import reader_of_pairs
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
 from tests.making.texts import ENGLISH, RUSSIAN
 
@@ -82,7 +83,7 @@ def tables(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def house(
     tmp_path_factory: pytest.TempPathFactory,
-    tiny_teacher: Callable[..., Path],
+    tiny_teacher: Teachers,
     make_tokenizer: Callable[..., Any],
 ) -> Path:
     """Make a folder with teachers, texts and tables under the names of the pages."""
@@ -134,10 +135,6 @@ def run(words: list[str]) -> None:
         Path(to[0]).write_text(result.stdout, "utf-8")
 
 
-def names_in_first_line(text: str) -> str:
-    return text.partition("\n")[0].removeprefix("# ")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "without"),
@@ -170,7 +167,8 @@ def test_the_blocks_of_a_page_run(
     names = dict[str, Any]()  # a block continues the previous one
     for block in blocks_of(page):
         if block.language == "toml":
-            Path(names_in_first_line(block.text)).write_text(block.text, "utf-8")
+            name = block.text.partition("\n")[0].removeprefix("# ")
+            Path(name).write_text(block.text, "utf-8")
         elif block.language == "python" and block.run:
             exec(compile(block.text, page, "exec"), names)
         elif block.language == "sh" and block.run:

@@ -173,11 +173,6 @@ def test_student_without_out_goes_beside_the_store(store: Path) -> None:
 NATS = "valid_mlm_per_character"
 
 
-def table_of(run: Path, out: Path) -> str:
-    assert "nats/character" in ok(downstream, "--task", "table", run, "--out", out)
-    return (out / "scores.json").read_text()
-
-
 @pytest.mark.slow
 def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[str] = []
@@ -215,7 +210,9 @@ def test_sweep(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "valid_loss" not in headings  # with other losses, so another quantity
     best = f"best      {by_nats[0]['folder']}: {NATS} {by_nats[0][NATS]:.5g} (nats per character,"
     assert best in said and "comparable between vocabularies and losses" in said
-    joined = json.loads(table_of(out, out.parent / "joined"))["rows"]
+    table = out.parent / "joined"
+    assert "nats/character" in ok(downstream, "--task", "table", out, "--out", table)
+    joined = json.loads((table / "scores.json").read_text())["rows"]
     assert [row["model"] for row in joined] == [str(out / row["folder"]) for row in by_nats]
     assert joined[0]["mean"]["held-out"] == {"nats/character": by_nats[0][NATS]}
     assert json.loads(invoke(student_sweep, *words, "--json").stdout) == by_nats
@@ -475,12 +472,6 @@ SCORE = """
 """
 
 
-def cases(lines: str) -> list[tuple[list[str], list[str]]]:
-    """Run the words of each line, and check the whole error message."""
-    split = (line.split(" | ") for line in lines.strip().splitlines())
-    return [(words.split(), printed) for words, *printed in split]
-
-
 @pytest.mark.slow
 def test_a_torchvision_for_another_torch_is_one_line(
     tmp_path: Path, tiny_teacher: Teachers
@@ -534,8 +525,9 @@ def test_mistakes_are_reported_before_torch_is_loaded(
         ("teachonce.student_predict.cli", [], PREDICT),
         ("teachonce.downstream.cli", ["--out", "out"], SCORE),
     ):
-        for words, printed in cases(lines):
-            typed.append((module, [*base, *words]))
+        for line in lines.strip().splitlines():
+            words, *printed = line.split(" | ")
+            typed.append((module, [*base, *words.split()]))
             expected.append(printed)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(typed)],

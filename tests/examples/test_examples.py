@@ -34,6 +34,7 @@ from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, Words, ok, refused, says
 from tests.examples.loading import EXAMPLES, example
 from tests.making.dumps import dumped, write_corpus
+from tests.making.models import Teachers
 from tests.making.sentence_folders import modules, normalize, pooling
 from tests.making.stores import features_of, make_store
 
@@ -69,7 +70,7 @@ def test_it_needs_nothing_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> str:
+def tokens(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> str:
     folder = tmp_path_factory.mktemp("examples")
     corpus = write_corpus(folder / "corpus.txt", 60)
     return str(dumped(tiny_teacher("bert"), corpus, folder / "a.zarr"))
@@ -102,7 +103,7 @@ def test_a_module_and_a_loss_of_your_own(tokens: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def vectors(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[..., Path]) -> str:
+def vectors(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> str:
     folder = tmp_path_factory.mktemp("vectors")
     base = tiny_teacher("bert")
     teacher = modules(pooling("mean"), normalize(), base=base, folder=folder / "teacher")
@@ -112,7 +113,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[...
 
 @pytest.mark.slow
 def test_a_trainer_of_sentence_transformers(
-    vectors: str, tiny_teacher: Callable[..., Path], tmp_path: Path
+    vectors: str, tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     train = example("sentence_transformers_trainer").train
     train(vectors, str(tiny_teacher("electra")), str(tmp_path), epochs=5, batch=8)

@@ -88,10 +88,6 @@ def test_it_shows_what_the_store_has(store: Path, written: Path) -> None:
                 assert "".join(texts) == ("".join(own) if name != "reduce" else own[0])
 
 
-def lit(page: Any, side: str) -> list[str]:
-    return list(page.locator(f".lattice:visible .{side} .token.lit").all_inner_texts())
-
-
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)])
 def test_a_page_in_a_browser(store: Path, written: Path, size: tuple[int, int], dark: bool) -> None:
     shown, record = data_of(written)["sequences"][0], open_store(store)[NUMBERS[0]]
@@ -103,7 +99,7 @@ def test_a_page_in_a_browser(store: Path, written: Path, size: tuple[int, int], 
         assert token.all_inner_texts() == [row[0] for row in shown["teacher"]]
         run = next(each for each in shown["runs"]["span"] if each[3] - each[2] > 1)
         token.nth(run[0]).hover()
-        assert lit(first, "student") == [
+        assert first.locator(".lattice:visible .student .token.lit").all_inner_texts() == [
             row[0] for row in shown["students"]["own"][run[2] : run[3]]
         ]
         token.nth(run[0]).click()

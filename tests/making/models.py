@@ -139,7 +139,7 @@ def _trained_tokenizer(kind: str) -> Any:
     )
 
 
-def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str, ...] = ()) -> Any:
+def random_model(kind: str, tokenizer: Any, head: str, labels: tuple[str, ...] = ()) -> Any:
     """Return a random model with a head: 4 layers, hidden size 32, 4 attention heads."""
     import torch
     import transformers

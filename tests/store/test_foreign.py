@@ -37,13 +37,12 @@ from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.examples.loading import EXAMPLES, example
 from tests.integrity.damage import problems
-from tests.making.stores import features_of, make_store
+from tests.making.stores import Copy, Made, features_of, make_store
 from tests.store import reference_reader
 from tests.store.golden.make import STORES, values_of
 from tests.store.reference_reader import Store
 from tests.store.rewriting import rewrite_h5, rewrite_zarr, write_shard
 
-Made = Callable[..., Any]
 EXAMPLE = EXAMPLES / "read_store.py"
 
 
@@ -394,7 +393,6 @@ GOLDEN = Path(__file__).parent / "golden"
 OTHER = os.environ.get("TEACHONCE_OTHER_ZARR")  # a Python with another release of zarr
 REWRITE = {"zarr": rewrite_zarr, "h5": rewrite_h5}
 SEEDS = int(os.environ.get("TEACHONCE_SEEDS", "1"))
-Copy = Callable[..., Path]
 
 
 def small(codec: str = "default", tier: str = "topk") -> Features:

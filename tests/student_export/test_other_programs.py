@@ -28,11 +28,11 @@ from transformers import (
 from tests.browser import opened
 from tests.docs.pages import blocks_of
 from tests.making.environment import borrowing_python
+from tests.making.models import Teachers
 from tests.student_export.test_export import (
     EXAMPLE,
     TEXTS,
     UNMEASURED,
-    Teacher,
     by_example,
     embedder,
     run,
@@ -57,7 +57,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.apart
-def test_it_finds_lines_in_a_browser(tiny_teacher: Teacher, tmp_path: Path) -> None:
+def test_it_finds_lines_in_a_browser(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """A search in a browser finds lines. `apart`, as it fetches transformers.js from npm."""
     npm = shutil.which("npm") or pytest.skip("needs npm")
     site, modules = tmp_path / "site", tmp_path / "node_modules"
@@ -114,7 +114,7 @@ def by_node(script: Path, folder: Path, *texts: str) -> list[Any]:
 @pytest.mark.apart
 @pytest.mark.parametrize("kind", [*KINDS, "embedder"])
 def test_node_answers_as_student_predict(
-    kind: str, script: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, script: Path, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Node has the results of student-predict. `apart`, as it fetches transformers.js from npm."""
     monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: UNMEASURED)
@@ -203,7 +203,7 @@ print(json.dumps(found, default=float))
 
 @pytest.mark.apart
 def test_the_page_runs_with_optimum(
-    student: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    student: Path, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's code runs with Optimum. `apart`, as Optimum needs transformers 4, in a separate
     environment."""

@@ -143,18 +143,15 @@ def environment(built: Path) -> Path:
 def test_the_wheel_holds_one_package_and_its_data(built: Path) -> None:
     names = set(zipfile.ZipFile(next(built.glob("*.whl"))).namelist())
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"teachonce"}
+    links = [path.name for path in (ROOT / "teachonce").iterdir() if path.is_symlink()]
     sources = {
         str(path.relative_to(ROOT))
-        for folder in ("teachonce", *(f"teachonce/{link.name}" for link in _links()))
+        for folder in ("teachonce", *(f"teachonce/{link}" for link in links))
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert "teachonce/store/FORMAT.md" in sources and "teachonce/py.typed" in sources
     assert {name for name in names if ".dist-info/" not in name} == sources
-
-
-def _links() -> list[Path]:
-    return [path for path in (ROOT / "teachonce").iterdir() if path.is_symlink()]
 
 
 def test_the_sdist_has_the_pages_and_no_test(built: Path) -> None:

@@ -31,9 +31,8 @@ from teachonce.store.containers.hdf5.tree import FILE_ALTERED, Hdf5File, Hdf5Sou
 from teachonce.store.tools.verify import verify
 from tests.integrity.damage import flip_in
 from tests.integrity.forged_hdf5 import _anatomy, forge_block
-from tests.making.stores import copied
+from tests.making.stores import Copy, Made, copied
 
-Made = Callable[..., Any]
 PACKINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checksum": {"fletcher32": True},
@@ -175,7 +174,6 @@ def test_threads_read_one_array_at_once(made: Made) -> None:
     assert all((values == expected).all() for values in found)
 
 
-Copy = Callable[..., Path]
 IDS = "parts/0/token/id"
 
 

@@ -32,6 +32,7 @@ from teachonce.support.errors import UserError
 from tests.end_to_end.support import ok, refused
 from tests.hub_contents import Hub
 from tests.hub_server import asked_by_this_process, serving
+from tests.making.stores import Made
 from tests.rough_network import KEYS
 from tests.store.dying import Killed
 
@@ -92,9 +93,6 @@ def test_an_endless_answer_is_read_to_its_bound(monkeypatch: pytest.MonkeyPatch)
     ):
         open_store(url)
     assert 0 < max(SENT) < 2**25  # for one request: the limit, and the buffers of both sockets
-
-
-Made = Callable[..., Any]
 
 
 def test_without_credentials_the_remedy_is_reported(

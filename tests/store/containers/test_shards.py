@@ -40,6 +40,7 @@ from teachonce.store.containers.zarr.zarr_python import ZarrSlices
 from teachonce.store.format.codecs.codec import DENSE, FAST, LEAN, Packing
 from teachonce.store.format.layout import ArraySpec, dimension_names
 from teachonce.support.arrays import Array
+from tests.making.stores import Made
 from tests.store.containers.shard_files import (
     Shuffle,
     blosc,
@@ -55,7 +56,6 @@ from tests.store.read.test_stream import printed
 from tests.store.rewriting import write_shard
 from tests.store.test_foreign import arrays_of
 
-Made = Callable[..., Any]
 VALUE_TYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
 
 

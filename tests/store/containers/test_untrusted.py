@@ -25,9 +25,8 @@ from teachonce.store.format.manifest import seal_checksum
 from teachonce.store.tools.verify import verify
 from tests.integrity.forged_json import mutated, places
 from tests.integrity.forgery import HOW, Watch, in_process
+from tests.making.stores import Copy
 from tests.store.rewriting import zarr_array
-
-Copy = Callable[..., Path]
 
 
 def edit_root(path: Path, **changes: Any) -> None:

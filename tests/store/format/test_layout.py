@@ -27,7 +27,6 @@ from tests.store.rewriting import seal_again, write_shard, zarr_array
 
 KINDS = ("topk", "ranked-topk", "sample", "head", "classification", "tagging", None)
 COUNTS = Counts(5, 41, 401, 97, (0, 11), (61, 67))
-Copy = Callable[..., Path]
 
 
 @pytest.mark.parametrize("codec", ("exact", "default", "small"))

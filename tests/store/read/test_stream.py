@@ -38,6 +38,8 @@ from tests.integrity.damage import flip_in
 from tests.integrity.laundering import alter
 from tests.making.stores import (
     SMALL,
+    Copy,
+    Made,
     begin,
     features_of,
     make_part,
@@ -132,7 +134,6 @@ PERMUTATION = [5, 6, 3, 2, 1, 0, 4, 7]
 BLOCKS = [5, 1, 2, 7, 6, 4, 0, 8, 3]
 
 
-Made = Callable[..., Any]
 BATCH = 60
 LENGTH, WIDTH = 200, 1024  # the states of a sequence are larger than a gap that is read through
 
@@ -218,7 +219,6 @@ def test_each_share_checks_parts_of_its_own(copy: Callable[..., Path]) -> None:
     assert [finds(first) for first in range(3)] == [False, True, False]
 
 
-Copy = Callable[..., Path]
 FORGED = ["altered file manifest/zarr.json"]  # by `edit_manifest`, whatever the edit
 STARTS = "parts/1/sequence/token_start"
 

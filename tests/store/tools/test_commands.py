@@ -33,6 +33,7 @@ from tests.making.stores import (
     IDENTITY,
     LABELS,
     SMALL,
+    Made,
     begin,
     features_of,
     make_part,
@@ -40,8 +41,6 @@ from tests.making.stores import (
     put_part,
     unfinished,
 )
-
-Made = Callable[..., Any]
 
 
 def run(*arguments: object) -> Result:

@@ -29,7 +29,7 @@ from teachonce.support import files
 from teachonce.support.errors import UserError
 from teachonce.support.lease import lease_path
 from tests.integrity.damage import flip, flip_in
-from tests.making.stores import SMALL, begin, make_part, put_part, unfinished
+from tests.making.stores import SMALL, Copy, begin, make_part, put_part, unfinished
 from tests.store.containers.test_untrusted import edit_root
 from tests.store.dying import Killed, dies_at
 from tests.store.tools.test_commands import run
@@ -351,9 +351,6 @@ def test_stores_without_entries_at_the_root(store: Path) -> None:
     flip_ids(store, 1)
     assert repair(store)[0] == PARTS - 1
     assert made_again(store) == {1} and verify(store).problems == []
-
-
-Copy = Callable[..., Path]
 
 
 def outside(folder: Path) -> dict[str, bytes]:

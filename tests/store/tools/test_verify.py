@@ -30,11 +30,10 @@ from teachonce.support.arrays import Array
 from tests.integrity.damage import damaged, good_stores, problems, random_flips
 from tests.integrity.damage import small_store as make_small_store
 from tests.integrity.support import memory_folder
-from tests.making.stores import SMALL, TOKENIZER, stores_in, unfinished
+from tests.making.stores import SMALL, TOKENIZER, Copy, stores_in, unfinished
 
 EXT = ("zarr", "h5")
 FLIPS = 60
-Copy = Callable[..., Path]
 
 
 @pytest.mark.parametrize("ext", EXT)

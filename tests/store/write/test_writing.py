@@ -69,7 +69,9 @@ def contents(path: Path) -> dict[str, str]:
             data = data.replace(fs.source.attributes()["checksum"].encode(), b"-" * 64)
         elif file == path:
             data = _blanked(file)
-        digests[str(file.relative_to(path.parent))[len(path.name) :]] = digest(data)
+        digests[str(file.relative_to(path.parent))[len(path.name) :]] = hashlib.sha256(
+            data
+        ).hexdigest()
     fs.close()
     return digests
 
@@ -82,10 +84,6 @@ def _blanked(file: Path) -> bytes:
             for key in ("created", "checksum"):
                 opened.attrs.modify(key, np.bytes_(b"-" * len(opened.attrs[key])))
         return copy.read_bytes()[: file.stat().st_size - 32]
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 @pytest.mark.parametrize("ext", EXT)

@@ -207,11 +207,6 @@ def render(template: str, messages: list[dict[str, str]]) -> str:
     return str(with_template(template).apply_chat_template(messages, tokenize=False))
 
 
-def own_template(template: str) -> OwnTemplate:
-    store = mock.Mock(meta={"created": "2026-01-31T12:00:00Z"})
-    return OwnTemplate(with_template(template), store)
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_contents_and_their_tokens_stay(data: st.DataObject) -> None:
@@ -233,7 +228,8 @@ def test_contents_and_their_tokens_stay(data: st.DataObject) -> None:
     teacher = Tokens(np.array(found["input_ids"]), offsets, special, start)
     marked = st.lists(st.booleans(), min_size=count, max_size=count)
     learnt = np.array(data.draw(marked), bool)
-    own = own_template(ours)
+    store = mock.Mock(meta={"created": "2026-01-31T12:00:00Z"})
+    own = OwnTemplate(with_template(ours), store)
     try:
         (read,), moved, marks = own.read([chat], teacher, learnt)
     except UserError as error:

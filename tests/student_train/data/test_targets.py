@@ -509,10 +509,7 @@ def test_probabilities_of_runs_are_those_of_transformers(
         tokenize(batches.collator.tokenizer, raw.texts), batches.collator.vocabulary, 512,
     )  # fmt: skip
     student, runs = sides.align("bytes")
-    wanted = _sums(steps, runs.teacher, ~np.isin(runs.teacher[:, 0], raw.start[:-1]))
+    inside = runs.teacher[~np.isin(runs.teacher[:, 0], raw.start[:-1])]
+    wanted = [float(steps[low:high].sum()) for low, high in inside]
     assert len(student.ids) and len(wanted) > 50
     np.testing.assert_allclose(targets.logprobs.numpy(), wanted, atol=0.02)
-
-
-def _sums(steps: Array, runs: Array, inside: Array) -> list[float]:
-    return [float(steps[low:high].sum()) for low, high in runs[inside]]

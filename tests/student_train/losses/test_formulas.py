@@ -35,8 +35,6 @@ from teachonce.student_train.losses.registry import named
 from teachonce.student_train.losses.vectors import SHARPNESS, similarity, similarity_kl
 from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits, teacher_logits
 
-LN2 = math.log(2)
-
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), slots=st.integers(1, 3))
