@@ -90,7 +90,7 @@ def test_steps(base: TrainOptions) -> None:
 
 @pytest.mark.slow
 def test_what_a_gpu_is_measured_by(
-    tiny_teacher: Teachers, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command itself runs on a CPU at toy size."""
     small: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}

@@ -26,7 +26,7 @@ from tests.integrity.hostile_hubs import _judged, ended, given_in
 
 
 @pytest.mark.apart
-def test_the_table(tmp_path: Path) -> None:
+def test_the_table() -> None:
     counts = {"flips": 0, "stores": 2, "forgeries": 0, "characters": 640, "texts": 20}
     counts |= {"launderings": 30, "edits": 0, "tokenizers": 0, "networks": 2}
     rows, wrong = trials.checked(3, **counts)

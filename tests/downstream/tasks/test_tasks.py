@@ -523,9 +523,7 @@ def test_it_learns_and_a_kept_model_scores_as_it_did(
     assert again["mean"]["test"] == pytest.approx(tuned, abs=1e-3)
 
 
-def test_the_loss_is_the_squared_error_of_the_cosine(
-    tiny_teacher: Teachers, tmp_path: Path
-) -> None:
+def test_the_loss_is_the_squared_error_of_the_cosine(tiny_teacher: Teachers) -> None:
     """Scores from 2 to 7 are 0 to 1. The texts of a batch differ in length."""
     folder, task = tiny_teacher("roberta"), SentenceSimilarity()
     pairs = [

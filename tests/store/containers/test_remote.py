@@ -304,7 +304,7 @@ def test_verify_reads_a_store_on_the_hub(pushed: tuple[Hub, Path]) -> None:
 
 
 def test_what_is_not_there_is_reported(
-    pushed: tuple[Hub, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pushed: tuple[Hub, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StoreError, match="no Zarr store at this address"):
         open_store("hf://datasets/user/what/b.zarr")

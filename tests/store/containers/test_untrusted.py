@@ -240,7 +240,7 @@ def test_text_that_is_not_utf8(copy: Copy) -> None:
         list(open_store(path).texts())
 
 
-def test_hdf5_of_other_shapes(tmp_path: Path, copy: Copy) -> None:
+def test_hdf5_of_other_shapes(copy: Copy) -> None:
     path = copy("h5")
     with h5py.File(path, "r+") as file:
         del file["calibration/hidden/mean/mean"]

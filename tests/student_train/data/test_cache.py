@@ -81,7 +81,7 @@ def losses_of(
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["small", pytest.param("default", marks=pytest.mark.apart)])
 def test_every_cache_gives_the_same_losses(
-    store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: FeatureStore, small: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No table stays on the device, where the next training needs the memory."""
     stored = small if codec == "small" else store.path

@@ -275,7 +275,7 @@ def vocabulary_map(store: Any, tokenizer: Any) -> VocabularyMap:
     )
 
 
-def test_stage_two_starts_from_exactly_these_rows(trained: Any, tmp_path: Path) -> None:
+def test_stage_two_starts_from_exactly_these_rows(trained: Any) -> None:
     store = open_store(trained[0])
     stored = MixedVocab.of(store).embeddings
     tokenizer = student_tokenizer("mixed-vocab", store)
