@@ -14,7 +14,7 @@ from benchmarks import latency
 from benchmarks.quality import decoders, embedding_peers, embedding_students
 from tests.end_to_end.support import Words, ok, refused
 from tests.making.models import Teachers
-from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.sentence_folders import mean_embedder
 from tests.making.texts import ENGLISH, SLOVAK
 
 
@@ -127,8 +127,7 @@ def test_students_are_trained_and_scored_beside_the_teacher(
     (searched / "corpus.jsonl").write_text("\n".join(rows_of), "utf-8")
     (searched / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": ENGLISH[0]}), "utf-8")
     (searched / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\t0\t1\n", "utf-8")
-    behind = (pooling("mean"), normalize())
-    model = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m")
+    model = mean_embedder(tiny_teacher("bert"), tmp_path / "m")
     words: Words = ("--work", tmp_path / "work", "--model", model, "--data", data, "--seeds", 2)
     words += ("--students", "static:8@5k,16x1x2@300", "--epochs", 1, "--results", tmp_path / "R.md")
     ok(embedding_students.main, *words)

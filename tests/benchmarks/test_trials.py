@@ -27,8 +27,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.loading import load_teacher
-from tests.making.dumps import dumped, write_corpus
-from tests.making.models import Teachers
+from tests.making.models import Stores, Teachers
 
 
 @pytest.fixture(scope="module")
@@ -111,18 +110,9 @@ Curve = list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def stores(
-    tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]
-) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("online")
-    corpus = write_corpus(folder / "corpus.txt", 40)
-    return {
-        codec: dumped(
-            tiny_teacher("bert"), corpus, folder / f"{codec}.zarr", codec=codec, views=2,
-            hidden="mean,groups:2", logits=f"topk:{KEPT}", batch_tokens=1,
-        )
-        for codec in ("exact", "default")
-    }  # fmt: skip
+def stores(tiny_store: Stores) -> dict[str, Path]:
+    words = {"views": 2, "hidden": "mean,groups:2", "logits": f"topk:{KEPT}", "batch_tokens": 1}
+    return {codec: tiny_store("bert", 40, codec=codec, **words) for codec in ("exact", "default")}
 
 
 def curve(

@@ -30,7 +30,7 @@ from tests.end_to_end.support import ok, says
 from tests.hub_server import asked_by_this_process, serving
 from tests.making.dumps import dumped
 from tests.making.models import Teachers, Tokenizers
-from tests.making.sentence_folders import changed, dense, modules, normalize, pooling
+from tests.making.sentence_folders import changed, dense, mean_embedder, modules, pooling
 from tests.making.stores import copied
 from tests.making.texts import ENGLISH
 
@@ -321,8 +321,7 @@ OF_VECTORS: dict[str, tuple[Spoil, str]] = {
 
 @pytest.fixture(scope="module")
 def embedder(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("embedder") / "m"
-    return modules(pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder)
+    return mean_embedder(tiny_teacher("bert"), tmp_path_factory.mktemp("embedder") / "m")
 
 
 def test_fields_of_vectors_that_nothing_reads_are_named(embedder: Path, tmp_path: Path) -> None:

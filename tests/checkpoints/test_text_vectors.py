@@ -40,6 +40,7 @@ from tests.making.sentence_folders import (
     dense,
     dropout,
     layer_norm,
+    mean_embedder,
     modules,
     normalize,
     pooling,
@@ -169,8 +170,7 @@ def test_a_prompt_and_texts_cut_at_their_beginning(tiny_teacher: Teachers, tmp_p
 
 def test_vectors_are_cut_as_the_folder_says(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Vectors are truncated after all modules, as in the library, so their length is not 1."""
-    behind = [pooling("mean"), normalize()]
-    folder = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m", truncate_dim=8)
+    folder = mean_embedder(tiny_teacher("bert"), tmp_path / "m", truncate_dim=8)
     corpus = texts_of(tmp_path / "a.txt")
     store = open_store(dumped(folder, corpus, tmp_path / "a.zarr", **VECTORS))
     wanted = library(folder, list(ENGLISH[:12]))

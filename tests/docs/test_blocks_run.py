@@ -20,7 +20,7 @@ from tests.downstream.search.collections import collection
 from tests.end_to_end.test_pairs import reader_of_pairs
 from tests.making.dumps import write_corpus
 from tests.making.models import Teachers
-from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
+from tests.making.sentence_folders import PROMPTS, mean_embedder
 from tests.making.texts import ENGLISH, RUSSIAN
 
 QUICK = "README.md"
@@ -92,8 +92,7 @@ def house(
     shutil.copytree(tiny_teacher("bert"), folder / "my-teacher")
     shutil.copytree(tiny_teacher("gpt2"), folder / "my-decoder")
     shutil.copytree(tiny_teacher("bert", "tagging", ("NOUN", "OTHER")), folder / "tagger")
-    made = (pooling("mean"), normalize())
-    modules(*made, base=tiny_teacher("bert"), folder=folder / "my-embedder", prompts=PROMPTS)
+    mean_embedder(tiny_teacher("bert"), folder / "my-embedder", prompts=PROMPTS)
     labelled = {"my-classifier": ("bad", "good"), "my-pair-classifier": ("no", "yes")}
     heads: dict[str, dict[str, Any]] = {
         name: {"id2label": dict(enumerate(labels))} for name, labels in labelled.items()

@@ -11,7 +11,7 @@ from teachonce.store import FeatureStore, open_store
 from tests.end_to_end.test_pairs import trained_reader
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Stores, Teachers, Tokenizers
-from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
+from tests.making.sentence_folders import PROMPTS, mean_embedder
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 
@@ -81,8 +81,8 @@ def tags(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Fe
 @pytest.fixture(scope="session")
 def embedder(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
     """Save a sentence-transformers folder with prompts, whose vectors are means of length 1."""
-    behind, folder = (pooling("mean"), normalize()), tmp_path_factory.mktemp("embedder") / "model"
-    return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
+    folder = tmp_path_factory.mktemp("embedder") / "model"
+    return mean_embedder(tiny_teacher("bert"), folder, prompts=PROMPTS)
 
 
 @pytest.fixture(scope="session")

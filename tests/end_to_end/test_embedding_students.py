@@ -44,8 +44,15 @@ from teachonce.teacher_dump.job.sharing import share
 from tests.downstream.search.collections import collection
 from tests.end_to_end.support import Words, ok, refused, report_of, says
 from tests.making.dumps import dump_options, dumped, write_corpus
-from tests.making.models import Teachers
-from tests.making.sentence_folders import PROMPTS, changed, modules, normalize, pooling
+from tests.making.models import Stores, Teachers
+from tests.making.sentence_folders import (
+    PROMPTS,
+    changed,
+    mean_embedder,
+    modules,
+    normalize,
+    pooling,
+)
 from tests.making.texts import ENGLISH
 from tests.student_train.stopping import resume, same_weights, stop
 from tests.student_train.support import prepared
@@ -104,8 +111,7 @@ def test_another_model_is_reported(embedder: Path, tiny_teacher: Teachers, tmp_p
     other = modules(pooling("max"), base=tiny_teacher("bert"), folder=tmp_path / "other")
     line = refused(feature_store, "verify", out, "--model", other)
     says(line, "pooling is 'mean' in the store and 'max' here; give the model")
-    behind = (pooling("mean"), normalize())
-    unlike = modules(*behind, base=tiny_teacher("electra"), folder=tmp_path / "unlike")
+    unlike = mean_embedder(tiny_teacher("electra"), tmp_path / "unlike")
     assert "Error" in refused(feature_store, "verify", out, "--model", unlike)
 
 
@@ -457,8 +463,8 @@ def test_a_sweep_ranks_by_the_mean_of_all_stores(
 def test_a_name_of_two_prompts_is_not_inherited(
     stores: Callable[..., Path], tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
-    behind, prompts = (pooling("mean"), normalize()), {**PROMPTS, "query": "ask: "}
-    other = modules(*behind, base=tiny_teacher("bert"), folder=tmp_path / "m", prompts=prompts)
+    prompts = {**PROMPTS, "query": "ask: "}
+    other = mean_embedder(tiny_teacher("bert"), tmp_path / "m", prompts=prompts)
     corpus = write_corpus(tmp_path / "corpus.txt", 20, ENGLISH)
     asked = {"head": "embedding", "logits": None, "prompt": "query"}
     path = dumped(other, corpus, tmp_path / "other.zarr", **asked)
@@ -468,12 +474,9 @@ def test_a_name_of_two_prompts_is_not_inherited(
     assert rest and found["prompts"] == rest and "default_prompt" not in found
 
 
-def test_refused_students(
-    stores: Callable[..., Path], tiny_teacher: Teachers, tmp_path: Path
-) -> None:
-    plain = dumped(tiny_teacher("bert"), write_corpus(tmp_path / "a.txt"), tmp_path / "a.zarr")
+def test_refused_students(stores: Callable[..., Path], tiny_store: Stores, tmp_path: Path) -> None:
     words = ("--out", tmp_path / "s", *VOCAB, "--loss", "embedding=1")
-    line = refused(student_train, "--store", plain, *words)
+    line = refused(student_train, "--store", tiny_store("bert"), *words)
     says(line, "--loss embedding: ", "has no text vectors; dump them (--head embedding)")
     line = refused(
         student_train, "--store", stores(), "--store", stores("query"), *words,

@@ -34,8 +34,8 @@ from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, Words, ok, refused, says
 from tests.examples.loading import EXAMPLES, example
 from tests.making.dumps import dumped, write_corpus
-from tests.making.models import Teachers
-from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.models import Stores, Teachers
+from tests.making.sentence_folders import mean_embedder
 from tests.making.stores import features_of, make_store
 
 
@@ -70,10 +70,8 @@ def test_it_needs_nothing_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> str:
-    folder = tmp_path_factory.mktemp("examples")
-    corpus = write_corpus(folder / "corpus.txt", 60)
-    return str(dumped(tiny_teacher("bert"), corpus, folder / "a.zarr"))
+def tokens(tiny_store: Stores) -> str:
+    return str(tiny_store("bert"))
 
 
 def test_a_plain_loop(tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +103,7 @@ def test_a_module_and_a_loss_of_your_own(tokens: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> str:
     folder = tmp_path_factory.mktemp("vectors")
-    base = tiny_teacher("bert")
-    teacher = modules(pooling("mean"), normalize(), base=base, folder=folder / "teacher")
+    teacher = mean_embedder(tiny_teacher("bert"), folder / "teacher")
     made: dict[str, Any] = {"head": "embedding", "logits": "none", "hidden": "none"}
     return str(dumped(teacher, write_corpus(folder / "c.txt", 40), folder / "v.zarr", **made))
 
@@ -188,9 +185,8 @@ PACKAGE = ROOT / "examples/own_package"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Callable[[str], Path]) -> Path:
-    folder = tmp_path_factory.mktemp("own_package")
-    return dumped(tiny_teacher("bert"), write_corpus(folder / "a.txt", 40), folder / "a.zarr")
+def store(tiny_store: Stores) -> Path:
+    return tiny_store("bert", 40)
 
 
 @pytest.fixture

@@ -25,6 +25,11 @@ def pooling(mode: Any, width: int = 32, **settings: Any) -> Any:
     return Pooling(width, mode, **settings)
 
 
+def mean_embedder(base: Path, folder: Path, **settings: Any) -> Path:
+    """Save a folder whose vectors are the means of the states, of length 1."""
+    return modules(pooling("mean"), normalize(), base=base, folder=folder, **settings)
+
+
 def layer_norm(width: int) -> Any:
     """Return a LayerNorm whose weights differ from their initial values."""
     import torch

@@ -51,7 +51,7 @@ from tests.making.captures import (
 )
 from tests.making.dumps import dumped
 from tests.making.models import Teachers, Tokenizers
-from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.sentence_folders import mean_embedder, modules, normalize, pooling
 from tests.making.texts import ENGLISH
 
 
@@ -277,8 +277,8 @@ def cached(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> 
     from sentence_transformers import SentenceTransformer
 
     folder = tmp_path_factory.mktemp("vectors")
-    modules(pooling("mean"), normalize(), base=tiny_teacher("bert"), folder=folder / "teacher")
-    model = SentenceTransformer(str(folder / "teacher"), device="cpu")
+    teacher = mean_embedder(tiny_teacher("bert"), folder / "teacher")
+    model = SentenceTransformer(str(teacher), device="cpu")
     texts = datasets.Dataset.from_dict({"sentence": [*ENGLISH, ""], "source": [0] * 13})
     made = texts.map(
         lambda batch: {"label": model.encode(batch["sentence"])}, batched=True, batch_size=8

@@ -46,7 +46,7 @@ from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.decoders import random_llama
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Stores, Teachers
-from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.sentence_folders import mean_embedder
 from tests.student_train.support import distilling, first_batch, options_for, prepared
 
 LOSSES = ("mlm", "kl", "hidden", "cosine", "sentence")
@@ -427,8 +427,7 @@ def vector_store(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactor
     """Has vectors, and states of a masked view as well."""
     folder = tmp_path_factory.mktemp("vectors")
     corpus = write_corpus(folder / "corpus.txt", 30)
-    behind = (pooling("mean"), normalize())
-    model = modules(*behind, base=tiny_teacher("bert"), folder=folder / "model")
+    model = mean_embedder(tiny_teacher("bert"), folder / "model")
     words: dict[str, Any] = {"head": "embedding", "logits": None, "hidden": "layer:4", "views": 2}
     return dumped(model, corpus, folder / "store.zarr", **words)
 
