@@ -7,7 +7,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ from teachonce.losses import Loss
 from teachonce.student_train.losses.registry import loss_names
 from teachonce.support.console import CONTEXT
 from tests.docs.pages import COMMANDS, PAGES, ROOT, blocks_of, leaf, ours
+from tests.making.environment import printed_by
 
 OTHERS = {  # options of other programs that the pages name
     "docs/coming-from.md": {
@@ -224,13 +224,9 @@ def test_bash_falls_back_on_files(tmp_path: Path) -> None:
     program = f"import sys; sys.argv[0] = 'student-train'; import {CLI} as c; c.main()"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$@"\n')
     command.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-c", NAMES],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split("\n")[:2] == ["compopt -o default", "0 words"], done.stderr
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    printed = printed_by("bash", "-c", NAMES, cwd=tmp_path, PATH=path, PYTHONPATH=str(ROOT))
+    assert printed.split("\n")[:2] == ["compopt -o default", "0 words"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -47,6 +47,7 @@ from tests.end_to_end.support import (
     tree,
 )
 from tests.making.dumps import dumped, write_corpus
+from tests.making.environment import printed_by
 from tests.making.models import Stores, Teachers
 
 
@@ -67,9 +68,8 @@ for module in sys.argv[1:]:
 
 
 def test_help_loads_no_torch() -> None:
-    call = [sys.executable, "-c", HELP, *MODULES]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.count("0 set()\n") == len(MODULES)
+    printed = printed_by(sys.executable, "-c", HELP, *MODULES, cwd=ROOT)
+    assert printed.count("0 set()\n") == len(MODULES)
 
 
 COMMANDS: list[tuple[click.Command, tuple[str, ...]]] = [
@@ -529,16 +529,9 @@ def test_mistakes_are_reported_before_torch_is_loaded(
             words, *printed = line.split(" | ")
             typed.append((module, [*base, *words.split()]))
             expected.append(printed)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(typed)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *found, loaded = done.stdout.splitlines()
-    assert len(found) == len(expected), done.stdout
+    program = (sys.executable, "-c", PROGRAM, json.dumps(typed))
+    *found, loaded = printed_by(*program, cwd=tmp_path, PYTHONPATH=str(ROOT)).splitlines()
+    assert len(found) == len(expected), found
     pairs = zip(expected, found, strict=True)
     assert [
         (printed, line) for printed, line in pairs if not all(word in line for word in printed)

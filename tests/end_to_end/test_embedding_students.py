@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -44,6 +43,7 @@ from teachonce.teacher_dump.job.sharing import share
 from tests.downstream.search.collections import collection
 from tests.end_to_end.support import Words, ok, refused, report_of, says
 from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.environment import printed_by
 from tests.making.models import Stores, Teachers
 from tests.making.sentence_folders import (
     PROMPTS,
@@ -555,9 +555,7 @@ def test_the_card_of_a_bilstm_says_how_it_loads(store: Path, tmp_path: Path) -> 
     ok(student_train, "--store", store, "--out", student, *SMALL, "--student", "bilstm:8,8")
     code = (student / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     assert code.startswith("import teachonce.checkpoints.bilstm\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"tensor([[1." in done.stdout
+    assert "tensor([[1." in printed_by(sys.executable, "-c", code, cwd=tmp_path)
 
 
 def test_one_text_has_no_other_to_be_compared_with(store: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +45,7 @@ from teachonce.training.ranks import join_ranks
 from tests.end_to_end.support import ROOT, Words, ok, refused, report_of, says
 from tests.end_to_end.watched import Done, processes, together
 from tests.making.dumps import write_corpus
+from tests.making.environment import printed_by
 from tests.making.models import Teachers
 
 DUMP = ("--logits", "sample:9", "--views", 2, "--mask-words", "rare", "--max-length", 64)
@@ -383,12 +383,7 @@ def test_torchrun_itself(store: Path, tmp_path: Path, student: Words) -> None:
     assert trained(1, ("--store", store, *student, "--out", alone)).codes == [0]
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     words = ("-m", "teachonce.student_train.cli", "--store", store, *student, "--out", out)
-    found = subprocess.run(
-        [*run, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("store ") == 1
+    assert printed_by(*run, *words, cwd=ROOT, OMP_NUM_THREADS="1").count("store ") == 1
     same_curve(out, alone)
 
 

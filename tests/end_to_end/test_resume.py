@@ -13,7 +13,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +42,7 @@ from teachonce.teacher_dump.windows.cutting import iter_windows
 from tests.end_to_end import dumping
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, tree
 from tests.making.dumps import dump_options, write_corpus
+from tests.making.environment import printed_by
 from tests.making.models import Teachers
 from tests.store.dying import unsealed
 
@@ -211,11 +211,8 @@ def test_one_vocabulary_for_one_text(store: Path) -> None:
     )
     found = {student_tokenizer("450", open_store(store)).backend_tokenizer.to_str()}
     # sets of texts have another order there, as the hash seed of this process is random
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(store)], cwd=ROOT, check=True, text=True,
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "1"},
-    )  # fmt: skip
-    found.add(done.stdout.strip())
+    printed = printed_by(sys.executable, "-c", code, store, cwd=ROOT, PYTHONHASHSEED="1")
+    found.add(printed.strip())
     assert len(found) == 1
 
 

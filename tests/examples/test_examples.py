@@ -11,7 +11,6 @@ import ast
 import json
 import pickle
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +33,7 @@ from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, Words, ok, refused, says
 from tests.examples.loading import EXAMPLES, example
 from tests.making.dumps import dumped, write_corpus
+from tests.making.environment import printed_by
 from tests.making.models import Stores, Teachers
 from tests.making.sentence_folders import mean_embedder
 from tests.making.stores import features_of, make_store
@@ -65,8 +65,8 @@ def test_it_needs_nothing_of_ours(tmp_path: Path) -> None:
         f"runpy.run_path({str(EXAMPLES / 'open_elsewhere.py')!r}, run_name='__main__')\n"
         "assert not {'teachonce', 'torch'} & {name.split('.')[0] for name in sys.modules}"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert [line.split()[0] for line in run.stdout.splitlines()] == ["with_zarr", "with_xarray"]
+    printed = printed_by(sys.executable, "-c", code).splitlines()
+    assert [line.split()[0] for line in printed] == ["with_zarr", "with_xarray"]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,18 @@ def set_environment() -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def printed_by(
+    *words: object, cwd: Path | None = None, given: str | None = None, **environment: str
+) -> str:
+    """Run a command, which must succeed, with `given` on stdin, and return its stdout."""
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, input=given, env={**os.environ, **environment},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def borrowing_python(root: Path, *packages: str) -> Path:
     """Install packages into a new environment that shares all other packages, such as torch, with
     this one. Return its Python."""

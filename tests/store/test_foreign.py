@@ -37,6 +37,7 @@ from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from tests.examples.loading import EXAMPLES, example
 from tests.integrity.damage import problems
+from tests.making.environment import printed_by
 from tests.making.stores import Copy, Made, features_of, make_store
 from tests.store import reference_reader
 from tests.store.golden.make import STORES, values_of
@@ -49,8 +50,7 @@ EXAMPLE = EXAMPLES / "read_store.py"
 @pytest.mark.parametrize("reader", (EXAMPLE, Path(reference_reader.__file__)))
 def test_the_readers_import_nothing_of_ours(reader: Path) -> None:
     code = f"import runpy, sys; runpy.run_path({str(reader)!r}); print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = {name.split(".")[0] for name in run.stdout.split()}
+    found = {name.split(".")[0] for name in printed_by(sys.executable, "-c", code).split()}
     assert not {"teachonce", "tests", "torch", "zarr", "numcodecs", "h5py"} & found
 
 
@@ -167,12 +167,9 @@ def assert_same_arrays(found: dict[str, Any], record: Record) -> None:
 
 def test_the_short_reader_refuses_and_prints(copy: Callable[..., Path]) -> None:
     path, short = copy("zarr"), example("read_store")
-    run = subprocess.run(
-        [sys.executable, str(EXAMPLE), str(path)], capture_output=True, text=True, check=True
-    )
-    record = open_store(path)[0]
-    assert f"text/utf8 {record.text}\n" in run.stdout
-    assert f"view0/logits/ids ({len(record.token_ids)}, 5)\n" in run.stdout
+    printed, record = printed_by(sys.executable, EXAMPLE, path), open_store(path)[0]
+    assert f"text/utf8 {record.text}\n" in printed
+    assert f"view0/logits/ids ({len(record.token_ids)}, 5)\n" in printed
     words = [sys.executable, str(EXAMPLE), str(path.with_name("store.h5"))]
     refused = subprocess.run(words, capture_output=True, text=True)
     assert refused.stderr == f"{words[-1]}: not a Zarr store; give a folder STORE.zarr\n"
@@ -489,13 +486,8 @@ def test_chunks_without_a_checksum_are_found_in_hdf5(copy: Copy) -> None:
 
 
 def run(python: str, *arguments: str) -> str:
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [python, *arguments], capture_output=True, text=True, cwd=root,
-        env=os.environ | {"PYTHONPATH": root},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    root = Path(__file__).parents[2]
+    return printed_by(python, *arguments, cwd=root, PYTHONPATH=str(root))
 
 
 @pytest.mark.skipif(OTHER is None, reason="TEACHONCE_OTHER_ZARR names no Python")

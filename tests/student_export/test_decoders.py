@@ -37,6 +37,7 @@ from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.byte_level import FAMILIES, train_byte_level
+from tests.making.environment import printed_by
 from tests.making.models import Teachers
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.student_export.test_export import UNMEASURED, refused, run
@@ -189,8 +190,7 @@ def test_the_card_continues_a_text_in_node(
     code = block.partition("```")[0].replace("max_new_tokens: 40", "max_new_tokens: 9")
     as_json = "console.log = (x) => process.stdout.write(JSON.stringify(x));"
     (out / "card.mjs").write_text(as_json + code.replace("9", "9, do_sample: false"))
-    node = ["node", "card.mjs"]
-    printed = subprocess.run(node, cwd=out, check=True, capture_output=True, text=True).stdout
+    printed = printed_by("node", "card.mjs", cwd=out)
     expected = pipeline("text-generation", str(folder))(
         "Once upon a time", max_new_tokens=9, do_sample=False
     )

@@ -47,6 +47,7 @@ from tests.downstream.tasks.test_tasks import alike
 from tests.end_to_end.support import refused as refused_by
 from tests.end_to_end.test_resume import last_line, wait_for
 from tests.hub_contents import wrong_in_card
+from tests.making.environment import printed_by
 from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import dense, modules, normalize, pooling
 
@@ -72,8 +73,7 @@ refused = partial(refused_by, main)
 def by_example(folder: Path, *texts: str) -> Array:
     """Run the example in a process that can import neither torch nor this project."""
     words = [sys.executable, "-c", ALONE, str(EXAMPLE), str(folder), *texts]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
-    rows = json.loads(found.stdout)
+    rows = json.loads(printed_by(*words))
     if "labels" in (about := json.loads((folder / "export.json").read_text())):
         assert rows["labels"] == about["labels"]
         rows = rows["logits"]
@@ -417,8 +417,7 @@ def test_word_vectors_for_model2vec(
     written = (out / "README.md").read_text()
     assert "model2vec reads all of a text, the other programs its first 8192 tokens." in written
     code = written.partition("```python\n")[2].partition("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, check=True)
-    assert done.stdout.count(b"[") == 3  # two vectors
+    assert printed_by(sys.executable, "-c", code, cwd=out).count("[") == 3  # two vectors
     line = refused(embedder(shallow, tmp_path / "e"), "--to", "model2vec", "--out", tmp_path / "no")
     assert line == (
         "Error: --to model2vec: exports only static students (static:256), and this student has"

@@ -27,7 +27,7 @@ from transformers import (
 
 from tests.browser import opened
 from tests.docs.pages import blocks_of
-from tests.making.environment import borrowing_python
+from tests.making.environment import borrowing_python, printed_by
 from tests.making.models import Teachers
 from tests.student_export.test_export import (
     EXAMPLE,
@@ -105,10 +105,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_node(script: Path, folder: Path, *texts: str) -> list[Any]:
-    words = ["node", str(script), str(folder), *texts]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in printed_by("node", script, folder, *texts).splitlines()]
 
 
 @pytest.mark.apart
@@ -232,9 +229,8 @@ def test_the_page_runs_with_optimum(
     python = borrowing_python(tmp_path / "venv", *packages)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     given = json.dumps([(str(tmp_path / folder), code, name) for folder, code, name in asked])
-    done = subprocess.run([python, "-c", FOREIGN], input=given, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    version, *vectors, labelled, tagged = json.loads(done.stdout.splitlines()[-1])
+    printed = printed_by(python, "-c", FOREIGN, given=given)
+    version, *vectors, labelled, tagged = json.loads(printed.splitlines()[-1])
     assert version.startswith("4.")
     for found in vectors:
         assert np.allclose(found, vectors_of(student), atol=1e-4)

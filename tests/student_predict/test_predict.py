@@ -35,6 +35,7 @@ from teachonce.support.errors import UserError
 from teachonce.training.words import word_spans
 from tests.checkpoints.test_embedders import static
 from tests.downstream.learnable import table
+from tests.making.environment import printed_by
 from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed
 from tests.student_export.test_export import UNMEASURED, embedder, shallow
@@ -88,9 +89,7 @@ def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, A
     run = f"{before}; runpy.run_path({str(program)!r}, run_name='__main__')"
     words = [sys.executable, "-c", run, *([str(lines)] if isinstance(lines, Path) else [])]
     given = "" if isinstance(lines, Path) else lines
-    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{program}\n{done.stderr}"
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in printed_by(*words, given=given).splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@
 import ast
 import inspect
 import os
-import subprocess
 import sys
 import tarfile
 import venv
@@ -26,6 +25,7 @@ from teachonce.student_train.losses.loss import Loss
 from teachonce.student_train.losses.registry import LOSSES
 from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import write_corpus
+from tests.making.environment import printed_by
 
 NAMES = [name for name in dir(teachonce) if name not in ("__version__", "losses")]
 PROMISED = {
@@ -77,8 +77,8 @@ OWN_MODULES = ("store", "align", "support", "training", "downstream")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the sdist of this checkout, and the wheel from the sdist."""
     folder = tmp_path_factory.mktemp("dist")
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    files = printed_by(*listed, cwd=ROOT)
     for name in files.splitlines():
         source, copy = ROOT / name, folder / "checkout" / name
         if source.is_file() or source.is_symlink():
@@ -87,24 +87,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 copy.symlink_to(os.readlink(source))
             else:
                 copy.write_bytes(source.read_bytes())
-    _run([sys.executable, "-c", BUILD.format("sdist"), folder], folder / "checkout")
+    printed_by(sys.executable, "-c", BUILD.format("sdist"), folder, cwd=folder / "checkout")
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
-    _run([sys.executable, "-c", BUILD.format("wheel"), folder], unpacked)
+    printed_by(sys.executable, "-c", BUILD.format("wheel"), folder, cwd=unpacked)
     return folder
-
-
-def _run(words: list[object], folder: Path, **environment: str) -> str:
-    done = subprocess.run(
-        [str(word) for word in words],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def _required(lines: Iterable[str]) -> set[str]:
@@ -130,7 +118,7 @@ def environment(built: Path) -> Path:
     folder = built / "environment"
     venv.create(folder, symlinks=True)
     install = [sys.executable, "-m", "pip", "--python", folder, "install", "-q", "--no-deps"]
-    _run([*install, "--no-index", *built.glob("*.whl")], built)
+    printed_by(*install, "--no-index", *built.glob("*.whl"), cwd=built)
     (metadata,) = folder.glob("lib/*/site-packages/teachonce-*.dist-info")
     for name in _required(Distribution.at(metadata).requires or ()):
         found = distribution(name)
@@ -179,12 +167,12 @@ def test_the_main_job_among_modules_of_the_same_names(
         [*train, "--steps", 2],
         ["feature-store", "verify", "new.zarr"],
     ):
-        _run([environment / str(command), *words], folder, PYTHONPATH=".")
+        printed_by(environment / str(command), *words, cwd=folder, PYTHONPATH=".")
     script = (
         "import sys, teachonce\n"
         "from transformers import AutoModelForMaskedLM as Model; Model.from_pretrained('s')\n"
         "print(len(teachonce.open_store('new.zarr')), teachonce.__file__)\n"
         f"assert not {{{', '.join(map(repr, OWN_MODULES))}}} & set(sys.modules)"
     )
-    said = _run([environment / "python", "-c", script], folder, PYTHONPATH=".")
+    said = printed_by(environment / "python", "-c", script, cwd=folder, PYTHONPATH=".")
     assert str(environment.parent) in said

@@ -5,7 +5,6 @@
 - A vocabulary of lower-cased words between spaces, for the RNN of Mukherjee & Awadallah 2019.
 """
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -35,6 +34,7 @@ from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.support.errors import UserError, out_of_memory
 from teachonce.training.wordpiece import SPECIALS
 from tests.end_to_end.support import ok
+from tests.making.environment import printed_by
 from tests.making.models import TOKENIZER_KINDS, Tokenizers
 
 WITH_HEADS = (BiLstmForMaskedLM, BiLstmForSequenceClassification, BiLstmForTokenClassification)
@@ -254,11 +254,7 @@ def test_the_auto_classes_load_it_in_a_new_process(
     torch.nn.init.normal_(made.classifier.weight)
     made.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    piped, own = done.stdout.splitlines()
+    piped, own = printed_by(sys.executable, "-c", LOAD, tmp_path).splitlines()
     assert piped == own and set(eval(own)) <= set(task.labels) and len(eval(own)) > 2
 
 

@@ -5,8 +5,6 @@
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +33,7 @@ from teachonce.teacher_dump.teacher.teacher import Teacher
 from teachonce.teacher_dump.windows.window import length_batches, padded
 from tests.end_to_end.support import ROOT
 from tests.making.dumps import dump_options
+from tests.making.environment import printed_by
 from tests.making.models import TEACHER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 
@@ -364,12 +363,9 @@ def test_full_products_where_a_factor_has_more_bits() -> None:
 def test_the_fused_kernel() -> None:
     """The fused kernel agrees with float64, in its own process: Triton fixes its mode at import."""
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.teacher_dump.teacher.interpreted"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout == "sound\n", done.stderr
+    words = (sys.executable, "-m", "tests.teacher_dump.teacher.interpreted")
+    settings = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    assert printed_by(*words, cwd=ROOT, **settings) == "sound\n"
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
