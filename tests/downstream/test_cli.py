@@ -34,8 +34,7 @@ from teachonce.downstream.text_lines import read_lines
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus import text_files
 from teachonce.teacher_dump.corpus.documents import Corpus
-from tests.downstream.learnable import entities, table
-from tests.downstream.support import done, refused, run, scores_of
+from tests.downstream.support import done, entities, refused, run, scores_of, table
 from tests.end_to_end.support import Words, says
 from tests.making.models import Teachers
 from tests.making.texts import SENTENCES

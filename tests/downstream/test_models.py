@@ -35,17 +35,19 @@ from teachonce.student_export.loaded_student import load_student
 from teachonce.student_predict.cli import main as predict
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
-from tests.downstream.learnable import (
+from tests.downstream.support import (
     TAGS,
     asked,
     classified,
     compared,
+    done,
     entities,
     paired,
+    refused,
+    scores_of,
     table,
     write_tagged,
 )
-from tests.downstream.support import done, refused, scores_of
 from tests.end_to_end.support import Word, Words, invoke, ok
 from tests.making.dumps import dumped
 from tests.making.models import Teachers, Tokenizers

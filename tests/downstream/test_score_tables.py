@@ -23,8 +23,16 @@ from teachonce.downstream.score_tables import of_models, result_of, save, seed_t
 from teachonce.downstream.settings import SpeedSettings
 from teachonce.downstream.speed import MeasuredModel, peak_memory
 from teachonce.downstream.tasks.sts import SentenceSimilarity
-from tests.downstream.learnable import asked, classified, paired, write_tagged
-from tests.downstream.support import done, refused, run, scores_of
+from tests.downstream.support import (
+    asked,
+    classified,
+    done,
+    paired,
+    refused,
+    run,
+    scores_of,
+    write_tagged,
+)
 from tests.downstream.tasks.test_tasks import alike
 from tests.end_to_end.support import Words, says
 from tests.making.decoders import save_decoder

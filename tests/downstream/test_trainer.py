@@ -25,7 +25,7 @@ from teachonce.downstream.tasks.pair import PairScore
 from teachonce.downstream.tasks.tagging import PartsOfSpeech
 from teachonce.downstream.tasks.task_interface import Task
 from teachonce.support.signals import Stopped
-from tests.downstream.learnable import classified, paired, splits, write_tagged
+from tests.downstream.support import classified, paired, splits, write_tagged
 from tests.end_to_end.support import Words, invoke, ok, refused, says
 from tests.making.models import Teachers
 from tests.making.texts import SENTENCES

@@ -54,8 +54,7 @@ from tests.making.sentence_folders import (
     pooling,
 )
 from tests.making.texts import ENGLISH
-from tests.student_train.stopping import resume, same_weights, stop
-from tests.student_train.support import prepared
+from tests.student_train.support import prepared, resume, same_weights, stop
 
 CONFIG = "config_sentence_transformers.json"
 

@@ -37,8 +37,7 @@ from tests.making.dumps import dumped
 from tests.making.models import Teachers
 from tests.making.texts import ENGLISH
 from tests.student_train import support
-from tests.student_train.stopping import resume, same_weights, stop
-from tests.student_train.support import distilling, first_batch
+from tests.student_train.support import distilling, first_batch, resume, same_weights, stop
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 LOSS = {"ce": 10.0, "log-odds": 0.5}

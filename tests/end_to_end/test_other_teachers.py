@@ -37,7 +37,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.training.wordpiece import SPECIALS
-from tests.downstream.learnable import classified
+from tests.downstream.support import classified
 from tests.end_to_end.support import STUDENT, Words, ok, refused, says
 from tests.making.decoders import save_decoder
 from tests.making.dumps import dumped, write_corpus

@@ -42,7 +42,7 @@ from teachonce.student_export.options import QUANTISED, ExportOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.checkpoints.test_embedders import static
-from tests.downstream.learnable import classified, table, write_tagged
+from tests.downstream.support import classified, table, write_tagged
 from tests.downstream.tasks.test_tasks import alike
 from tests.end_to_end.support import refused as refused_by
 from tests.end_to_end.test_resume import last_line, wait_for

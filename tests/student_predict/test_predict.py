@@ -34,7 +34,7 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.words import word_spans
 from tests.checkpoints.test_embedders import static
-from tests.downstream.learnable import table
+from tests.downstream.support import table
 from tests.making.environment import printed_by
 from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed

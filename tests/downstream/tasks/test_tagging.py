@@ -17,7 +17,7 @@ from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
-from tests.downstream.learnable import splits, write_tagged
+from tests.downstream.support import splits, write_tagged
 from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 

@@ -40,8 +40,17 @@ from teachonce.store import TaskSpec
 from teachonce.student_export.loaded_student import load_student
 from teachonce.support.arrays import Floats
 from teachonce.support.errors import UserError
-from tests.downstream.learnable import asked, classified, compared, paired, phrase, splits, table
-from tests.downstream.support import done, scores_of
+from tests.downstream.support import (
+    asked,
+    classified,
+    compared,
+    done,
+    paired,
+    phrase,
+    scores_of,
+    splits,
+    table,
+)
 from tests.downstream.test_models import saved
 from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
 from tests.making.sentence_folders import changed

@@ -50,8 +50,7 @@ from teachonce.support.errors import UserError
 from tests.end_to_end.support import refused, says
 from tests.making.dumps import dumped
 from tests.making.models import Teachers, Tokenizers
-from tests.student_train.stopping import stop
-from tests.student_train.support import options_for
+from tests.student_train.support import options_for, stop
 
 CPU = torch.device("cpu")
 LOSSES = {"mlm": 1.0, "kl": 1.0, "hidden": 1.0, "cosine": 1.0, "sentence": 1.0, "attention": 1.0}

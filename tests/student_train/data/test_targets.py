@@ -44,7 +44,7 @@ from tests.making.decoders import random_llama
 from tests.making.dumps import dumped
 from tests.making.models import Stores, Teachers, Tokenizers
 from tests.making.texts import ENGLISH, SENTENCES
-from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits, teacher_logits
+from tests.student_train.support import V_STUDENT, V_TEACHER, kept_logits, teacher_logits
 
 
 @settings(max_examples=30, deadline=None)

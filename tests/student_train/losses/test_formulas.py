@@ -33,7 +33,7 @@ from teachonce.student_train.losses.logits import (
 from teachonce.student_train.losses.maps import attention
 from teachonce.student_train.losses.registry import named
 from teachonce.student_train.losses.vectors import SHARPNESS, similarity, similarity_kl
-from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits, teacher_logits
+from tests.student_train.support import V_STUDENT, V_TEACHER, kept_logits, teacher_logits
 
 
 @settings(max_examples=30, deadline=None)

@@ -41,8 +41,7 @@ from teachonce.training.checkpoint import load_checkpoint, write_checkpoint
 from teachonce.training.optimizer import optimizer_of
 from tests.end_to_end.support import STUDENT, ok, refused, report_of, says
 from tests.student_train import support
-from tests.student_train.stopping import resume, same_weights, stop
-from tests.student_train.support import options_for
+from tests.student_train.support import options_for, resume, same_weights, stop
 from tests.training.lamb import LONGEST, check_steps
 from tests.training.tracker_packages import install, recorded
 
