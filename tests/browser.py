@@ -1,8 +1,6 @@
 """Open a page in a real browser and return its console messages, axe-core's findings and its
 width."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

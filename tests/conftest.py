@@ -10,8 +10,6 @@ Nothing is downloaded. Heavy imports stay inside the fixtures, so that the tests
 - `tiny_store(kind, documents, **options)`: such a teacher's dump of a small corpus -> Path
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -24,7 +22,7 @@ import pytest
 from hypothesis import settings
 
 from tests.making.environment import set_environment
-from tests.making.models import TOKENIZER_OF, random_model, trained_tokenizer
+from tests.making.models import TOKENIZER_OF, Teachers, random_model, trained_tokenizer
 
 set_environment()
 settings.register_profile(
@@ -91,7 +89,7 @@ def tiny_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 @pytest.fixture(scope="session")
 def tiny_store(
-    tiny_teacher: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
     """Return a function `tiny_store(kind, documents, **options)` -> store, dumped once. No test may
     change it."""

@@ -1,7 +1,5 @@
 """Contents of the tests' hub: repositories, their commits, and file contents by hash."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -1,8 +1,6 @@
 """A server on loopback that implements the hub's protocol: the requests of huggingface_hub to
 create repositories, upload files (as commits, git LFS and Xet), list them and download them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """An S3 server on loopback, and a proxy in front of it that injects network faults."""
 
-from __future__ import annotations
-
 import http.client
 import logging
 import os
@@ -100,7 +98,7 @@ class Weather:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # otherwise a body waits 40 ms after its headers
-    server: _Proxy
+    server: "_Proxy"
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

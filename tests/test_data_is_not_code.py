@@ -1,7 +1,5 @@
 """No input can execute code: no pickle, no eval, no code of a model's repository."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

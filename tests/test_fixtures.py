@@ -1,20 +1,13 @@
 """The shared fixtures have the properties that the other tests rely on."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from tests.making.models import TOKENIZER_KINDS, trained_tokenizer
+from tests.making.models import TOKENIZER_KINDS, Tokenizers, trained_tokenizer
 from tests.making.texts import SENTENCES
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_tokenizer_gives_offsets_and_knows_its_text(
-    kind: str, make_tokenizer: Callable[[str], Any]
-) -> None:
+def test_tokenizer_gives_offsets_and_knows_its_text(kind: str, make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer(kind)
     encoded = tokenizer(list(SENTENCES), return_offsets_mapping=True)
     ids = [token for row in encoded["input_ids"] for token in row]

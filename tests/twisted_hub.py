@@ -1,8 +1,6 @@
 """Responses of a hostile hub: each twist changes one response of `tests.hub_server`. `Hub.twists`
 maps the start of a request to its twist."""
 
-from __future__ import annotations
-
 import gzip
 import time
 from collections.abc import Callable, Iterator, Mapping

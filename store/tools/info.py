@@ -123,7 +123,7 @@ def _encoded(store: FeatureStore) -> Counter[str]:
 def read_by_default(features: Features) -> set[str]:
     """Return the groups of features that students are trained on if no --loss is given."""
     # These are the defaults of student_train, which the store cannot import;
-    # tests/end_to_end/test_unread.py compares both.
+    # tests/end_to_end/test_plan.py compares both.
     states = {"hidden"} if features.hidden else set[str]()
     if task := features.task:
         return {"task"} if task.output_kind == "numbers" else {"task"} | states

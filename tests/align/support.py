@@ -1,7 +1,5 @@
 """Small real tokenizers, texts with difficult characters, and slow plain-Python references."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,8 +1,6 @@
 """The `bytes` alignment against plain Python, for tokenizers whose pieces are the bytes of a text,
 and its laws for tokenizers that change the text."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Sequence

@@ -1,18 +1,23 @@
-"""The text that a piece represents, and the maps between vocabularies of every kind."""
+"""The text that a piece represents, normalizers, and the maps between all vocabularies.
 
-from __future__ import annotations
+- The text that a piece represents, and the maps between vocabularies of every kind.
+- The normalizers of a tokenizer.json give the same text as the library `tokenizers`.
+"""
 
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, normalizers
 
 from teachonce.align import AlignmentError, Tokens, Vocabulary, VocabularyMap
 from teachonce.align.normalisers import normaliser_of
 from teachonce.align.places import maps_at
 from teachonce.align.text import FlatText
-from tests.align.support import KINDS, PAIRS, tokenizer, vocabulary, vocabulary_map
+from tests.align.support import FRAGMENTS, KINDS, PAIRS, tokenizer, vocabulary, vocabulary_map
 
 BERT = {"pre_tokenizer": {"type": "BertPreTokenizer"}}
 
@@ -312,3 +317,52 @@ def test_words_split_as_wordpiece_itself_splits_them(teacher: str, student: str)
         assert found.split(number).tolist() == expected
         compared += 1
     assert compared > 20
+
+
+NORMALISERS = {
+    "bert": normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=False),
+    "bert-cased": normalizers.BertNormalizer(lowercase=False, handle_chinese_chars=False),
+    "bert-accents": normalizers.BertNormalizer(
+        lowercase=True, strip_accents=False, handle_chinese_chars=False
+    ),
+    "bert-raw": normalizers.BertNormalizer(
+        clean_text=False, lowercase=False, strip_accents=True, handle_chinese_chars=False
+    ),
+    "albert": normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+        ]
+    ),
+    "electra": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+    "regex": normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex("[éa]+"), "o")]),
+    "nfkc": normalizers.NFKC(),
+}
+WRITTEN = st.lists(st.sampled_from([*FRAGMENTS, "``", "ÀÉ", "ΑΣ", "Å"]), max_size=8).map("".join)
+
+
+@pytest.mark.parametrize("name", NORMALISERS)
+@given(text=WRITTEN)
+@settings(max_examples=80, deadline=None)
+def test_normalisers_do_what_tokenizers_does(name: str, text: str) -> None:
+    holder = Tokenizer.from_str('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    holder.normalizer = NORMALISERS[name]
+    ours = normaliser_of(json.loads(holder.to_str())["normalizer"])
+    assert ours(text) == NORMALISERS[name].normalize_str(text)
+
+
+def test_normalisers_of_marks_and_compiled_tables() -> None:
+    marks = {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            {"type": "Strip", "strip_left": True, "strip_right": True},
+        ],
+    }
+    assert normaliser_of(marks)(" a b ") == " a b "
+    assert normaliser_of({"type": "Precompiled"})("ﬁ\u0007\n½") == "fi 1⁄2"
+    with pytest.raises(AlignmentError, match=r"cannot compile the expression '\\\\p"):
+        normaliser_of({"type": "Replace", "pattern": {"Regex": "\\p{L}"}, "content": ""})

@@ -1,7 +1,5 @@
 """Fixtures that several tests of benchmarks share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

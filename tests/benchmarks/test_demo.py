@@ -1,7 +1,5 @@
 """The demo with a tiny teacher and a few passages runs the same functions with less work."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -19,14 +17,13 @@ from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.decoders import save_decoder
 from tests.making.dumps import write_corpus
 from tests.making.models import Teachers
-from tests.making.sentence_folders import modules, normalize, pooling
+from tests.making.sentence_folders import mean_embedder
 
 
 @pytest.fixture(scope="module")
 def settings(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("demo")
-    made = (pooling("mean"), normalize())
-    model = modules(*made, base=tiny_teacher("bert"), folder=folder / "teacher")
+    model = mean_embedder(tiny_teacher("bert"), folder / "teacher")
     return Settings(
         out=folder / "out", model=str(model), max_length=32, vocab="300", student="static:8",
         epochs=2, every=150,

@@ -1,24 +1,16 @@
 """The benchmark of remote stores runs on a small store in this process."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common.interleaved import Figures
 from benchmarks.reading import far
 from benchmarks.reading.far import Bench, measure
 
 
-def here(work: Callable[[], Figures]) -> Figures:
-    return work()
-
-
 def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore")
-    monkeypatch.setattr(far, "alone", here)
+    monkeypatch.setattr(far, "alone", lambda work: work())
     monkeypatch.setattr(far, "STEPS", 1)
     bench = Bench(tmp_path, 3000, 16, 4, 5.0)
     assert bench.tokens > 2900

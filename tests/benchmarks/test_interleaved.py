@@ -1,7 +1,5 @@
 """Settings run in turn, in separate processes. Each process imports this small module."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The list of benchmarks contains each command, and each command that a page names."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -11,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import __main__ as listing
+from tests.making.environment import printed_by
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -23,8 +22,7 @@ PAGES = [
 
 
 def test_help_lists_all_with_a_sentence_and_runs_none() -> None:
-    words = [sys.executable, "-m", "benchmarks", "--help"]
-    printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    printed = printed_by(sys.executable, "-m", "benchmarks", "--help")
     found = listing.benchmarks()
     assert {"demo", "reading", "integrity", "reproduce", "gpu", "latency", "reliability"} <= {
         *found

@@ -1,7 +1,5 @@
 """Every installed reader of the reading benchmark returns the same values for a small store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,10 +1,7 @@
 """The miniatures of the sources: their mechanism with a tiny teacher, their words, their data."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +34,7 @@ from harness import processes
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ok, refused
 from tests.making.dumps import write_corpus
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.teacher_dump.windows.test_label_numbers import TAGS
 
@@ -49,7 +47,7 @@ def in_this_process(module: str, *words: str | Path, jobs: int = 1) -> None:
 
 @pytest.mark.slow
 def test_arms_are_trained_scored_and_judged(
-    tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "in_own_process", in_this_process)
     lines = []
@@ -137,7 +135,7 @@ def test_arms_are_trained_scored_and_judged(
 
 
 def test_a_dry_run_lists_every_command_and_makes_nothing(
-    tmp_path: Path, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, text = tiny_teacher("bert"), write_corpus(tmp_path / "text.txt", 20)
 
@@ -171,7 +169,7 @@ def test_a_dry_run_lists_every_command_and_makes_nothing(
     assert "give your own --teacher and --data" in line
 
 
-def test_costs_follow_the_sizes(tmp_path: Path, tiny_teacher: Callable[..., Path]) -> None:
+def test_costs_follow_the_sizes(tmp_path: Path, tiny_teacher: Teachers) -> None:
     teacher = costs.size_of(str(tiny_teacher("bert")))
     weights = sum(
         weight.numel() for weight in AutoModel.from_pretrained(tiny_teacher("bert")).parameters()

@@ -1,9 +1,6 @@
 """The benchmarks of speed with a tiny teacher: the functions that are timed, in this process."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +19,11 @@ from teachonce.support.arrays import Array
 from teachonce.teacher_dump.job.dump import DumpSummary, dump
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.teacher.teacher import Activations, Teacher
+from tests.making.models import Teachers
 
 
 @pytest.fixture(scope="module")
-def base(tiny_teacher: Callable[..., Path], corpus: Path) -> TrainOptions:
+def base(tiny_teacher: Teachers, corpus: Path) -> TrainOptions:
     store = corpus.with_name("store.zarr")
     small_store(str(tiny_teacher("bert")), str(corpus), 6000, store)
     return TrainOptions(
@@ -41,7 +39,7 @@ def base(tiny_teacher: Callable[..., Path], corpus: Path) -> TrainOptions:
 
 
 def test_the_teacher_in_memory_runs_at_every_step(
-    base: TrainOptions, tiny_teacher: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    base: TrainOptions, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, passes = Teacher.run, 0
 
@@ -57,7 +55,7 @@ def test_the_teacher_in_memory_runs_at_every_step(
 
 @pytest.mark.parametrize("features", dumping.FEATURES)
 def test_dumps(
-    features: str, tiny_teacher: Callable[..., Path], corpus: Path, monkeypatch: pytest.MonkeyPatch
+    features: str, tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = dumping.FEATURES[features]
     options = DumpOptions(
@@ -92,7 +90,7 @@ def test_steps(base: TrainOptions) -> None:
 
 @pytest.mark.slow
 def test_what_a_gpu_is_measured_by(
-    tiny_teacher: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command itself runs on a CPU at toy size."""
     small: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
@@ -118,7 +116,7 @@ def test_what_a_gpu_is_measured_by(
 
 
 def test_operations_of_a_token_are_those_of_its_weights(
-    tiny_teacher: Callable[..., Path], tmp_path: Path
+    tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     like = str(tiny_teacher("bert"))

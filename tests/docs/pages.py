@@ -1,7 +1,5 @@
 """List the code blocks of the pages, and the blocks that are only parsed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

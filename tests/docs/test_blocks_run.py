@@ -1,8 +1,6 @@
 """Every block of README and of the site runs unchanged, in order, in a folder with the pages'
 inputs: tiny teachers under the names that the pages use."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -19,9 +17,10 @@ from teachonce.checkpoints.names import Alias
 from teachonce.store import open_store
 from tests.docs.pages import PAGES, blocks_of, ours
 from tests.downstream.search.collections import collection
-from tests.end_to_end.test_students_of_pairs import reader_of_pairs
+from tests.end_to_end.test_pairs import reader_of_pairs
 from tests.making.dumps import write_corpus
-from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
+from tests.making.models import Teachers
+from tests.making.sentence_folders import PROMPTS, mean_embedder
 from tests.making.texts import ENGLISH, RUSSIAN
 
 QUICK = "README.md"
@@ -84,7 +83,7 @@ def tables(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def house(
     tmp_path_factory: pytest.TempPathFactory,
-    tiny_teacher: Callable[..., Path],
+    tiny_teacher: Teachers,
     make_tokenizer: Callable[..., Any],
 ) -> Path:
     """Make a folder with teachers, texts and tables under the names of the pages."""
@@ -93,8 +92,7 @@ def house(
     shutil.copytree(tiny_teacher("bert"), folder / "my-teacher")
     shutil.copytree(tiny_teacher("gpt2"), folder / "my-decoder")
     shutil.copytree(tiny_teacher("bert", "tagging", ("NOUN", "OTHER")), folder / "tagger")
-    made = (pooling("mean"), normalize())
-    modules(*made, base=tiny_teacher("bert"), folder=folder / "my-embedder", prompts=PROMPTS)
+    mean_embedder(tiny_teacher("bert"), folder / "my-embedder", prompts=PROMPTS)
     labelled = {"my-classifier": ("bad", "good"), "my-pair-classifier": ("no", "yes")}
     heads: dict[str, dict[str, Any]] = {
         name: {"id2label": dict(enumerate(labels))} for name, labels in labelled.items()
@@ -136,10 +134,6 @@ def run(words: list[str]) -> None:
         Path(to[0]).write_text(result.stdout, "utf-8")
 
 
-def names_in_first_line(text: str) -> str:
-    return text.partition("\n")[0].removeprefix("# ")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "without"),
@@ -172,7 +166,8 @@ def test_the_blocks_of_a_page_run(
     names = dict[str, Any]()  # a block continues the previous one
     for block in blocks_of(page):
         if block.language == "toml":
-            Path(names_in_first_line(block.text)).write_text(block.text, "utf-8")
+            name = block.text.partition("\n")[0].removeprefix("# ")
+            Path(name).write_text(block.text, "utf-8")
         elif block.language == "python" and block.run:
             exec(compile(block.text, page, "exec"), names)
         elif block.language == "sh" and block.run:

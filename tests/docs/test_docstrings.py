@@ -1,7 +1,5 @@
 """The docstring of a function or class begins with a verb (CONTRIBUTING.md, Habits)."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Share a corpus, and stores of the corpus and of tasks, between modules; no test may change
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +8,10 @@ import pytest
 import torch
 
 from teachonce.store import FeatureStore, open_store
-from tests.end_to_end.test_students_of_pairs import trained_reader
+from tests.end_to_end.test_pairs import trained_reader
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Stores, Teachers, Tokenizers
-from tests.making.sentence_folders import PROMPTS, modules, normalize, pooling
+from tests.making.sentence_folders import PROMPTS, mean_embedder
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.teacher_dump.windows.test_label_numbers import MOODS, TAGS
 
@@ -83,8 +81,8 @@ def tags(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Fe
 @pytest.fixture(scope="session")
 def embedder(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
     """Save a sentence-transformers folder with prompts, whose vectors are means of length 1."""
-    behind, folder = (pooling("mean"), normalize()), tmp_path_factory.mktemp("embedder") / "model"
-    return modules(*behind, base=tiny_teacher("bert"), folder=folder, prompts=PROMPTS)
+    folder = tmp_path_factory.mktemp("embedder") / "model"
+    return mean_embedder(tiny_teacher("bert"), folder, prompts=PROMPTS)
 
 
 @pytest.fixture(scope="session")

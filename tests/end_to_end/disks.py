@@ -1,7 +1,5 @@
 """Provide small, full and read-only disks in a mount namespace of the calling process."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """A dump in a process that is going to be killed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from teachonce.teacher_dump.job.dump import dump

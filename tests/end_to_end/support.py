@@ -1,7 +1,5 @@
 """Helpers of the end-to-end tests: commands as a user types them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Chats: from messages by the teacher's chat template to a student of the answers alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -484,7 +482,7 @@ def test_a_template_writes_the_date_of_the_first_start(
 
     class Tomorrow(datetime):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Tomorrow:
+        def now(cls, tz: tzinfo | None = None) -> "Tomorrow":
             return cls.fromtimestamp(time.time() + 86_400, tz)
 
     for module in (chat_template_utils, plan):

@@ -1,8 +1,6 @@
 """A full, read-only or missing disk gives one line without traceback, and the next start
 continues."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -17,7 +15,7 @@ import pytest
 from harness.processes import finish, fork, in_small_parts
 from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
-from tests.downstream.learnable import classified
+from tests.downstream.support import classified
 from tests.end_to_end.disks import CANNOT, on_full_disk, on_read_only_disk, with_small_files
 from tests.end_to_end.support import ROOT, STUDENT
 from tests.making.dumps import dumped, write_corpus

@@ -1,7 +1,9 @@
-"""A store grows with its corpus and forgets documents: its content then equals a dump of the
-resulting text."""
+"""A store grows with its corpus and forgets documents, also while a student trains from it.
 
-from __future__ import annotations
+- A store grows with its corpus and forgets documents: its content then equals a dump of the
+  resulting text.
+- Documents are forgotten while a student trains from the store: the training ends with a line.
+"""
 
 import os
 import shutil
@@ -9,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import FeatureStore, StoreWriter, UserError, open_store
+from teachonce.store import FeatureStore, StoreWriter, open_store
 from teachonce.store.tools.documents import document_texts, stored_digests
 from teachonce.store.tools.info import info_lines
 from teachonce.store.tools.verify import verify
+from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.support import files
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from teachonce.support.files import cache_folder
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
@@ -32,11 +37,13 @@ from teachonce.teacher_dump.job.growing import _match_hashes
 from teachonce.teacher_dump.job.option_values import Shard
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
-from tests.end_to_end.support import Words, ok, refused, says, tree
+from tests.end_to_end.support import STUDENT, Words, ok, refused, says, tree
 from tests.making.dumps import dump_options, dumped, write_corpus
 from tests.making.models import Teachers, Tokenizers
+from tests.making.stores import copied
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.store.dying import Killed, dies_at
+from tests.store.tools import forgetting
 from tests.teacher_dump.windows.test_label_numbers import MOODS
 
 CLOSE = 2e-4  # other batches round otherwise
@@ -404,3 +411,49 @@ def test_law(
     check_same(whole, old)
     for path in (grown, whole):
         assert verify(path).problems == []
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
+    folder = tmp_path_factory.mktemp("stores")
+    corpus, teacher = write_corpus(folder / "corpus.txt"), tiny_teacher("distilbert")
+    for ext in ("zarr", "h5"):
+        dumped(teacher, corpus, folder / f"a.{ext}", max_length=64, weights=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ext", "how"),
+    [
+        ("zarr", ("--cache", "ram")),
+        ("h5", ()),
+        ("zarr", ("--workers", 2)),
+        pytest.param("h5", ("--cache", "device"), marks=pytest.mark.apart),
+    ],
+)
+def test_a_training_ends(
+    tmp_path: Path, stores: Path, ext: str, how: tuple[str | int, ...]
+) -> None:
+    """Also with a cache in memory; its checkpoints stay unfinished."""
+    path, out = copied(stores / f"a.{ext}", tmp_path / f"a.{ext}"), tmp_path / "student"
+
+    def forget() -> None:
+        log = out / "metrics.jsonl"
+        while not ended.is_set():
+            if log.exists() and log.stat().st_size:
+                forgetting.run(path, 3)
+                break
+            time.sleep(0.02)
+
+    ended, thread = Event(), Thread(target=forget)
+    thread.start()
+    words = ("--store", path, "--vocab", 300, "--out", out, *STUDENT, "--loss", "mlm=1,hidden=1")
+    try:
+        line = refused(student_train, *words, "--steps", 100_000, *how)
+    finally:
+        ended.set()
+        thread.join()
+    says(line, f"{path}: ", "documents were forgotten, or another store now has its name")
+    assert not (out / "config.json").exists()
+    line = refused(student_train, *words, "--steps", 100_000, "--resume")
+    says(line, str(out))

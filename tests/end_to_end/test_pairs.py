@@ -1,7 +1,11 @@
-"""Pairs of texts: a teacher that classifies pairs, its store, and students of it."""
+"""Pairs of texts: teachers that classify or score pairs, their stores, and students of them.
 
-from __future__ import annotations
+- Pairs of texts: a teacher that classifies pairs, its store, and students of it.
+- Students of a teacher that classifies pairs learn what depends on both texts.
+- Rerankers: a number for each pair of texts, and students that CrossEncoder loads.
+"""
 
+import copy
 import json
 import random
 import shutil
@@ -14,20 +18,29 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, processors
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import FeatureStore, UserError, open_store
+from teachonce.store import FeatureStore, open_store
 from teachonce.store.tools.copy import convert
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
 from teachonce.student_train.cli import main
+from teachonce.student_train.cli import main as student_train
+from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.comparison import rerun
 from teachonce.training.wordpiece import SPECIALS
-from tests.end_to_end.support import ok, refused, says
+from tests.end_to_end.support import Words, ok, refused, says
 from tests.making.dumps import dump_options, dumped
-from tests.making.models import Teachers
+from tests.making.models import Teachers, Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN
 from tests.store.dying import unsealed
 from tests.student_train import support
@@ -275,3 +288,189 @@ def test_a_student_of_pairs_that_is_pruned_still_tells_types(
     out = tmp_path / "s"
     ok(main, "--store", pairs.path, "--out", out, *words, "--device", "cpu")
     assert set(AutoTokenizer.from_pretrained(out)("a b", "b")["token_type_ids"]) == {0, 1}
+
+
+NOISE = ("moss", "stone", "river", "clock", "map", "letters")
+Row = tuple[str, str, int]
+
+
+def row(chance: random.Random) -> Row:
+    """Make pairs of texts of three words with label 1 if the middle words are equal."""
+    lamps = [chance.random() < 0.5 for _ in range(2)]
+    one, two = (
+        f"{chance.choice(NOISE)} {'lamp' if lamp else 'ships'} {chance.choice(NOISE)}"
+        for lamp in lamps
+    )
+    return one, two, int(lamps[0] == lamps[1])
+
+
+def rows(seed: int, count: int) -> list[Row]:
+    chance = random.Random(seed)
+    return [row(chance) for _ in range(count)]
+
+
+def answers(model: Any, tokenizer: Any, some: list[Row]) -> torch.Tensor:
+    read = tokenizer(
+        [a for a, _, _ in some], [b for _, b, _ in some], padding=True, return_tensors="pt"
+    )
+    logits: torch.Tensor = model(**read).logits
+    return logits
+
+
+def accuracy(model: Any, tokenizer: Any, some: list[Row]) -> float:
+    with torch.no_grad():
+        best = answers(model.eval(), tokenizer, some).argmax(dim=1)
+    return float((best == torch.tensor([label for _, _, label in some])).float().mean())
+
+
+def reader_of_pairs(make_tokenizer: Tokenizers, **head: Any) -> tuple[Any, Any]:
+    """Make an untrained BERT with such a head, and a tokenizer that returns the token types of a
+    pair."""
+    torch.manual_seed(0)
+    tokenizer = copy.deepcopy(make_tokenizer("wordpiece"))
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+    network = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=64, max_position_embeddings=128, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, pad_token_id=tokenizer.pad_token_id, **head,
+        )
+    )  # fmt: skip
+    return network, tokenizer
+
+
+def trained_reader(make_tokenizer: Tokenizers) -> tuple[Any, Any]:
+    """Fine-tune a BERT on pairs in the plain way; return it with its tokenizer."""
+    network, tokenizer = reader_of_pairs(make_tokenizer, id2label=dict(enumerate(LABELS)))
+    optimizer, chance = torch.optim.AdamW(network.parameters(), lr=3e-3), random.Random(1)
+    for _ in range(130):
+        some = [row(chance) for _ in range(64)]
+        labels = torch.tensor([label for _, _, label in some])
+        torch.nn.functional.cross_entropy(answers(network, tokenizer, some), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert accuracy(network, tokenizer, rows(7, 200)) > 0.95
+    return network, tokenizer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("out", "align"), [("a.zarr", "span"), pytest.param("a.h5", "match", marks=pytest.mark.apart)]
+)
+def test_a_student_learns_pairs_from_the_store_alone(
+    tmp_path: Path, pair_teacher: Path, out: str, align: str
+) -> None:
+    corpus = tmp_path / "pairs.csv"
+    lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]  # without labels
+    corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
+    hidden = {"hidden": "layer:2", "attention": "none"}
+    store = dumped(pair_teacher, corpus, tmp_path / out, **PAIR, **hidden)
+    words: Words = ("--student", "bert:32x2x4", "--vocab", "60", "--steps", 220)
+    words += ("--lr", "3e-3", "--align", align, "--loss", "logit=1,hidden=1")
+    words += ("--batch-tokens", 1024, "--device", "cpu", "--precision", "fp32")
+    ok(main, "--store", store, "--out", tmp_path / "student", *words)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "student")
+    student = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student")
+    assert student.config.id2label == dict(enumerate(LABELS))
+    assert set(tokenizer("moss", "stone")["token_type_ids"]) == {0, 1}
+    card = (tmp_path / "student" / "README.md").read_text()
+    assert '"text_pair": "Another text."' in card
+    predict = pipeline("text-classification", str(tmp_path / "student"))
+    said: list[Any] = [predict({"text": a, "text_pair": b}) for a, b, _ in rows(5, 20)]
+    assert {answer["label"] for answer in said} == set(LABELS)
+    new = rows(11, 300)
+    found = accuracy(student, tokenizer, new)
+    alone = [sum(label for a, _, label in new if ("lamp" in a) == lamp) for lamp in (True, False)]
+    sizes = [sum(("lamp" in a) == lamp for a, _, _ in new) for lamp in (True, False)]
+    # the best that can be known of the first text alone
+    first = sum(max(n, size - n) for n, size in zip(alone, sizes, strict=True)) / len(new)
+    assert first < 0.6 and found > 0.9, (first, found)
+
+
+IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
+ONE: dict[str, Any] = {"num_labels": 1, "sentence_transformers": IDENTITY}
+ASKED: Words = ("--head", "score", "--text-column", "one,two", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def teacher(
+    pair_teacher: Path, tmp_path_factory: pytest.TempPathFactory, make_tokenizer: Tokenizers
+) -> Path:
+    """Save a BERT with one output, high if the middle words of both texts are equal: a third of the
+    difference of the classifier's two logits."""
+    trained: Any = AutoModelForSequenceClassification.from_pretrained(pair_teacher)
+    network, tokenizer = reader_of_pairs(make_tokenizer, **ONE)
+    network.bert.load_state_dict(trained.bert.state_dict())
+    for own, both in zip(
+        network.classifier.parameters(), trained.classifier.parameters(), strict=True
+    ):
+        own.data = (both.data[1:] - both.data[:1]) / 3
+    folder = tmp_path_factory.mktemp("reranker")
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scored")
+    corpus = folder / "pairs.csv"
+    lines = [f"{a},{b}" for a, b, _ in rows(3, 600)]
+    corpus.write_text("\n".join(["one,two", *lines]) + "\n", "utf-8")
+    words = ("--model", teacher, "--corpus", corpus, "--out", folder / "a.zarr")
+    printed = ok(teacher_dump, *words, *ASKED, "--hidden", "layer:2")
+    says(printed, "features  logits a score of each pair, hidden layer:2, attention none")
+    return folder / "a.zarr"
+
+
+def predicted(folder: Path, pairs: list[tuple[str, str]]) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    return CrossEncoder(str(folder), device="cpu").predict(pairs, batch_size=16)
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_the_library(teacher: Path, store: Path) -> None:
+    fs = open_store(store)
+    assert fs.features.task and fs.features.task.is_score and not fs.features.attention
+    records = [fs[i] for i in range(40)]
+    kept = np.array([record.views[0].class_logits[0] for record in records])
+    pairs = [(record.texts[0], record.texts[1]) for record in records]
+    assert np.allclose(kept, predicted(teacher, pairs), atol=1e-4)
+    says(ok(feature_store, "info", store), "task        a score of pairs of texts")
+    says(ok(feature_store, "show", store, "0"), f"score {kept[0]:.4g}")
+    ok(feature_store, "verify", store, "--model", teacher, "--device", "cpu")
+
+
+@pytest.mark.slow
+def test_a_student_ranks_as_its_teacher(store: Path, teacher: Path, tmp_path: Path) -> None:
+    words: Words = (
+        "--store", store, "--student", "bert:32x2x4", "--vocab", "60", "--lr", "3e-3",
+        "--batch-tokens", "1024", "--device", "cpu", "--precision", "fp32",
+    )  # fmt: skip
+    printed = ok(student_train, *words, "--out", tmp_path / "default", "--steps", "2")
+    says(printed, "1 logit + 1 margin", "valid_spearman")
+    loss = ("--loss", "logit=1,margin=1,hidden=1")
+    ok(student_train, *words, *loss, "--out", tmp_path / "s", "--steps", "220")
+    pairs = [(a, b) for a, b, _ in rows(11, 200)]
+    own, wanted = predicted(tmp_path / "s", pairs), predicted(teacher, pairs)
+    assert own.min() < -0.1  # no sigmoid, as the teacher has none
+    assert np.corrcoef(own, wanted)[0, 1] > 0.9
+    card = (tmp_path / "s" / "README.md").read_text()
+    says(card, "pipeline_tag: text-ranking", 'CrossEncoder("this folder")')
+
+
+def test_refused(store: Path, teacher: Path, tiny_teacher: Teachers, tmp_path: Path) -> None:
+    corpus = tmp_path / "pairs.csv"
+    corpus.write_text("one,two\nA text.,Another.\n", "utf-8")
+    words: Words = ("--model", teacher, "--corpus", corpus, "--out", tmp_path / "a.zarr")
+    line = refused(teacher_dump, *words, "--head", "score")
+    says(line, "--head score: a score needs two texts; name their columns, --text-column A,B")
+    line = refused(teacher_dump, *words, *ASKED, "--label-column", "one")
+    says(line, "--label-column one: a score has no classes")
+    classes = tiny_teacher("bert", "classification", ("yes", "no"))
+    line = refused(teacher_dump, "--model", classes, *words[2:], *ASKED)
+    says(line, "--head score needs one output, and the checkpoint has 2; use --head classific")
+    line = refused(student_train, "--store", store, "--loss", "kl=1", "--out", tmp_path / "s")
+    says(line, "--loss kl: the teacher of", "gives one score and has no classes")

@@ -1,7 +1,5 @@
 """`student-sweep`: lists of a file, runs that fail, a search, several processes, scores."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -27,7 +25,7 @@ from teachonce.student_train.sweep.runs import Runs
 from teachonce.student_train.sweep.scores import ScoringPlan, Task
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
-from tests.end_to_end.test_stopping import wait_for
+from tests.end_to_end.test_resume import wait_for
 from tests.making.models import Teachers
 from tests.support.leased import held
 

@@ -1,8 +1,6 @@
 """Students of classification and tagging teachers: every loss and every kind, from store to
 folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,28 +1,55 @@
-"""Never train on a wrong dump: repeated trainings are equal, and altered stores are refused."""
+"""A student is made from the right store alone, and publishes nothing else.
 
-from __future__ import annotations
+- Never train on a wrong dump: repeated trainings are equal, and altered stores are refused.
+- Students are made from the store alone: the teacher's folder is deleted, the network off.
+- A folder full of canaries takes part in every push and every page, and no canary is published.
+"""
 
+import json
 import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 import h5py
 import numpy as np
 import pytest
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import UserError, open_store
+from teachonce.store import open_store
 from teachonce.store.tools.verify import verify
+from teachonce.student_export.cli import main as student_export
+from teachonce.student_export.costs import Costs
 from teachonce.student_train.cli import main as student_train
+from teachonce.student_train.sweep.cli import main as student_sweep
+from teachonce.support.errors import UserError
+from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.options import DumpOptions
-from tests.end_to_end.support import STUDENT, Words, invoke, ok, refused, report_of, says, tree
-from tests.making.dumps import dump_options, write_corpus
-from tests.making.models import Teachers
+from tests.end_to_end.support import (
+    STUDENT,
+    Word,
+    Words,
+    invoke,
+    ok,
+    refused,
+    report_of,
+    says,
+    start,
+    tree,
+)
+from tests.hub_contents import Hub
+from tests.hub_server import asked_by_this_process, serving
+from tests.making.dumps import dump_options, dumped, write_corpus
+from tests.making.models import Teachers, Tokenizers
 from tests.making.stores import copied
 from tests.store.dying import unsealed
-from tests.store.tools.test_stored_tokens import forge, put
+from tests.store.tools.test_verify import forge, put
 from tests.store.write.test_writing import contents
 
 FORMATS = ("zarr", "h5")
@@ -177,3 +204,161 @@ def test_offsets_outside_the_text_end_a_training_in_one_line(
     line = refused(student_train, "--store", store, "--out", tmp_path / "out", *more)
     says(line, "feature-store verify")  # found by the reader, or earlier by the aligning thread
     assert "part 0: offsets outside the text" in line or "to 9999 of a text of" in line
+
+
+TEXT = "The old lighthouse keeper {} the stairs every evening."
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
+    folder = tmp_path_factory.mktemp("gone")
+    teacher = Path(shutil.copytree(tiny_teacher("distilbert"), folder / "teacher"))
+    out = dumped(teacher, write_corpus(folder / "corpus.txt"), folder / "store.h5", max_length=64)
+    shutil.rmtree(teacher)
+    (folder / "corpus.txt").unlink()
+    return out
+
+
+def check_student(out: Path, vocabulary: int) -> None:
+    """Check that a folder is an ordinary transformers folder."""
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert model.config.vocab_size == len(tokenizer) == vocabulary
+    assert not list(out.glob("**/*.pt"))
+    fill = pipeline("fill-mask", model=str(out))
+    found = fill(TEXT.format(tokenizer.mask_token))
+    assert len(found) == 5 and all(0 < guess["score"] <= 1 for guess in found)
+    card = (out / "README.md").read_text()
+    assert "pipeline_tag: fill-mask" in card and "valid_mlm" in card
+
+
+@pytest.mark.slow
+def test_as_a_user_would(tmp_path: Path, store: Path) -> None:
+    words = ("--store", store, "--vocab", 400, "--out", tmp_path / "student", *STUDENT)
+    loss = ("--steps", 3, "--loss", "mlm=1,kl=1,hidden=1,attention=1")
+    process = start("teachonce.student_train.cli", *words, *loss)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    check_student(tmp_path / "student", 400)
+
+
+def test_initialisation(tmp_path: Path, store: Path) -> None:
+    """The saved weights are the initial ones, as the rate is tiny."""
+    out = tmp_path / "student"
+    words = ("--store", store, "--vocab", "teacher", "--init", "layers:2,4", "--out", out, *STUDENT)
+    said = ok(student_train, *words, "--student", "bert:32x2x4", "--steps", "1", "--lr", "1e-12")
+    model: Any = AutoModelForMaskedLM.from_pretrained(out)
+    weights = open_store(store).teacher_weights()
+    words = model.get_input_embeddings().weight.detach().numpy()
+    taught = np.asarray(weights["embeddings.word_embeddings.weight"], np.float32)
+    check_student(out, len(taught))
+    first = model.bert.encoder.layer[0].output.dense.weight.detach().numpy()
+    second = np.asarray(weights["transformer.layer.1.ffn.lin2.weight"], np.float32)
+    np.testing.assert_allclose(words, taught, atol=1e-4)
+    np.testing.assert_allclose(first[:, : second.shape[1]], second, atol=1e-4)
+    assert "cut to 32" in said
+
+
+def test_vocabulary_of_a_folder(tmp_path: Path, store: Path, make_tokenizer: Tokenizers) -> None:
+    """Byte-level pieces against the teacher's WordPiece."""
+    tokenizer = make_tokenizer("bpe")
+    tokenizer.save_pretrained(tmp_path / "bpe")
+    for align in ("span", "match", "reduce"):
+        out = tmp_path / align
+        words = ("--store", store, "--vocab", tmp_path / "bpe", "--out", out, *STUDENT)
+        ok(student_train, *words, "--align", align, "--steps", "2", "--loss", "mlm,kl,hidden")
+        check_student(out, len(tokenizer))
+
+
+CANARY = "CANARY"
+SECRET = f"https://me:{CANARY}@host:8/a.zarr?X-Amz-Signature={CANARY}"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(tmp_path / "storage") as hub:
+        asked_by_this_process(hub, monkeypatch, tmp_path / "home")
+        monkeypatch.setattr(socket, "gethostname", lambda: f"{CANARY}-host")
+        yield hub
+
+
+@pytest.fixture
+def home(tmp_path: Path, tiny_teacher: Teachers) -> Path:
+    """Return a folder whose path contains the user's name; all commands receive absolute paths."""
+    home = tmp_path / f"{CANARY}-home"
+    home.mkdir()
+    shutil.copytree(tiny_teacher("distilbert"), home / "teacher")
+    write_corpus(home / "corpus.txt")
+    return home
+
+
+def dumped_home(home: Path, out: Path, *more: Word) -> Path:
+    words = ("--model", home / "teacher", "--corpus", home / "corpus.txt", "--out", out)
+    ok(teacher_dump, *words, "--logits", "topk:8", "--device", "cpu", *more)
+    return out
+
+
+def sent(hub: Hub, name: str) -> dict[str, bytes]:
+    """Return all uploads except large files, of which the tests' hub has only chunks."""
+    found = dict[str, bytes]()
+    for each in hub.repositories[name].files():
+        with suppress(KeyError):
+            found[each] = hub.read(name, each)
+    return found
+
+
+def check(what: dict[str, bytes]) -> None:
+    assert what
+    for name, data in what.items():
+        for word in (CANARY, str(Path.home()), "/home/"):
+            place = data.find(word.encode())
+            assert place < 0, f"{name}: {data[max(0, place - 60) : place + 80]!r}"
+
+
+def plant(folder: Path) -> None:
+    """Write files of all kinds that do not belong to a student, and canaries into its own files."""
+    (folder / ".env").write_text(f"HF_TOKEN={CANARY}")
+    (folder / "notes.txt").write_text(CANARY)
+    (folder / "metrics.jsonl").open("a").write(f'{{"{CANARY}": 1}}\n')
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "step-1.pt").write_text(CANARY)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "notes.txt").write_text(CANARY)
+    (folder / "link").symlink_to(folder.parent)
+    report = report_of(folder)
+    report["settings"] |= {"store": SECRET, "word_vectors": f"{folder}/vectors.txt"}
+    report["start"] = [f"cut out of {folder}/teacher, then trained", f"read {SECRET}"]
+    (folder / "training.json").write_text(json.dumps(report))
+    with (folder / "README.md").open("a") as card:
+        card.write(f"\nof https://me:{CANARY}@host/a\n")
+
+
+@pytest.mark.parametrize("ext", ("zarr", "h5"))
+def test_a_store_and_its_page(hub: Hub, home: Path, ext: str) -> None:
+    store = dumped_home(home, home / f"a.{ext}", "--no-weights", "--limit", 30)
+    (store / CANARY if ext == "zarr" else home / CANARY).write_text(CANARY)  # not of the store
+    ok(feature_store, "page", store, "--vocab", home / "teacher", "--out", home / "page.html")
+    ok(feature_store, "push", store, "user/store")
+    check(sent(hub, "datasets/user/store"))
+    of_store = [store] if ext == "h5" else [p for p in store.rglob("*") if p.name != CANARY]
+    assert not any(CANARY in name for name in hub.repositories["datasets/user/store"].files())
+    check({str(each): each.read_bytes() for each in of_store if each.is_file()})
+    check({"page": (home / "page.html").read_bytes()})
+
+
+@pytest.mark.slow
+def test_a_student_and_its_sweep(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Numbers alone, from processes that import torch again.
+    monkeypatch.setattr("teachonce.student_export.job.costs_of", lambda *_: Costs(1))
+    store = dumped_home(home, home / "a.zarr")
+    words = ("--store", store, "--vocab", home / "teacher", "--steps", 2, *STUDENT)
+    (home / "sweep.toml").write_text(f"vocab = ['{home / 'teacher'}', '300']\n")
+    some = ("--store", store, "--steps", 2, *STUDENT, "--grid", home / "sweep.toml")
+    ok(student_sweep, *some, "--out", home / "sweep")
+    check({"page": (home / "sweep" / "index.html").read_bytes()})
+    ok(student_train, *words, "--out", home / "mine")
+    plant(home / "mine")
+    ok(student_train, "push", home / "mine", "user/mine")
+    check(sent(hub, "models/user/mine"))
+    ok(student_export, home / "mine", "--to", "torchscript", "--out", home / "mine" / "exported")
+    check({each.name: each.read_bytes() for each in (home / "mine/exported").glob("*.*")})

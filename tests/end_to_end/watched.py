@@ -1,7 +1,5 @@
 """Commands of several processes on loopback, as torchrun starts them, each of them watched."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

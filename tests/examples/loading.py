@@ -1,7 +1,5 @@
 """Loads an example as a module: examples are no package."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

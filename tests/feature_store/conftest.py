@@ -1,7 +1,5 @@
 """Share a store between several tests; no test may change it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

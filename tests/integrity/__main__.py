@@ -3,8 +3,6 @@
 python -m tests.integrity NAME '{"seed": 0, ...}', where NAME is a key of RUNS
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import import_module

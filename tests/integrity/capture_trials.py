@@ -8,8 +8,6 @@ another. The content of each store is compared with values that other libraries 
 files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Damaged and sound stores, which `feature-store verify` must distinguish."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import shutil
@@ -145,14 +143,13 @@ ZARR: dict[str, Damage] = {
 }
 
 
-def _edit(change: Callable[[h5py.File], object], seal: bool = True) -> Damage:
-    """Change an HDF5 store with its library, and (`seal`) update the SHA-256 at its end."""
+def _edit(change: Callable[[h5py.File], object]) -> Damage:
+    """Change an HDF5 store with its library, and update the SHA-256 at its end."""
 
     def damage(path: Path) -> None:
         with h5py.File(path, "r+") as file:
             change(file)
-        if seal:
-            append_digest(path)
+        append_digest(path)
 
     return damage
 

@@ -1,7 +1,5 @@
 """Any item of a store is emptied, lost, truncated or doubled: the advised commands repair it."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -62,7 +60,7 @@ class Scene:
     def parts(self) -> Path:
         return self.path / "parts" if self.path.is_dir() else Path(f"{self.path}.parts")
 
-    def copy_to(self, folder: Path) -> Scene:
+    def copy_to(self, folder: Path) -> "Scene":
         """Copy the store and the files next to it to another folder."""
         for thing in (self.path, Path(f"{self.path}.parts")):
             if thing.exists():

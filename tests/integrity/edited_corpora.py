@@ -1,7 +1,5 @@
 """Corpora that are edited during a dump: a finished store contains the text of its hash."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

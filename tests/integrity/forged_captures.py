@@ -1,7 +1,5 @@
 """Change small captures of other tools: values, types, shapes, bytes, members and files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """HDF5 stores forged at random with valid checksums, by HDF5's own library and by block."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """JSON values altered at random."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

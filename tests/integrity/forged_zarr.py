@@ -1,7 +1,5 @@
 """Zarr stores forged at random: metadata, shards, and items that replace files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -7,8 +7,6 @@ each completely, and run a command on it. If a process ends, the store is named,
 continues.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

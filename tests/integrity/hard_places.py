@@ -2,8 +2,6 @@
 kills. Each ends with exit code 0 or one line; repeated in a normal environment, its output is
 normal."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

@@ -2,8 +2,6 @@
 A command ends with exit code 0 or with one line of error, within SECONDS and its limits of memory
 and of files, and writes nothing outside of its folders."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

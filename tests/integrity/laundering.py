@@ -1,8 +1,6 @@
 """Damage that only the manifest can detect: every command that copies such a store must refuse it,
 since a copy has new checksums."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing

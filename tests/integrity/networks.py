@@ -1,8 +1,6 @@
 """A store behind networks that lose, tear, alter and refuse answers is read correctly, or one line
 reports that it could not be fetched; no data are reported as damaged."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Unusual texts of every kind, processed by corpus, windows, store and alignment."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

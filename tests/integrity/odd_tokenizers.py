@@ -1,8 +1,6 @@
 """Untrusted tokenizers and settings in a store: `verify` and the start of a training end normally,
 or in one line, within limits of time and memory."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

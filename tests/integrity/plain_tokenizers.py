@@ -1,8 +1,6 @@
 """Tokenizers that count as plain load whatever else is altered in them, and their work and output
 stay proportional to the text."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

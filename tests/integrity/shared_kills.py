@@ -1,8 +1,6 @@
 """One of several processes is killed: readers that share a disk cache, members of a sweep. The
 others continue without errors; the same command trains the killed member."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Shared parts of several trials: a teacher, a folder in memory, the content of a store."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import tempfile

@@ -1,8 +1,6 @@
 """A few commands in difficult environments; `python -m benchmarks.integrity hard-places` has
 all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The checks of integrity at any length, and the errors that each finds."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import Counter

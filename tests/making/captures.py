@@ -7,8 +7,6 @@
 - vLLM, SGLang: examples/capture_vllm.py and capture_sglang.py write them here too
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Small random causal LMs of several families, in folders with a byte-level tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

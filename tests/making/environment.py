@@ -1,7 +1,5 @@
 """The environment of the tests, and of the processes that run their checks at any length."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -25,6 +23,18 @@ def set_environment() -> None:
     # one process for each core: more threads would only wait
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def printed_by(
+    *words: object, cwd: Path | None = None, given: str | None = None, **environment: str
+) -> str:
+    """Run a command, which must succeed, with `given` on stdin, and return its stdout."""
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, input=given, env={**os.environ, **environment},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def borrowing_python(root: Path, *packages: str) -> Path:

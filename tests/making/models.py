@@ -4,8 +4,6 @@ Nothing is downloaded. Heavy imports are inside the functions, so that the tests
 `align` start fast.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -141,7 +139,7 @@ def _trained_tokenizer(kind: str) -> Any:
     )
 
 
-def random_model(kind: str, tokenizer: Any, head: str = "mlm", labels: tuple[str, ...] = ()) -> Any:
+def random_model(kind: str, tokenizer: Any, head: str, labels: tuple[str, ...] = ()) -> Any:
     """Return a random model with a head: 4 layers, hidden size 32, 4 attention heads."""
     import torch
     import transformers

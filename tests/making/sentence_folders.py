@@ -1,7 +1,5 @@
 """Small folders of sentence-transformers around the tiny teachers, written by that library."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,11 @@ def pooling(mode: Any, width: int = 32, **settings: Any) -> Any:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     return Pooling(width, mode, **settings)
+
+
+def mean_embedder(base: Path, folder: Path, **settings: Any) -> Path:
+    """Save a folder whose vectors are the means of the states, of length 1."""
+    return modules(pooling("mean"), normalize(), base=base, folder=folder, **settings)
 
 
 def layer_norm(width: int) -> Any:

@@ -1,7 +1,5 @@
 """Stores of random but realistic data, and the values that were written into them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -18,6 +16,10 @@ from teachonce.store.format.features import ROLES, TASKS, UNLISTED_ROLE
 from teachonce.store.format.sequences import SEPARATOR
 from teachonce.support.arrays import Array
 
+# The types of the fixtures `made` and `copy` of tests/store.
+Made = Callable[..., Any]
+Copy = Callable[..., Path]
+
 TEXT = "the story of a Нева river, ξένος and 東京 was told; no один knows 🙂 why it ended so"
 WORDS = TEXT.split(" ")
 IDENTITY = {
@@ -28,9 +30,7 @@ LABELS = ("dull", "bright", "надо", "[x]")
 SOFTWARE = {"teachonce": "0.1"}
 
 
-def features_of(
-    codec: str = "default", tier: str | None = "topk", views: int = 2, size: int | None = None
-) -> Features:
+def features_of(codec: str = "default", tier: str | None = "topk", views: int = 2) -> Features:
     """Return the features of a tier or of a task: a task name (store of a fine-tuned teacher),
     `pairs` (a teacher that classified pairs of texts), `embedding` (texts with a prompt and a
     vector each), `next-topk` and `next-sample` (a causal teacher), `ranked-topk` (ranked ids), or
@@ -46,8 +46,7 @@ def features_of(
     if tier is not None and not task and not vector:
         word, _, kind = tier.rpartition("-")
         causal, ranked = word == "next", word == "ranked"
-        size = size or sizes[kind]
-        logits = LogitsSpec(kind, size, next_token=causal, observed=causal, ranked=ranked)
+        logits = LogitsSpec(kind, sizes[kind], next_token=causal, observed=causal, ranked=ranked)
     return Features(
         views=views, max_length=64, width=37, vocabulary=1000, codec=codec,
         hidden=("mean", "groups2.1"), attention=("mean",), logits=logits, task=task,

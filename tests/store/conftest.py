@@ -1,7 +1,5 @@
 """Stores that several tests read and no test may change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process that dies at a rename, or before it seals a store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

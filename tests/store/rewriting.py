@@ -4,8 +4,6 @@ other Blosc settings, as FORMAT.md allows; nothing of `store` is used.
 `python -m tests.store.rewriting STORE SEED` does it with the zarr of that Python.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,9 +1,6 @@
 """One vector for each text: written, read, recoded and merged, within the angle of each codec."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,8 @@ from teachonce.store.tools.show import headline, sequence_facts
 from teachonce.store.tools.verify import verify
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
-from tests.making.stores import begin, features_of, make_part, make_store, put_part
+from tests.making.stores import Made, begin, features_of, make_part, make_store, put_part
 
-Made = Callable[..., Any]
 COSINES = {"exact": 1 - 1e-6, "default": 1 - 3e-4, "small": 0.98}
 """The least cosine of a vector of some hundred normal numbers, decoded, with itself."""
 

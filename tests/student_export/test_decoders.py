@@ -1,13 +1,10 @@
 """A decoder is exported to files for other programs, which return the student's own predictions."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +37,12 @@ from teachonce.student_train.settings.shapes import SHAPES
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.byte_level import FAMILIES, train_byte_level
+from tests.making.environment import printed_by
+from tests.making.models import Teachers
 from tests.making.texts import ENGLISH, RUSSIAN
-from tests.student_export.test_browser import TRANSFORMERS_JS
 from tests.student_export.test_export import UNMEASURED, refused, run
+from tests.student_export.test_other_programs import TRANSFORMERS_JS
 
-Teacher = Callable[..., Path]
 UNTIED = "llama:64x2x4x96x2x24"
 KINDS = ("llama:64x2x4x96x2", UNTIED, "qwen2:64x2x4x96x2", "qwen3:64x2x4x96x2x32", "gpt2:64x2x4x96")
 TEXTS = [*ENGLISH[:2], "Don't 1234,5 \n\n  été 😀", RUSSIAN[0]]
@@ -192,8 +190,7 @@ def test_the_card_continues_a_text_in_node(
     code = block.partition("```")[0].replace("max_new_tokens: 40", "max_new_tokens: 9")
     as_json = "console.log = (x) => process.stdout.write(JSON.stringify(x));"
     (out / "card.mjs").write_text(as_json + code.replace("9", "9, do_sample: false"))
-    node = ["node", "card.mjs"]
-    printed = subprocess.run(node, cwd=out, check=True, capture_output=True, text=True).stdout
+    printed = printed_by("node", "card.mjs", cwd=out)
     expected = pipeline("text-generation", str(folder))(
         "Once upon a time", max_new_tokens=9, do_sample=False
     )
@@ -312,7 +309,7 @@ def test_onnx_in_int8_is_checked_by_bits_a_byte(
 
 
 def test_what_gguf_cannot_hold_is_refused(
-    student: Path, tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    student: Path, tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("--to", "gguf", "--out", tmp_path / "out")
     said = refused(student, *words, "--quantize", "int8")

@@ -1,7 +1,5 @@
 """An export runs without torch and agrees with its student; otherwise it is refused."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,15 +42,15 @@ from teachonce.student_export.options import ExportOptions
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from tests.checkpoints.test_embedders import static
-from tests.downstream.learnable import classified, table, write_tagged
-from tests.downstream.tasks.test_sts import alike
+from tests.downstream.support import classified, table, write_tagged
+from tests.downstream.tasks.test_tasks import alike
 from tests.end_to_end.support import refused as refused_by
-from tests.end_to_end.test_stopping import last_line, wait_for
+from tests.end_to_end.test_resume import last_line, wait_for
 from tests.hub_contents import wrong_in_card
+from tests.making.environment import printed_by
+from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import dense, modules, normalize, pooling
 
-Teacher = Callable[..., Path]
-MakeTokenizer = Callable[[str], Any]
 TEXTS = ["the lamp", "the keeper of the old tower read letters by the light of a lamp", "moss"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "run_export.py"
 ALONE = """
@@ -76,8 +73,7 @@ refused = partial(refused_by, main)
 def by_example(folder: Path, *texts: str) -> Array:
     """Run the example in a process that can import neither torch nor this project."""
     words = [sys.executable, "-c", ALONE, str(EXAMPLE), str(folder), *texts]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
-    rows = json.loads(found.stdout)
+    rows = json.loads(printed_by(*words))
     if "labels" in (about := json.loads((folder / "export.json").read_text())):
         assert rows["labels"] == about["labels"]
         rows = rows["logits"]
@@ -85,7 +81,7 @@ def by_example(folder: Path, *texts: str) -> Array:
 
 
 @pytest.fixture(scope="module")
-def shallow(tiny_teacher: Teacher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shallow(tiny_teacher: Teachers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cut a teacher to its first layer, as torch's export time grows with the number of layers."""
     folder, bert = tmp_path_factory.mktemp("shallow"), tiny_teacher("bert")
     AutoModelForMaskedLM.from_pretrained(bert, num_hidden_layers=1).save_pretrained(folder)
@@ -99,7 +95,7 @@ def embedder(base: Path, folder: Path) -> Path:
     return modules(*parts, base=base, folder=folder, **settings)
 
 
-def bilstm(make_tokenizer: MakeTokenizer, folder: Path) -> Path:
+def bilstm(make_tokenizer: Tokenizers, folder: Path) -> Path:
     tokenizer = make_tokenizer("wordpiece")
     torch.manual_seed(0)
     model = BiLstmForTokenClassification(
@@ -203,7 +199,7 @@ def test_sentence_vectors_run_alone_in_int8(shallow: Path, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     folder = bilstm(make_tokenizer, tmp_path / "student")
     record = "`training.json` has all of these values in full.\n"
@@ -256,7 +252,7 @@ def test_a_bilstm_runs_alone_and_a_second_export_joins_the_table(
     "kind", ["mlm", "static", pytest.param("classification", marks=pytest.mark.apart)]
 )
 def test_other_kinds_agree_at_any_size(
-    kind: str, tiny_teacher: Teacher, make_tokenizer: MakeTokenizer, tmp_path: Path
+    kind: str, tiny_teacher: Teachers, make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     """Exports agree at batch sizes and lengths that the exporter has not traced."""
     labels = ("a", "b", "c")
@@ -284,7 +280,7 @@ def test_other_kinds_agree_at_any_size(
 
 
 def test_word_vectors_are_cut_as_the_folder_says(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -300,7 +296,7 @@ def test_word_vectors_are_cut_as_the_folder_says(
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_loss_is_refused_and_its_layers_are_named(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     """A refused export leaves no file. The card names the layers that are in float32."""
     folder, out = bilstm(make_tokenizer, tmp_path / "student"), tmp_path / "out"
@@ -331,7 +327,7 @@ def test_a_loss_is_refused_and_its_layers_are_named(
 
 @pytest.mark.usefixtures("unmeasured")
 def test_columns_of_a_check_have_the_names_that_are_given(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     folder = bilstm(make_tokenizer, tmp_path / "student")
     path, lines = tmp_path / "tags.jsonl", tmp_path / "lines.txt"
@@ -355,7 +351,7 @@ def test_columns_of_a_check_have_the_names_that_are_given(
         assert message in refused(*words[:-1], tmp_path / "no", *more)
 
 
-def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_torchscript(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     student, format = load_student(bilstm(make_tokenizer, tmp_path / "s")), FORMATS["torchscript"]
     format.write(student, tmp_path / "model.pt")
     run = format.open(tmp_path / "model.pt", student.output, 1)
@@ -366,7 +362,7 @@ def test_torchscript(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_two_exports_to_one_folder(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_two_exports_to_one_folder(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     def say(line: str) -> None:
         if line.endswith("loads the student"):
             out.mkdir()
@@ -388,7 +384,7 @@ def test_two_exports_to_one_folder(make_tokenizer: MakeTokenizer, tmp_path: Path
 
 @pytest.mark.usefixtures("unmeasured")
 def test_word_vectors_for_model2vec(
-    make_tokenizer: MakeTokenizer, shallow: Path, tmp_path: Path
+    make_tokenizer: Tokenizers, shallow: Path, tmp_path: Path
 ) -> None:
     """Word vectors for model2vec: its own loader has the vectors of sentence-transformers, with
     dense layers, and so have the README's code and student-predict."""
@@ -430,8 +426,7 @@ def test_word_vectors_for_model2vec(
     written = (out / "README.md").read_text()
     assert "model2vec reads all of a text, the other programs its first 8192 tokens." in written
     code = written.partition("```python\n")[2].partition("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, check=True)
-    assert done.stdout.count(b"[") == 3  # two vectors
+    assert printed_by(sys.executable, "-c", code, cwd=out).count("[") == 3  # two vectors
     line = refused(embedder(shallow, tmp_path / "e"), "--to", "model2vec", "--out", tmp_path / "no")
     assert line == (
         "Error: --to model2vec: exports only static students (static:256), and this student has"
@@ -451,7 +446,7 @@ def predicted(folder: Path, *texts: str) -> list[str]:
 
 @pytest.mark.slow
 def test_an_operator_that_cannot_be_exported_is_one_line(
-    make_tokenizer: MakeTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_tokenizer: Tokenizers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from teachonce.student_export.loaded_student import StaticVectorNetwork
 
@@ -501,7 +496,7 @@ def test_what_does_not_fit_is_one_line(words: str, message: str, tmp_path: Path)
 
 
 def test_a_missing_exporter_and_a_bare_encoder_are_one_line(
-    tiny_teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_teacher: Teachers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher = tiny_teacher("distilbert", "classification", ("a", "b"))
     words = (teacher, "--to", "onnx", "--out", tmp_path / "out")
@@ -597,7 +592,7 @@ def test_a_measurement_whose_process_fails_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_while_the_student_is_timed_leaves_nothing(
-    make_tokenizer: MakeTokenizer, tmp_path: Path, number: signal.Signals
+    make_tokenizer: Tokenizers, tmp_path: Path, number: signal.Signals
 ) -> None:
     """A stop ends the process that measures, removes the temporary folder and prints one line."""
     student, log = bilstm(make_tokenizer, tmp_path / "student"), tmp_path / "log"

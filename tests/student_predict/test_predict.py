@@ -1,7 +1,5 @@
 """Predictions of a student and of its exports equal transformers and sentence-transformers."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -10,7 +8,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +34,12 @@ from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.training.words import word_spans
 from tests.checkpoints.test_embedders import static
-from tests.downstream.learnable import table
+from tests.downstream.support import table
+from tests.making.environment import printed_by
+from tests.making.models import Teachers, Tokenizers
 from tests.making.sentence_folders import changed
 from tests.student_export.test_export import UNMEASURED, embedder, shallow
 
-Teacher = Callable[..., Path]
-MakeTokenizer = Callable[[str], Any]
 TEXTS = ("the lamp", "the keeper of the old tower read letters", "moss")
 IOB = ("O", "B-PER", "I-PER", "B-LOC")
 __all__ = ["shallow"]  # the fixture
@@ -92,14 +89,12 @@ def by_code(program: Path, lines: Path | str, *missing: str) -> list[dict[str, A
     run = f"{before}; runpy.run_path({str(program)!r}, run_name='__main__')"
     words = [sys.executable, "-c", run, *([str(lines)] if isinstance(lines, Path) else [])]
     given = "" if isinstance(lines, Path) else lines
-    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{program}\n{done.stderr}"
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in printed_by(*words, given=given).splitlines()]
 
 
 @pytest.fixture(scope="module")
 def students(
-    shallow: Path, make_tokenizer: MakeTokenizer, tmp_path_factory: pytest.TempPathFactory
+    shallow: Path, make_tokenizer: Tokenizers, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """Save a student of each kind of predictions."""
     root, tokenizer = tmp_path_factory.mktemp("students"), make_tokenizer("wordpiece")
@@ -229,7 +224,7 @@ def test_an_activation_that_no_program_computes_is_refused(
 
 
 def test_a_label_of_a_checkpoint_is_no_code_of_a_program(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     label = 'X" or exit() or "'
     labels = ("O", "B-PER", "I-PER", label)
@@ -289,7 +284,7 @@ def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
     ],
 )
 def test_a_piece_inside_a_word_is_filled_in_without_a_space(
-    make_tokenizer: MakeTokenizer, tmp_path: Path, kind: str, token: str | None, filled: str
+    make_tokenizer: Tokenizers, tmp_path: Path, kind: str, token: str | None, filled: str
 ) -> None:
     """The marks of the vocabulary show whether a piece begins a word. None is an output without a
     piece."""
@@ -412,7 +407,7 @@ def test_long_texts(students: dict[str, Path]) -> None:
 
 
 def test_a_text_is_read_up_to_the_limit_of_its_model(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
+    make_tokenizer: Tokenizers, tmp_path: Path
 ) -> None:
     """A classifier reads 1,122 tokens at once, if it has 2,048 positions and its tokenizer no
     smaller limit; the answer is that of transformers."""
@@ -706,7 +701,7 @@ def test_a_table_of_labels_is_read_again(students: dict[str, Path], tmp_path: Pa
 
 
 def test_an_export_that_was_changed_is_one_line(
-    students: dict[str, Path], tiny_teacher: Teacher, tmp_path: Path
+    students: dict[str, Path], tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     student = load_student(students["static"])
     (tmp_path / "onnx").mkdir()

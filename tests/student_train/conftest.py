@@ -1,7 +1,5 @@
 """Share one small store of a real teacher, with a masked view, between the tests of this folder."""
 
-from __future__ import annotations
-
 import pytest
 
 from teachonce.store import FeatureStore, open_store

@@ -1,7 +1,5 @@
 """StudentBatches: the batches of student-train, for a custom loop."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

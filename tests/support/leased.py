@@ -6,8 +6,6 @@ It receives words: a number publishes the part of that number, `seal` seals the 
 heartbeats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing import Pipe
@@ -69,7 +67,7 @@ class ForkedProcess:
         assert self.process.pid is not None
         return self.process.pid
 
-    def __enter__(self) -> ForkedProcess:
+    def __enter__(self) -> "ForkedProcess":
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -1,7 +1,5 @@
 """The stub of a package lists its public names; each is imported when it is first used."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One writer for each store, with and without locks, on one machine and on several."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Objects of other packages: each possible mistake in one is reported in a line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """LAMB as in its paper, in numpy (You et al. 2020, algorithm 2, without Adam's bias correction)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

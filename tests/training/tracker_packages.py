@@ -1,8 +1,6 @@
 """Stand-ins for the packages of trackers, which are too large to install for tests. Each has only
 the functions and arguments in use, and records its calls."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

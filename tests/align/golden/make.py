@@ -3,8 +3,6 @@
 Run it only after a deliberate change of the alignment, and review the diff.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

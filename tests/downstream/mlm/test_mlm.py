@@ -1,8 +1,6 @@
 """Masked-LM training has transformers' own loss, converges, can be resumed, and adds a head only on
 request."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

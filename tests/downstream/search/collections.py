@@ -1,7 +1,5 @@
 """A small collection in the layout of BEIR, with sentences about their titles."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Tagging: words and their first pieces, scores computed by hand, and a tagger and a probe that
 learn."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +17,7 @@ from teachonce.downstream.tasks.task_interface import IGNORED
 from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
-from tests.downstream.learnable import splits, write_tagged
+from tests.downstream.support import splits, write_tagged
 from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
 from tests.making.texts import SENTENCES
 

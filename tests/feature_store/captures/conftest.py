@@ -1,7 +1,5 @@
 """A causal teacher's outputs over a few texts, and the command that imports captures of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 The engines do not run here: `Engine` of tests/making returns outputs of a teacher in their form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,17 @@
-"""Bad captures end in one line with the error, its place and the remedy; none of their content is
-executed."""
+"""Bad captures end in one line with the error, its place and the remedy.
 
-from __future__ import annotations
+- Bad captures end in one line with the error, its place and the remedy; none of their content is
+  executed.
+- Invalid numbers in a capture end in one line with the file and the sample.
+"""
 
+import gzip
+import io
+import os
 import pickle
+import tarfile
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +21,15 @@ import pyarrow as pa
 import pytest
 import torch
 import yaml
+from numcodecs import Zstd
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
+from teachonce.feature_store.captures.files import gunzip, unzstd
 from teachonce.store.read.derived_copies import list_of
 from tests.end_to_end.support import says
 from tests.feature_store.captures.conftest import refused
+from tests.making import captures
 from tests.making.captures import (
     Taught,
     distillkit,
@@ -220,3 +231,240 @@ def test_exports_that_a_store_cannot_give(
     assert "secret" not in line
     says(refused("export", store, target, "--to", "datasets", "--columns", "no"), "no column 'no'")
     assert not target.exists() and list(tmp_path.iterdir()) == []
+
+
+Change = Callable[[dict[str, Any]], Any]
+SPECULATORS: dict[str, tuple[Change, str]] = {
+    "no token": (
+        lambda t: t.update(token_ids=t["token_ids"][:0], hidden_states=t["hidden_states"][:0]),
+        "token_ids holds no tokens",
+    ),
+    "half ids": (lambda t: t.update(token_ids=t["token_ids"] + 0.5), "expected whole numbers"),
+    "complex ids": (lambda t: t.update(token_ids=t["token_ids"] * 1j), "token_ids is complex"),
+    "ids below 0": (lambda t: t["token_ids"].sub_(999), "token 0: token_ids is not among"),
+    "bool ids": (lambda t: t.update(token_ids=t["token_ids"] > 3), "expected whole numbers"),
+    "complex states": (
+        lambda t: t.update(hidden_states=t["hidden_states"].to(torch.complex64)),
+        "hidden_states is complex",
+    ),
+    "whole states": (
+        lambda t: t.update(hidden_states=t["hidden_states"].long()), "expected finite numbers"
+    ),
+    "infinite": (lambda t: t["hidden_states"][3].fill_(torch.inf), "token 3: hidden_states is NaN"),
+    "flat": (lambda t: t.update(hidden_states=t["hidden_states"][:, 0]), "expected finite numbers"),
+    "no states": (lambda t: t.pop("hidden_states"), "has no hidden_states"),
+    "large": (
+        lambda t: t["hidden_states"][3].fill_(-1e30), "token 3: hidden_states has a square beyond"
+    ),
+    "double": (
+        lambda t: t.update(hidden_states=t["hidden_states"].double() * 1e300), "beyond float32"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPECULATORS)
+def test_speculators(case: str, teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    change, words = SPECULATORS[case]
+    source = speculators(tmp_path / "data", samples[:2], (1, 2, 3))
+    path = source / "hidden_states/hs_1.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    says(importing(source, teacher, "--layers", "1,2,3,4"), "hs_1.safetensors", words)
+
+
+SPECFORGE: dict[str, tuple[Change, str]] = {
+    "NaN in a mask": (
+        lambda t: t.update(loss_mask=t["loss_mask"] * torch.nan), "token 0: loss_mask is NaN"
+    ),
+    "half a mask": (
+        lambda t: t.update(loss_mask=t["loss_mask"] * 0.5), "loss_mask is not 0 or 1"
+    ),
+    "a short mask": (lambda t: t.update(loss_mask=t["loss_mask"][:-1]), "and loss_mask"),
+    "a few bytes": (
+        lambda t: t.update(input_ids=torch.zeros(1, dtype=torch.int64).expand(10**9)),
+        "not a dense tensor of stored numbers",
+    ),
+    "sparse": (
+        lambda t: t.update(hidden_state=torch.eye(3).to_sparse()), "pickled objects other than"
+    ),
+    "a list": (lambda t: t.update(input_ids=[1, 2, 3]), "input_ids is a list"),
+    "fewer layers": (
+        lambda t: t.update(aux_hidden_state=t["aux_hidden_state"][..., :64]), "holds 3 states"
+    ),
+    "no multiple": (
+        lambda t: t.update(aux_hidden_state=t["aux_hidden_state"][..., :7]), "not a multiple"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPECFORGE)
+def test_specforge(case: str, teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    change, words = SPECFORGE[case]
+    source = specforge(tmp_path / "data", samples[:2], (1, 2, 3))
+    path = source / "rows_0-2000/data_1.ckpt"
+    tensors = torch.load(path, weights_only=True)
+    change(tensors)
+    torch.save(tensors, path)
+    says(importing(source, teacher, "--layers", "1,2,3,4"), "data_1.ckpt", words)
+
+
+def test_files_that_were_cut_off_or_unpack_to_anything(
+    teacher: Path, samples: list[Taught], tmp_path: Path
+) -> None:
+    source = specforge(tmp_path / "gz", samples[:1], (1, 2, 3), gz=True)
+    path = source / "rows_0-2000/data_0.ckpt.gz"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-4])
+    says(importing(source, teacher), "data_0.ckpt.gz: cannot be decompressed")
+    path.write_bytes(gzip.compress(bytes(1 << 27)))
+    says(importing(source, teacher), "decompresses to more than", "is not read")
+    path.write_bytes(gzip.compress(b"PK"))
+    says(importing(source, teacher), "data_0.ckpt.gz", "truncated")
+    path.unlink()
+    os.mkfifo(path)
+    says(importing(source, teacher), "data_0.ckpt.gz: is not a file (but a pipe")
+    says(importing(path, teacher), "is a pipe or a device")
+
+
+def test_memory_follows_the_data_and_not_the_bound(tmp_path: Path) -> None:
+    data, path = b"a" * 1000, tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(data))
+    packed = bytes(Zstd().encode(data))
+    unzstd(packed, "a")  # imports pyarrow
+    tracemalloc.start()
+    assert gunzip(path) == unzstd(packed, "a") == data
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
+
+
+@pytest.fixture
+def run(samples: list[Taught], tmp_path: Path) -> tuple[Path, Path]:
+    """Write an archive of Megatron-LM with two iterations, and the file of its tokens."""
+    ids, logprobs = stacked(samples[:4], 16)
+    np.save(tmp_path / "tokens.npy", ids)
+    batches = [[logprobs[:, :2]], [logprobs[:, 2:]]]
+    return megatron(tmp_path / "run", batches, 8), tmp_path / "tokens.npy"
+
+
+def rewritten(archive: Path, change: Callable[[str, bytes], bytes]) -> None:
+    """Write the members of an archive again, changed."""
+    found = captures.archive_members(archive)
+    captures.write_archive(archive, [(name, change(name, data)) for name, data in found])
+
+
+def _payload(change: Change) -> Callable[[str, bytes], bytes]:
+    def changed(name: str, data: bytes) -> bytes:
+        if name != "1.pt.zst":
+            return data
+        tensors = torch.load(io.BytesIO(Zstd().decode(data)), weights_only=True)
+        change(tensors)
+        return bytes(Zstd().encode(captures.saved(tensors)))
+
+    return changed
+
+
+MEGATRON: dict[str, tuple[Callable[[str, bytes], bytes], str]] = {
+    "cut frame": (lambda name, data: data[:-3] if "pt" in name else data, "cannot be decompressed"),
+    "NaN": (_payload(lambda t: t["values"][0][2].fill_(torch.nan)), "token 2: values is NaN"),
+    "half ids": (
+        _payload(lambda t: t.update(indices_low=[t["indices_low"][0].float()])),
+        "expected whole numbers below 65,536",
+    ),
+    "one id": (
+        _payload(lambda t: t["indices_low"][0].fill_(7)),
+        "iteration 1, sequence 2 of the run, token 0: an id occurs twice",
+    ),
+    "a dimension more": (
+        _payload(lambda t: t.update(values=[t["values"][0][None]])),
+        "expected log-probabilities",
+    ),
+    "no list": (_payload(lambda t: t.update(values=t["values"][0])), "a list of tensors"),
+    "more ids": (
+        _payload(lambda t: t.update({k: [torch.cat([v[0], v[0]], 2)] for k, v in t.items()})),
+        "has 16 ids for a token",
+    ),
+    "no meta": (lambda name, data: b"[" * 9999 if "meta" in name else data, "_meta.json"),
+}
+
+
+@pytest.mark.parametrize("case", MEGATRON)
+def test_megatron(case: str, teacher: Path, run: tuple[Path, Path]) -> None:
+    change, words = MEGATRON[case]
+    rewritten(run[0] / "cp0_dp0__1.tar", change)
+    says(importing(run[0], teacher, "--tokens", run[1]), words)
+
+
+def test_an_archive_that_was_cut_between_two_members(teacher: Path, run: tuple[Path, Path]) -> None:
+    path = run[0] / "cp0_dp0__1.tar"
+    with tarfile.open(path) as archive:
+        last = archive.getmembers()[-1].offset
+    os.truncate(path, last)
+    says(importing(run[0], teacher, "--tokens", run[1]), "has no end", "copy it again")
+    run[1].unlink()
+    os.mkfifo(run[1])
+    says(importing(run[0], teacher, "--tokens", run[1]), "tokens.npy: is not a file")
+
+
+ROW = {"input_ids": [2, 9, 3], "token_ids": [[5, 6]] * 3, "top_values": [[-0.7, -1.0]] * 3}
+TABLES: dict[str, tuple[dict[str, Any], str]] = {
+    "half ids": ({"input_ids": [2.5, 9.0, 3.0]}, "input_ids is float64[3], expected whole numbers"),
+    "half top-k ids": ({"token_ids": [[5.5, 6.0]] * 3}, "expected whole numbers"),
+    "one id": ({"token_ids": [[5, 5]] * 3}, "row 0, token 0: an id occurs twice"),
+    "far id": ({"token_ids": [[5, 600]] * 3}, "top-k id 600 is beyond the vocabulary of 600"),
+    "id below 0": ({"token_ids": [[5, -1]] * 3}, "token_ids is not among whole numbers"),
+    "NaN": ({"top_values": [[-0.7, float("nan")]] * 3}, "top_values is NaN"),
+    "mask": ({"attention_mask": [1.0, float("nan"), 1.0]}, "attention_mask is float64[3]"),
+    "rows": ({"token_ids": [[5, 6]] * 2}, "token_ids has 2 tokens, and top_values 3"),
+    "values": ({"top_values": [[-0.7]] * 3}, "token_ids has 2 top-k ids, and top_values 1"),
+    "no token": ({"input_ids": [], "token_ids": [], "top_values": []}, "not a list of lists"),
+    "text": ({"input_ids": "2 9 3"}, "column input_ids is not a list of numbers"),
+    "structs": (
+        {"token_ids": [{"id": 5}] * 3},
+        "column token_ids is not a list of lists of numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_tables(case: str, teacher: Path, tmp_path: Path) -> None:
+    changes, words = TABLES[case]
+    (tmp_path / "data").mkdir()
+    parquet.write_table(pa.Table.from_pylist([ROW | changes]), tmp_path / "data/a.parquet")
+    says(importing(tmp_path / "data", teacher), words)
+
+
+def test_tables_of_other_columns(teacher: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    parquet.write_table(pa.Table.from_pylist([ROW]), tmp_path / "data/a.parquet")
+    parquet.write_table(pa.table({"other": [1]}), tmp_path / "data/b.parquet")
+    says(importing(tmp_path / "data", teacher), "b.parquet: its columns are other (int64)")
+    stream = tmp_path / "data/b.parquet"
+    stream.unlink()
+    os.mkfifo(stream)
+    says(importing(tmp_path / "data", teacher), "b.parquet: is not a file (but a pipe")
+
+
+def test_a_stream_of_arrow_that_was_cut_off(tiny_teacher: Teachers, tmp_path: Path) -> None:
+    import datasets
+
+    rows = {"text": ["one", "two"], "label": [[1.0, 2.0], [3.0, 4.0]]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "set"))
+    (path,) = (tmp_path / "set").glob("*.arrow")
+    os.truncate(path, path.stat().st_size - 8)
+    says(importing(tmp_path / "set", tiny_teacher("bert")), path.name, "is truncated")
+
+
+def test_settings_of_a_compression(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+    source = distillkit(tmp_path / "data", samples[:1], 8, 8)
+    settings = source / "compression_config.yaml"
+    sound = settings.read_text()
+    for text, words in (
+        (sound.replace("k: 8", "k: 2000000000"), "k is larger than d"),
+        (sound.replace("normalize_t: false", "normalize_t: 3"), "expected true or false"),
+        ("[" * 5000, "not the settings of DistillKit's compression"),
+        (sound.replace("d: 600", "d: .nan"), "expected a whole number from 1 for d"),
+    ):
+        settings.write_text(text)
+        says(importing(source, teacher), "compression_config.yaml", words)

@@ -1,8 +1,6 @@
 """Write entries into a cache from a process of its own (python -m tests.store.containers.caching
 DIR BOUND SEED), until it is killed."""
 
-from __future__ import annotations
-
 import random
 import sys
 from itertools import count

@@ -1,7 +1,5 @@
 """A server of objects, and a small store for it, which no test may change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stores at an address: the features of a small store, and the output of a stream from it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from teachonce.store import FeatureStore

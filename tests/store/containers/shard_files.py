@@ -1,7 +1,5 @@
 """Single arrays as Zarr shards, and functions that alter them with their checksums."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

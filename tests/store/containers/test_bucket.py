@@ -1,7 +1,5 @@
 """Stores that are written into a bucket, part by part, equal stores on a disk."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -263,7 +261,7 @@ def test_what_a_bucket_refuses_in_the_middle(
     assert_same(s3, small, tmp_path)
 
 
-def test_bad_input_is_refused_in_one_line(s3: S3, tmp_path: Path) -> None:
+def test_bad_input_is_refused_in_one_line(s3: S3) -> None:
     s3.write("dumps/a.zarr/notes.txt", b"mine")
     refusals: dict[str, Callable[[], object]] = {
         "holds objects that are not a store .notes.txt": lambda: StoreWriter.check_writable(URL),

@@ -1,7 +1,5 @@
 """The disk cache retains recent entries within its limit; kills and damage lose no data."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Networks that fail: passing faults are retried, lasting faults are named, neither is damage."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable
@@ -124,7 +122,7 @@ def unreachable(read: Callable[[], object], key: str) -> str:
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("fault", FOREVER)
-def test_what_does_not_pass_is_named(s3: S3, tmp_path: Path, fault: str) -> None:
+def test_what_does_not_pass_is_named(s3: S3, fault: str) -> None:
     fs = open_store(URL)
     dead = Weather({fault: 1.0})
     s3.weather = dead

@@ -1,25 +1,98 @@
-"""Zarr stores are read at their address; `test_network.py` reads them from an object server."""
+"""Stores at an address, at a web server and on a hub are read in place.
 
-from __future__ import annotations
+- Stores at a web server: one is read in place, and an endless answer takes no more memory than the
+  range that was requested.
+- Zarr stores are read at their address; `test_network.py` reads them from an object server.
+- A store on a hub is read without a download; the hub is a server on loopback.
+"""
 
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event
 from threading import enumerate as enumerate_threads
 from typing import Any, cast
 
 import pytest
+from fsspec import register_implementation
+from huggingface_hub import HfFileSystem
 
 from teachonce.feature_store.cli import main as feature_store
-from teachonce.store import Batch, StoreError, StoreWriter, Unreachable, UserError, open_store
+from teachonce.store import Batch, StoreError, StoreWriter, Unreachable, open_store
+from teachonce.store.containers import network
+from teachonce.store.containers.zarr import files
 from teachonce.store.read.pool import Buffers, Pool
 from teachonce.store.tools.copy import upload
+from teachonce.store.tools.push import push
 from teachonce.store.tools.verify import verify
+from teachonce.support.errors import UserError
 from tests.end_to_end.support import ok, refused
+from tests.hub_contents import Hub
+from tests.hub_server import asked_by_this_process, serving
+from tests.making.stores import Made
 from tests.rough_network import KEYS
 from tests.store.dying import Killed
 
-Made = Callable[..., Any]
+SENT: list[int] = []
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Send blocks until the client closes the connection, or 64 MB are sent."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        SENT.append(0)
+        with suppress(OSError):
+            while SENT[-1] < 2**26:
+                self.wfile.write(b"[" * 2**16)
+                SENT[-1] += 2**16
+
+    def log_message(self, *words: Any) -> None:
+        """Write nothing."""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Send files of a folder, without a log."""
+
+    def log_message(self, *words: Any) -> None:
+        """Write nothing."""
+
+
+@contextmanager
+def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/a.zarr"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_store_at_a_web_server_is_read(small: Path) -> None:
+    with served(partial(Quiet, directory=str(small.parent))) as url:
+        assert verify(url).problems == []
+        with open_store(url) as far, open_store(small) as near:
+            assert list(far.texts()) == list(near.texts())
+
+
+def test_a_missing_package_is_named() -> None:
+    register_implementation("lacking", "no.such.module", errtxt="Lacking requires lackinglib")
+    with pytest.raises(StoreError, match=r"lackinglib\); install what is missing with pip$"):
+        open_store("lacking://a/b.zarr")
+
+
+def test_an_endless_answer_is_read_to_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_JSON", 2**16)
+    SENT.clear()
+    with (
+        served(Endless) as url,
+        pytest.raises(StoreError, match=r"zarr\.json is larger than 65,536 bytes"),
+    ):
+        open_store(url)
+    assert 0 < max(SENT) < 2**25  # for one request: the limit, and the buffers of both sockets
 
 
 def test_without_credentials_the_remedy_is_reported(
@@ -185,3 +258,61 @@ def test_unknown_addresses(tmp_path: Path) -> None:
         open_store("memory://nothing/a.zarr")
     with pytest.raises(UserError, match="such as s3://bucket/store.zarr"):
         StoreWriter.check_writable("s3://store.zarr")
+
+
+URL = "hf://datasets/user/what/a.zarr"
+
+
+@pytest.fixture(scope="module")
+def pushed_once(
+    small: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Hub, Path]]:
+    """Serve a hub with a private store; return both."""
+    with serving() as hub, pytest.MonkeyPatch.context() as patch:
+        asked_by_this_process(hub, patch, tmp_path_factory.mktemp("home"))
+        push(small, "user/what", private=True)
+        yield hub, small
+
+
+@pytest.fixture
+def pushed(
+    pushed_once: tuple[Hub, Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Hub, Path]]:
+    """Start with an empty client cache, and a server that answers."""
+    HfFileSystem.clear_instance_cache()
+    monkeypatch.setattr(network, "FIRST_PATIENCE", 0.3)
+    yield pushed_once
+    pushed_once[0].fails = {}
+    HfFileSystem.clear_instance_cache()
+
+
+def test_a_store_on_the_hub_is_read_where_it_lies(pushed: tuple[Hub, Path]) -> None:
+    local, there = open_store(pushed[1]), open_store(URL)
+    assert there.meta == local.meta and len(there) == len(local)
+    assert there[7].text == local[7].text
+    assert (there[7].views[0].hidden["mean"] == local[7].views[0].hidden["mean"]).all()
+    ours, theirs = (list(each.stream(batch_tokens=300, seed=1)) for each in (local, there))
+    assert [batch.index.tolist() for batch in ours] == [batch.index.tolist() for batch in theirs]
+    pinned = open_store(URL.replace("what", "what@main"))
+    assert pinned.manifest.content() == local.manifest.content()
+
+
+@pytest.mark.apart
+def test_verify_reads_a_store_on_the_hub(pushed: tuple[Hub, Path]) -> None:
+    report = verify(URL)
+    assert not report.problems and report.parts == len(open_store(pushed[1]).manifest.parts)
+
+
+def test_what_is_not_there_is_reported(
+    pushed: tuple[Hub, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match="no Zarr store at this address"):
+        open_store("hf://datasets/user/what/b.zarr")
+    with pytest.raises(StoreError, match="no Zarr store at this address"):
+        open_store("hf://datasets/user/nothing/a.zarr")
+    pushed[0].fails = {"GET /datasets": 403, "HEAD /datasets": 403}
+    with pytest.raises(Unreachable, match=r"HTTP 403.*hf auth login"):
+        open_store(URL)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(Unreachable, match="HF_HUB_OFFLINE"):
+        open_store(URL)

@@ -1,10 +1,15 @@
-"""Our reader of Zarr shards returns the same values as zarr-python."""
+"""Our reader and writer of Zarr shards agree with zarr-python, and refuse damaged shards.
 
-from __future__ import annotations
+- Our reader of Zarr shards returns the same values as zarr-python.
+- A damaged or forged shard is refused with one line; its sound chunks are still read.
+- Arrays are written byte for byte as zarr-python writes them.
+"""
 
 import json
 import os
 import shutil
+import struct
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,36 +17,46 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec
 
-from teachonce.store import FeatureStore, open_store
+from teachonce.store import FeatureStore, StoreError, open_store
+from teachonce.store.containers.interface import damaged_chunks
 from teachonce.store.containers.memory_map import OPEN_FILES, OpenFiles
 from teachonce.store.containers.zarr.shards import (
+    DTYPES,
     MappedShard,
     ShardLayout,
     ShardSlices,
     shard_layout,
 )
-from teachonce.store.containers.zarr.tree import ZarrSource
+from teachonce.store.containers.zarr.tree import TOKEN_ROWS, ZarrSink, ZarrSource
 from teachonce.store.containers.zarr.zarr_python import ZarrSlices
+from teachonce.store.format.codecs.codec import DENSE, FAST, LEAN, Packing
+from teachonce.store.format.layout import ArraySpec, dimension_names
+from teachonce.support.arrays import Array
+from tests.making.stores import Made
 from tests.store.containers.shard_files import (
     Shuffle,
     blosc,
     both,
     by_zarr_python,
+    index_of,
+    put_chunk,
+    put_index,
     random_values,
     write,
 )
-from tests.store.read.test_shares import printed
+from tests.store.read.test_stream import printed
+from tests.store.rewriting import write_shard
 from tests.store.test_foreign import arrays_of
 
-Made = Callable[..., Any]
-DTYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
+VALUE_TYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "float16", "float32")
 
 
 @settings(max_examples=15, deadline=None)
@@ -50,7 +65,10 @@ def test_any_rows_are_those_of_zarr_python(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     draw = data.draw
-    dtype, row = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([(), (1,), (6,), (16, 2)]))
+    dtype, row = (
+        draw(st.sampled_from(VALUE_TYPES)),
+        draw(st.sampled_from([(), (1,), (6,), (16, 2)])),
+    )
     length, rows = draw(st.integers(0, 700)), draw(st.integers(1, 300))
     packing: list[Any] = []
     if draw(st.booleans()):
@@ -249,3 +267,165 @@ def test_threads_share_open_files(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(opened, range(1, 5)))
     assert len(files) <= 3
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> tuple[Path, Path, Array]:
+    """Make a store with one array of 5 chunks of 8 blocks; return it, its shard, its values."""
+    values = random_values("uint32", (5000, 4), 3, 5)
+    folder = write(tmp_path / "a.zarr", values, 1000, [blosc("zstd", "noshuffle", 4, 2048)])
+    file = folder / "a/c/0/0"
+    begin = int(index_of(file)[0, 0])
+    assert struct.unpack_from("<4xII", file.read_bytes(), begin) == (16000, 2048)
+    return folder, file, values
+
+
+def test_every_flipped_byte_is_found(shard: tuple[Path, Path, Array]) -> None:
+    folder, file, values = shard
+    sound = file.read_bytes()
+    for byte in range(0, len(sound), 97):
+        file.write_bytes(sound[:byte] + bytes([sound[byte] ^ 16]) + sound[byte + 1 :])
+        with pytest.raises(StoreError, match=r"rows 0\.\.5000 cannot be decoded .*verify"):
+            both(folder)[0].read(0, 5000)
+    file.write_bytes(sound)
+    assert (both(folder)[0].read(0, 5000) == values).all()
+
+
+def test_damage_is_named_and_leaves_the_rest_readable(shard: tuple[Path, Path, Array]) -> None:
+    folder, file, values = shard
+    put = bytearray(file.read_bytes())
+    put[int(index_of(file)[2, 0]) + 50] ^= 1
+    file.write_bytes(put)
+    ours, _ = both(folder)
+    assert (ours.read(0, 2000) == values[:2000]).all()
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            ours.read(1999, 2001)
+    assert str(caught.value) == (
+        f"{folder}: array a: rows 1999..2001 cannot be decoded "
+        f"(chunk 2 does not match its checksum); run `feature-store verify {folder}`"
+    )
+    assert damaged_chunks(ZarrSource(str(folder)).array("a")) == [2]
+
+
+def lie(field: int, value: int) -> Callable[[bytearray], None]:
+    """Overwrite a size in the Blosc header: bytes decoded (4), of a block (8), encoded (12)."""
+    return lambda chunk: struct.pack_into("<I", chunk, field, value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lie(4, 2**31), lie(4, 15999), lie(8, 0), lie(8, 2**31), lie(8, 1), lie(12, 2**31), lie(12, 40),
+     lambda chunk: struct.pack_into("<8i", chunk, 16, *[2**31 - 1] * 8),
+     lambda chunk: struct.pack_into("<8i", chunk, 16, *range(48, 56)),
+     lambda chunk: chunk.__setitem__(0, 9), lambda chunk: chunk.__delitem__(slice(9, None))],
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [(0, 1000), (3, 9), (500, 1000)])
+def test_lying_frames_are_refused(
+    shard: tuple[Path, Path, Array], change: Callable[[bytearray], None], rows: tuple[int, int]
+) -> None:
+    folder, file, values = shard
+    index = index_of(file)
+    put_chunk(file, 0, lambda chunk: None)
+    begin, size = (int(n) for n in index[0])
+    chunk = bytearray(file.read_bytes()[begin : begin + size - 4])
+    change(chunk)
+    data = file.read_bytes() + chunk + google_crc32c.value(bytes(chunk)).to_bytes(4, "little")
+    file.write_bytes(data + bytes(16 * 5 + 4))
+    index[0] = len(data) - len(chunk) - 4, len(chunk) + 4
+    put_index(file, index)
+    ours, _ = both(folder)
+    with pytest.raises(StoreError, match=r"\(chunk 0"):
+        ours.read(*rows)
+    assert (ours.read(1000, 5000) == values[1000:]).all()
+
+
+@pytest.mark.parametrize(
+    "entry", [(2**64 - 1, 2**64 - 1), (0, 2**63), (2**63, 8), (2**64 - 8, 16), (10**6, 50), (0, 0)]
+)
+def test_an_index_never_leads_out_of_the_file(
+    shard: tuple[Path, Path, Array], entry: tuple[int, int]
+) -> None:
+    folder, file, values = shard
+    index = index_of(file)
+    index[3] = entry
+    put_index(file, index)
+    ours, _ = both(folder)
+    with pytest.raises(StoreError, match="chunk 3 is missing or lies outside the file"):
+        ours.read(0, 5000)
+    assert (ours.read(0, 3000) == values[:3000]).all()
+
+
+def test_truncated_files(shard: tuple[Path, Path, Array]) -> None:
+    folder, file, _ = shard
+    sound = file.read_bytes()
+    for size in (0, 1, 20, 84, 85, len(sound) // 2, len(sound) - 1):
+        file.write_bytes(sound[:size])
+        with pytest.raises(StoreError, match="cannot be decoded"):
+            both(folder)[0].read(0, 5)
+
+
+def test_frames_whose_blocks_are_in_another_order(shard: tuple[Path, Path, Array]) -> None:
+    """Blocks of a frame are read in any order: Blosc's threads write a block when it is ready."""
+    folder, file, values = shard
+
+    def turn(chunk: bytearray) -> None:
+        starts = [*struct.unpack_from("<8i", chunk, 16), len(chunk)]
+        blocks = [bytes(chunk[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        chunk[48:] = b"".join(reversed(blocks))
+        place = 48
+        for number in reversed(range(8)):
+            struct.pack_into("<i", chunk, 16 + 4 * number, place)
+            place += len(blocks[number])
+
+    put_chunk(file, 1, turn)
+    ours, plain = both(folder)
+    for begin, end in ((1000, 2000), (1003, 1007), (1990, 2000), (900, 2100)):
+        assert (ours.read(begin, end) == values[begin:end]).all()
+        assert (plain.read(begin, end) == values[begin:end]).all()
+
+
+def write_by_zarr_python(folder: Path, name: str, spec: ArraySpec, rows: int, values: Any) -> None:
+    packing = spec.packing and BloscCodec(**spec.packing._asdict(), typesize=spec.dtype.itemsize)
+    chunks = rows, *(max(1, size) for size in spec.shape[1:])
+    names = dimension_names(name, len(spec.shape))
+    write_shard(folder, name, values, chunks, [packing] if packing else [], dimension_names=names)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.parent != folder
+    }
+
+
+@pytest.mark.slow
+@given(
+    dtype=st.sampled_from(sorted(DTYPES)),
+    shape=st.lists(st.integers(0, 40), min_size=1, max_size=3).map(tuple),
+    packing=st.sampled_from([None, FAST, DENSE, LEAN, Packing("zstd", 1, "noshuffle")]),
+    per_token=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_every_array(
+    dtype: str, shape: tuple[int, ...], packing: Packing | None, per_token: bool, seed: int
+) -> None:
+    spec = ArraySpec(np.dtype(dtype), shape, packing, per_token)
+    values = np.random.default_rng(seed).integers(0, 5, shape).astype(dtype)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("teachonce.store.containers.zarr.tree.TOKEN_ROWS", 16)
+        patch.setattr("teachonce.store.containers.zarr.tree.CHUNK_BYTES", 256)
+        ours, theirs = Path(name) / "ours", Path(name) / "theirs"
+        ZarrSink(ours).array("array", values, spec)
+        write_by_zarr_python(theirs, "array", spec, spec.rows(16, 256), values)
+        assert files(ours) == files(theirs)
+
+
+def test_blocks_of_one_chunk_are_in_order(tmp_path: Path) -> None:
+    """The Blosc blocks of a large chunk are in order, independent of Blosc's threads."""
+    values = np.random.default_rng(0).random((2 * TOKEN_ROWS + 1, 64)).astype(np.float32)
+    spec = ArraySpec(values.dtype, values.shape, FAST, per_token=True)
+    ZarrSink(tmp_path / "ours").array("array", values, spec)
+    write_by_zarr_python(tmp_path / "theirs", "array", spec, TOKEN_ROWS, values)
+    assert files(tmp_path / "ours") == files(tmp_path / "theirs")

@@ -1,7 +1,5 @@
 """Word counts in a store are stored and copied; invalid counts are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

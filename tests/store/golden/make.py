@@ -1,6 +1,4 @@
-"""Write the golden stores: `python -m tests.store.golden.make FOLDER` (see test_golden.py)."""
-
-from __future__ import annotations
+"""Write the golden stores: `python -m tests.store.golden.make FOLDER` (see test_foreign.py)."""
 
 import dataclasses
 import json

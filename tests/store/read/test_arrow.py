@@ -1,7 +1,5 @@
 """A store as a table: Arrow batches, Parquet files and datasets equal its records."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -18,9 +16,8 @@ from teachonce.store import FeatureStore, StoreError, open_store
 from teachonce.store.read import arrow, table_files
 from teachonce.store.read.record import Record
 from teachonce.support.arrays import Array
-from tests.making.stores import begin, features_of, make_part, put_part
+from tests.making.stores import Made, begin, features_of, make_part, put_part
 
-Made = Callable[..., Any]
 PLAIN = ("index", "document", "document_begin", "hard_cut", "text")
 CASES = [
     ("zarr", "default", "topk"), ("h5", "default", "sample"), ("zarr", "small", "head"),

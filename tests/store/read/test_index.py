@@ -1,7 +1,5 @@
 """A store of many parts has an index instead of a list of parts, read page by page."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -255,7 +253,7 @@ def test_a_forged_index_is_refused(forgery: str, monkeypatch: pytest.MonkeyPatch
     assert "damaged" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_more_sequences_than_memory_are_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_sequences_than_memory_are_damage() -> None:
     reading = Reading(*some_parts(SMALL, [[3, 4]]), SMALL)
     reading.arrays["index/first"][-1] = 2**60
     reading.listed["arrays"]["first"] = Entry.of(reading.arrays["index/first"], None).to_json()

@@ -1,8 +1,15 @@
-"""The values written to a store come back, by record and by stream, in both formats."""
+"""The values written to a store come back, by record, batch and stream, in both formats.
 
-from __future__ import annotations
+- The values written to a store come back, by record and by stream, in both formats.
+- Batches of any sequences of a store.
+- A cached array equals the stored one, is read once, and takes the memory of its rows alone.
+"""
 
+import time
+import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, assert_type
@@ -13,10 +20,13 @@ from tokenizers import Tokenizer, models
 
 import teachonce.store.read.part
 from teachonce.store import Record, StoreError, open_store
+from teachonce.store.containers.zarr.shards import ShardSlices
 from teachonce.store.format.codecs.levels import LEVELS
+from teachonce.store.read.part import CachedSlices
 from teachonce.store.read.record import View
 from teachonce.support.arrays import Array, starts
 from tests.making.stores import Part, calibration_of, channel_scale, features_of, make_store
+from tests.store.containers.shard_files import both, random_values, write
 
 EXT = ("zarr", "h5")
 COMBINATIONS = [
@@ -356,3 +366,109 @@ def test_tokenizer_from_the_store(tmp_path: Path) -> None:
         fs[0].views[0].logits  # noqa: B018
     with pytest.raises(StoreError, match="no LM head"):
         fs.head()
+
+
+def test_a_store_gives_any_sequences(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    make_store(path, features_of("default", "embedding"))
+    fs = open_store(path)
+    wanted = fs.embeddings()
+    numbers = [np.array([30, 2, 17]), np.array([5]), np.array([35, 0])]
+    for batch, asked in zip(fs.gather(numbers), numbers, strict=True):
+        vectors = batch.embedding
+        assert np.array_equal(batch.index, asked) and vectors is not None
+        assert np.array_equal(vectors, wanted[asked])
+        assert batch.texts == [fs[int(i)].text for i in asked]
+        states = [fs[int(i)].views[0].hidden["mean"] for i in asked]
+        assert np.allclose(batch.hidden["mean"].states(), np.concatenate(states), atol=1e-5)
+    for wrong, got in (
+        ([3, 36], "3..36"),
+        ([], r"float64\[0\]"),
+        ([1.7, 2], r"float64\[2\]"),
+        (np.arange(36) > 9, r"bool\[36\]"),
+    ):
+        with pytest.raises(StoreError, match=f"numbers in 0..35; got {got}"):
+            next(fs.gather([wrong]))
+
+
+@pytest.mark.parametrize("read", ["stream", "gather"])
+def test_unknown_arguments_are_refused_at_once(made: Callable[..., Any], read: str) -> None:
+    fs = open_store(made("zarr")[0])
+    start = partial(fs.gather, [[1]]) if read == "gather" else fs.stream
+    for wrong, printed in (
+        ({"features": "hiden"}, "features must be among hidden, .*, got ..hiden"),
+        ({"view": 2}, "no view 2; it has 0..1"),
+        ({"view": -1}, "no view -1; it has 0..1"),
+    ):
+        with pytest.raises(StoreError, match=f"{fs.path}: {printed}"):
+            start(**wrong)
+    below: dict[str, Any] = {"batch_texts": 0, "batch_tokens": 0, "every": 0, "skip": -1}
+    for name in below:
+        with pytest.raises(StoreError, match="batch_texts, pool_blocks and every must be over 0"):
+            fs.stream(**{name: below[name]})
+
+
+LENGTH = 101_001  # with rows of one byte, as in maps
+
+
+@pytest.fixture(scope="module")
+def values() -> Array:
+    return random_values("uint8", (LENGTH,), 0, 200)
+
+
+@pytest.fixture(scope="module")
+def slices(values: Array, tmp_path_factory: pytest.TempPathFactory) -> ShardSlices:
+    ours, _ = both(write(tmp_path_factory.mktemp("kept") / "a.zarr", values, 6000, []))
+    assert isinstance(ours, ShardSlices)
+    return ours
+
+
+def test_threads_get_the_rows_and_read_none_twice(
+    values: Array, slices: ShardSlices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, times = CachedSlices(slices), np.zeros(LENGTH, int)
+    real = ShardSlices.read_into
+
+    def slow(self: ShardSlices, begin: int, end: int, out: Any) -> None:
+        times[begin:end] += 1
+        time.sleep(0.001)
+        real(self, begin, end, out)
+
+    monkeypatch.setattr(ShardSlices, "read_into", slow)
+
+    def right(number: int) -> bool:
+        rng = np.random.default_rng(number % 20)  # several request the same rows
+        begin = int(rng.integers(LENGTH // 2))
+        end = begin + int(rng.integers(LENGTH // 4))
+        view, out = kept.read(begin, end), np.empty(end - begin, np.uint8)
+        kept.read_into(begin, end, out)
+        return np.array_equal(view, values[begin:end]) and np.array_equal(out, view)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(right, range(60)))
+    assert times.max() == 1 and times[0] == 0 == times[-1]
+    np.testing.assert_array_equal(kept.read(LENGTH - 5, LENGTH + 5), values[-5:])
+    np.testing.assert_array_equal(kept.read(0, LENGTH), values)
+    assert times.min() == times.max() == 1 and not kept.read(7, 7).size
+
+
+def test_the_room_that_it_takes(slices: ShardSlices) -> None:
+    tracemalloc.start()
+    try:
+        kept = CachedSlices(slices)
+        kept.read(0, LENGTH)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert LENGTH < taken < 1.1 * LENGTH
+
+
+def test_the_disk_is_asked_for_what_is_not_there(
+    slices: ShardSlices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, asked = CachedSlices(slices), list[tuple[int, int]]()
+    monkeypatch.setattr(ShardSlices, "prefetch", lambda _, *rows: asked.append(rows))
+    kept.read(10, 20)
+    kept.prefetch(10, 30)
+    kept.prefetch(10, 9000)
+    assert asked == [(10, 9000)]

@@ -1,7 +1,5 @@
 """An untrusted tokenizer in a store is plain, or runs within limits, or is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Search for a text in any file and any decoded array, and run `forget`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import h5py

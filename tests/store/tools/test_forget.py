@@ -1,7 +1,5 @@
 """Documents are removed from a store permanently, whatever it contains and whenever it stops."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -39,6 +37,7 @@ from tests.making.stores import (
     IDENTITY,
     SMALL,
     TOKENIZER,
+    Copy,
     begin,
     calibration_of,
     features_of,
@@ -61,7 +60,6 @@ EVERY = [
     ("h5", "head"), ("zarr", "classification"), ("h5", "embedding"), ("h5", "pairs"),
 ]  # fmt: skip
 QUICK = 3
-Copy = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")

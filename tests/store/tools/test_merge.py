@@ -1,11 +1,9 @@
 """Stores of one teacher over several corpora are merged."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,8 @@ import pytest
 from teachonce.store import open_store
 from teachonce.store.tools.merge import merge
 from teachonce.store.tools.verify import verify
-from tests.making.stores import IDENTITY, SMALL, features_of, make_store
+from tests.making.stores import IDENTITY, SMALL, Made, features_of, make_store
 from tests.store.tools.test_commands import refused, run
-
-Made = Callable[..., Any]
 
 
 def stores_to_merge(folder: Path, codec: str, change: bool) -> tuple[Path, Path]:

@@ -1,7 +1,5 @@
 """Copies of forgotten texts are removed or named, and readers of the store detect the change."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

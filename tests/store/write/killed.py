@@ -1,7 +1,5 @@
 """Write a store in a process that will be killed (python -m tests.store.write.killed PATH)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

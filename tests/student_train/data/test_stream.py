@@ -1,7 +1,5 @@
 """Masks, held-out blocks and the stream of student batches."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,10 +1,18 @@
-"""The teacher's distribution in the student's vocabulary: no mass is lost, no piece appears
-twice."""
+"""The teacher's distribution in the student's vocabulary, of one teacher and of several.
 
-from __future__ import annotations
+- The teacher's distribution in the student's vocabulary: no mass is lost, no piece appears twice.
+- Several teachers combined into one: the geometric mean of distributions, the mean of everything
+  else.
+- The targets of decoders are correct for all texts of six letters from an alphabet of three, and
+  for teachers that know the next token.
+"""
 
+import dataclasses
+import itertools
 import re
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,23 +21,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from teachonce.align import Tokenizations, Tokens
+from teachonce.align import Tokenizations, Tokens, VocabularyMap
 from teachonce.align.vocabulary import CHINESE, PUNCTUATION, isolation
 from teachonce.store import Batch, Logits
+from teachonce.student_train.batches import StudentBatches
+from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
 from teachonce.student_train.data.collator import Collator
+from teachonce.student_train.data.combined_teachers import combine_teachers, geometric_mean
+from teachonce.student_train.data.next_tokens import chunk_targets, next_pieces, predicting_tokens
 from teachonce.student_train.data.student_tokens import tokenize
-from teachonce.student_train.data.targets import fold, word_begins
+from teachonce.student_train.data.targets import TargetReader, fold, word_begins
+from teachonce.student_train.data.vocabularies import vocabulary_map
+from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, logit
 from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.plan.train_plan import terms_of
 from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.support.arrays import Array
 from teachonce.training.words import word_spans
-from tests.making.models import Tokenizers
-from tests.making.texts import SENTENCES
-from tests.student_train.kept_logits import V_STUDENT, V_TEACHER, kept_logits
+from tests.making.decoders import random_llama
+from tests.making.dumps import dumped
+from tests.making.models import Stores, Teachers, Tokenizers
+from tests.making.texts import ENGLISH, SENTENCES
+from tests.student_train.support import V_STUDENT, V_TEACHER, kept_logits, teacher_logits
 
 
 @settings(max_examples=30, deadline=None)
@@ -211,3 +227,291 @@ def test_a_decoder_has_no_target_where_one_tokenizer_puts_a_blank_before_a_text(
     first = native.start[:-1].tolist() if blanks[0] == blanks[1] else []
     before = found.logit_runs.member.tolist()
     assert [token for token in before if token in native.start] == first
+
+
+SAME = np.arange(V_TEACHER)  # the student has the teachers' vocabulary
+
+
+def kept(seed: int, k: int) -> LogitTargets:
+    targets, some = fold(*kept_logits(seed, k), SAME)
+    assert some.all()
+    return targets
+
+
+def softmax(logits: Array) -> Array:
+    found: Array = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return found
+
+
+def spread(targets: LogitTargets) -> torch.Tensor:
+    """Return probabilities [G,V] with the rest spread evenly over the pieces that are not
+    stored."""
+    count = targets.valid.sum(1)
+    share = targets.rest.exp() / (V_TEACHER - count).clamp(min=1)
+    found = share[:, None].expand(-1, V_TEACHER).clone()
+    for row in range(len(found)):
+        valid = targets.valid[row]
+        found[row, targets.ids[row, valid]] = targets.logprobs[row, valid].exp()
+    return found
+
+
+def test_of_whole_distributions_it_is_the_softmax_of_the_mean_logits() -> None:
+    joined = geometric_mean([kept(1, V_TEACHER), kept(2, V_TEACHER)], V_TEACHER)
+    mean = (teacher_logits(1) + teacher_logits(2)) / 2
+    np.testing.assert_allclose(spread(joined).numpy(), softmax(mean), atol=1e-5)
+    assert (joined.valid.sum(1) == V_TEACHER).all()
+    # the loss of logits compares with the mean of the logits themselves
+    assert logit(torch.from_numpy(mean), joined).item() == pytest.approx(0, abs=1e-8)
+
+
+def test_of_kept_pieces_each_teacher_spreads_what_it_leaves_over() -> None:
+    one, two, three = kept(1, 3), kept(2, 5), kept(3, 4)
+    joined = geometric_mean([one, two, three], V_TEACHER)
+    product = spread(one) * spread(two) * spread(three)
+    want = product ** (1 / 3) / (product ** (1 / 3)).sum(1, keepdim=True)
+    torch.testing.assert_close(spread(joined), want, rtol=1e-4, atol=1e-6)
+    total = spread(joined).sum(1)
+    torch.testing.assert_close(total, torch.ones_like(total))
+    for row in range(len(total)):  # all pieces that either teacher stores, each once
+        pieces = joined.ids[row, joined.valid[row]].tolist()
+        every = {p for each in (one, two, three) for p in each.ids[row, each.valid[row]].tolist()}
+        assert sorted(pieces) == sorted(every)
+
+
+def test_a_teacher_joined_with_itself_is_itself() -> None:
+    one = kept(4, 6)
+    joined = geometric_mean([one, one], V_TEACHER)
+    torch.testing.assert_close(spread(joined), spread(one), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(joined.rest, one.rest, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(joined.log_partition, one.log_partition, rtol=1e-4, atol=1e-5)
+
+
+def test_a_teacher_that_leaves_nothing_over_keeps_the_mean_finite() -> None:
+    sure = LogitTargets(
+        torch.tensor([[3]]), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool),
+        torch.tensor([-torch.inf]), torch.zeros(1),
+    )  # fmt: skip
+    other = LogitTargets(
+        torch.tensor([[5]]), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool),
+        torch.tensor([-torch.inf]), torch.zeros(1),
+    )  # fmt: skip
+    joined = geometric_mean([sure, other], V_TEACHER)
+    assert joined.ids.tolist() == [[3, 5]]
+    torch.testing.assert_close(joined.logprobs.exp(), torch.tensor([[0.5, 0.5]]))
+
+
+def test_each_alignment_is_joined_for_itself_and_logits_of_shared_pieces_are_averaged() -> None:
+    def taught(by: float, count: int) -> Distillation:
+        runs = Runs.of(np.array([[n, n + 1] for n in range(count)]))
+        ids, valid = torch.arange(3).expand(count, 3), torch.ones(count, 3, dtype=torch.bool)
+        shared = SharedTargets(ids, torch.full((count, 3), by), valid)
+        states = {"mean": torch.full((count, 2), by)}
+        decoded = {"normalised": states}
+        return Distillation(None, runs, runs, None, shared, None, None, None, decoded=decoded)
+
+    def batch(by: float) -> StudentBatch:
+        inputs = Inputs.of(np.arange(4), np.array([0, 4]), 0)
+        aligned = {"match": taught(by, 2), "span": taught(10 * by, 3)}
+        return StudentBatch(inputs, torch.arange(0), torch.arange(0), 4, aligned)
+
+    found = combine_teachers([batch(1.0), batch(4.0)], V_TEACHER).aligned
+    for name, mean, count in (("match", 2.5, 2), ("span", 25.0, 3)):
+        shared = found[name].shared
+        assert shared is not None and torch.equal(shared.logits, torch.full((count, 3), mean))
+        assert torch.equal(found[name].normalised["mean"], torch.full((count, 2), mean))
+
+
+TEXTS = ["".join(letters) for letters in itertools.product("abc", repeat=6)]
+Merges = list[tuple[str, str]]
+THEIRS: Merges = [("a", "b"), ("b", "c"), ("c", "a"), ("ab", "c"), ("a", "a"), ("b", "b")]
+THEIRS += [("c", "c"), ("c", "ab")]
+OWN: Merges = [("b", "a"), ("c", "b"), ("a", "c"), ("ba", "b"), ("a", "a"), ("c", "ba")]
+
+
+def byte_pairs(merges: Merges) -> Tokenizer:
+    pieces = ["<s>", *"abc", *map("".join, merges)]
+    made = Tokenizer(models.BPE({piece: n for n, piece in enumerate(pieces)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<s>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return made
+
+
+class Enumerated:
+    """Holds all 729 texts in both tokenizations, and a teacher given by a table."""
+
+    def __init__(self) -> None:
+        self.teacher, self.student = byte_pairs(THEIRS), byte_pairs(OWN)
+        self.map: VocabularyMap = vocabulary_map(self.teacher.to_str(), self.student.to_str())
+        self.theirs, self.own = (tokenize(each, TEXTS) for each in (self.teacher, self.student))
+        sides = Tokenizations(TEXTS, self.theirs, self.own, self.map, 512)
+        _, self.alignment = sides.align("bytes")
+
+    def table(self, prefix: Sequence[int]) -> Array:
+        """Return the log-probabilities of the next of the twelve pieces, given the previous
+        ones."""
+        values = np.random.default_rng([len(prefix), *prefix]).normal(0, 2, len(THEIRS) + 4)
+        found: Array = values - np.log(np.exp(values).sum())
+        return found
+
+    def rows(self) -> Array:
+        """Return the table at every token: float64 [N,12]."""
+        each = zip(self.theirs.start, self.theirs.start[1:], strict=False)
+        ids = [self.theirs.ids[low:high].tolist() for low, high in each]
+        return np.stack([self.table(one[: n + 1]) for one in ids for n in range(len(one))])
+
+    def observed(self) -> Array:
+        rows = self.rows()
+        found: Array = rows[np.arange(len(rows)), np.append(self.theirs.ids[1:], 0)]
+        return found
+
+
+@pytest.fixture(scope="module")
+def enumerated() -> Enumerated:
+    return Enumerated()
+
+
+def ends(tokenizer: Tokenizer, text: str) -> list[int]:
+    tokens = tokenizer.encode(text).tokens[1:]
+    return list(itertools.accumulate(map(len, tokens)))
+
+
+def test_runs_of_all_texts_have_the_probability_of_their_tokens(enumerated: Enumerated) -> None:
+    targets = chunk_targets(
+        enumerated.alignment, enumerated.theirs, enumerated.own, enumerated.observed()
+    )
+    wanted, pieces = [], []
+    for text in TEXTS:
+        ids = enumerated.teacher.encode(text).ids
+        mine = enumerated.student.encode(text).ids[1:]
+        steps = [enumerated.table(ids[:n])[ids[n]] for n in range(1, len(ids))]
+        theirs, own = ends(enumerated.teacher, text), ends(enumerated.student, text)
+        last = 0
+        for cut in sorted({*theirs} & {*own}):
+            wanted.append(sum(s for s, end in zip(steps, theirs, strict=True) if last < end <= cut))
+            pieces.append([p for p, end in zip(mine, own, strict=True) if last < end <= cut])
+            last = cut
+    np.testing.assert_allclose(targets.logprobs.numpy(), wanted, rtol=1e-9)
+    assert targets.following.tolist() == list(itertools.chain(*pieces))
+    assert targets.begin.tolist() == np.cumsum([0, *map(len, pieces)])[:-1].tolist()
+    assert len(wanted) > 2 * len(TEXTS)
+
+
+def test_mass_goes_to_the_first_piece_of_each_spelling(enumerated: Enumerated) -> None:
+    """At every place where tokens of both sides begin; no mass is lost."""
+    rows, before = predicting_tokens(enumerated.alignment, enumerated.theirs, enumerated.own)
+    logprobs, count = enumerated.rows(), len(THEIRS) + 4
+    nothing: Any = np.zeros(len(logprobs))  # float64, as the targets then are
+    stored = Logits(
+        "topk", nothing, ids=np.tile(np.arange(count), (len(logprobs), 1)), logprobs=logprobs,
+        rest=np.full(len(logprobs), -np.inf),
+    )  # fmt: skip
+    reader = TargetReader(next_pieces(enumerated.map, enumerated.student))
+    targets, some = reader.of(stored, rows)
+    assert some.all() and len(before) == len(rows)
+    spelled = {
+        number: enumerated.student.encode(piece).ids[1] if number else 0
+        for piece, number in enumerated.teacher.get_vocab().items()
+    }
+    wanted = np.zeros((len(rows), len(OWN) + 4))
+    for theirs, own in spelled.items():
+        wanted[:, own] += np.exp(logprobs[rows, theirs])
+    found = np.zeros_like(wanted)
+    mass = np.where(targets.valid, targets.logprobs.exp(), 0)
+    np.add.at(found, (np.arange(len(rows))[:, None], targets.ids.numpy()), mass)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found.sum(axis=1) + targets.rest.exp().numpy(), 1, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Teachers) -> Path:
+    """Dump five sentences, each as one text."""
+    folder = tmp_path_factory.mktemp("known")
+    (folder / "corpus.txt").write_text("\n".join(ENGLISH[:5]) + "\n", "utf-8")
+    words = {"attention": "none", "hidden": "none"}
+    return dumped(tiny_teacher("gpt2"), folder / "corpus.txt", folder / "store.zarr", **words)
+
+
+def knowing(batches: StudentBatches, shift: int) -> Iterator[StudentBatch]:
+    """Make batches of a teacher that is certain of the token after `shift` others."""
+    store, collator = batches.store, batches.collator
+    raws = store.stream(0, 0, batch_tokens=4096, view=0, features=collator.features())
+    for number, raw in enumerate(raws):
+        known = dataclasses.replace(raw, logits=_known(raw, shift))
+        yield collator(known, 0, (0, 0, number, 1)).to(torch.device("cpu"))
+
+
+def _known(batch: Batch, shift: int) -> Logits:
+    count = len(batch.token_ids)
+    ids = np.roll(batch.token_ids, -1 - shift)[:, None].astype(np.int64)
+    nothing = np.zeros(count, np.float32)
+    rest = np.full(count, -np.inf, np.float32)
+    return Logits(
+        "topk", nothing, ids=ids, logprobs=nothing[:, None], rest=rest, observed=nothing.copy()
+    )
+
+
+def learnt(batches: StudentBatches, shift: int, steps: int = 80) -> dict[str, float]:
+    """Return the losses after repeated training on the batches; `next` is measured, not trained."""
+    torch.manual_seed(0)
+    distiller = batches.distiller(random_llama(len(batches.tokenizer)))
+    optimizer = torch.optim.Adam(distiller.parameters(), lr=1e-2)
+    every = list(knowing(batches, shift))
+    trained = [term for term in distiller.terms if term.name != "next"]
+    for _ in range(steps):
+        for batch in every:
+            optimizer.zero_grad()
+            losses = distiller.compute(batch, trained).losses
+            distiller.weighted(losses, trained).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return {name: float(loss) for name, loss in distiller(every[0]).items()}
+
+
+@pytest.mark.slow
+def test_a_teacher_that_knows_the_next_token_is_learnt(causal: Path) -> None:
+    """Nothing is learned from a teacher that is a token ahead."""
+    words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "kl-next": 1.0}}
+    batches = StudentBatches(causal, "teacher", **words)
+    assert learnt(batches, 0)["next"] < 0.02
+    ahead = learnt(batches, 1)
+    assert ahead["kl-next"] < 0.5 and ahead["next"] > 3
+
+
+@pytest.mark.slow
+def test_a_teacher_of_certain_runs_is_learnt_with_any_vocabulary(causal: Path) -> None:
+    words: dict[str, Any] = {"student": "llama:32x2x4", "loss": {"next": 1.0, "alm": 1.0}}
+    found = learnt(StudentBatches(causal, "300", **words), 0)
+    # Without the first token of each text, for which this teacher has no prediction.
+    assert found["alm"] < 0.05 and found["next"] < 0.6
+
+
+@pytest.mark.parametrize("tier", ["topk:4", "head"])
+@pytest.mark.parametrize("vocab", ["300", "teacher"])
+def test_probabilities_of_runs_are_those_of_transformers(
+    tiny_store: Stores, tiny_teacher: Teachers, tier: str, vocab: str
+) -> None:
+    store = tiny_store("gpt2", 8, attention="none", hidden="none", codec="exact", logits=tier)
+    batches = StudentBatches(store, vocab, student="llama:32x2x4", loss={"alm": 1.0})
+    teacher: Any = AutoModelForCausalLM.from_pretrained(tiny_teacher("gpt2"))
+    raw = next(batches.store.stream(0, 0, batch_tokens=512, view=0, features=["logits"]))
+    targets = batches.collator(raw, 0, (0, 0, 0, 1)).aligned["bytes"].chunks
+    assert targets is not None
+    steps = np.zeros(len(raw.token_ids))
+    for low, high in zip(raw.start, raw.start[1:], strict=False):
+        ids = torch.from_numpy(raw.token_ids[low:high].astype(np.int64))
+        with torch.no_grad():
+            own = teacher(ids[None]).logits[0].log_softmax(dim=1)
+        steps[low + 1 : high] = own[:-1].gather(1, ids[1:, None])[:, 0]
+    sides = Tokenizations(
+        raw.texts, Tokens(raw.token_ids, raw.offsets, raw.special, raw.start),
+        tokenize(batches.collator.tokenizer, raw.texts), batches.collator.vocabulary, 512,
+    )  # fmt: skip
+    student, runs = sides.align("bytes")
+    inside = runs.teacher[~np.isin(runs.teacher[:, 0], raw.start[:-1])]
+    wanted = [float(steps[low:high].sum()) for low, high in inside]
+    assert len(student.ids) and len(wanted) > 50
+    np.testing.assert_allclose(targets.logprobs.numpy(), wanted, atol=0.02)

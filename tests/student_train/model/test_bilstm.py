@@ -1,10 +1,12 @@
-"""BiLSTMs: padding changes nothing, heads and losses equal hand computation, word vectors
-initialise the embeddings."""
+"""BiLSTMs, and the vocabulary of words that a recurrent student may have.
 
-from __future__ import annotations
+- BiLSTMs: padding changes nothing, heads and losses equal hand computation, word vectors initialise
+  the embeddings.
+- A vocabulary of lower-cased words between spaces, for the RNN of Mukherjee & Awadallah 2019.
+"""
 
-import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+from transformers import AutoTokenizer
 
+from teachonce.align import Vocabulary
 from teachonce.checkpoints.bilstm import (
     BiLstmConfig,
     BiLstmForMaskedLM,
@@ -22,10 +26,15 @@ from teachonce.checkpoints.bilstm import (
     last_of,
     lstm_with_dropout,
 )
-from teachonce.store.format.features import TaskSpec
+from teachonce.store import FeatureStore, TaskSpec
+from teachonce.student_train.cli import main
 from teachonce.student_train.model.kinds import make_student
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.model.word_vectors import set_word_vectors
 from teachonce.support.errors import UserError, out_of_memory
+from teachonce.training.wordpiece import SPECIALS
+from tests.end_to_end.support import ok
+from tests.making.environment import printed_by
 from tests.making.models import TOKENIZER_KINDS, Tokenizers
 
 WITH_HEADS = (BiLstmForMaskedLM, BiLstmForSequenceClassification, BiLstmForTokenClassification)
@@ -245,11 +254,7 @@ def test_the_auto_classes_load_it_in_a_new_process(
     torch.nn.init.normal_(made.classifier.weight)
     made.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    piped, own = done.stdout.splitlines()
+    piped, own = printed_by(sys.executable, "-c", LOAD, tmp_path).splitlines()
     assert piped == own and set(eval(own)) <= set(task.labels) and len(eval(own)) > 2
 
 
@@ -313,3 +318,37 @@ def test_wrong_word_vectors_are_refused(
         set_word_vectors(student, tokenizer, path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     assert torch.equal(student.get_input_embeddings().weight, before)
+
+
+def test_it_has_every_word_the_most_frequent_first(store: FeatureStore, tmp_path: Path) -> None:
+    counts = Counter(word for text in store.texts() for word in text.lower().split())
+    tokenizer: Any = student_tokenizer("words", store)
+    assert len(tokenizer) == len(SPECIALS) + len(counts)
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    assert names[5:] == sorted(counts, key=lambda word: (-counts[word], word))
+    few: Any = student_tokenizer("words:25", store)
+    assert few.convert_ids_to_tokens(list(range(25))) == names[:25] and len(few) == 25
+    text = f"{names[5].upper()} {names[6]}\tNeverSeen {names[30]}"
+    few.save_pretrained(tmp_path)
+    for each in (few, AutoTokenizer.from_pretrained(tmp_path)):
+        read = each(text)["input_ids"]
+        printed = ["[CLS]", names[5], names[6], "[UNK]", "[UNK]", "[SEP]"]
+        assert each.convert_ids_to_tokens(read) == printed
+    whole = Vocabulary.from_tokenizer_json(tokenizer.backend_tokenizer.to_str())
+    assert whole.pieces[5].text == names[5].encode()
+
+
+def test_a_size_without_a_place_for_a_word_is_refused(store: FeatureStore) -> None:
+    with pytest.raises(UserError, match="words:5: leaves no room .* give 6 or more.*words$"):
+        student_tokenizer("words:5", store)
+
+
+def test_a_student_of_words_starts_with_their_vectors(store: FeatureStore, tmp_path: Path) -> None:
+    tokenizer: Any = student_tokenizer("words", store)
+    known = tokenizer.convert_ids_to_tokens([5, 9])
+    vectors = tmp_path / "v.txt"
+    vectors.write_text("".join(f"{word} 1 2 3\n" for word in known), "utf-8")
+    words = ("--store", store.path, "--vocab", "words", "--student", "bilstm:3,4", "--steps", 1,
+             "--device", "cpu", "--init", "random", "--word-vectors", vectors)  # fmt: skip
+    said = ok(main, *words, "--out", tmp_path / "a")
+    assert f"word embeddings of 2 of {len(tokenizer):,} pieces from v.txt" in said

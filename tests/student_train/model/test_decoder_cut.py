@@ -1,7 +1,5 @@
 """Decoders that start from layers of a teacher, cut to their sizes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -312,7 +310,7 @@ def test_rotary_positions_are_read_as_either_transformers_writes_them() -> None:
         shape_of_folder({"model_type": ["llama"]}, "d", "--student d")
 
 
-def test_weights_that_do_not_fit_their_config(stores: dict[str, Path], tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_their_config(stores: dict[str, Path]) -> None:
     with open_store(stores["llama"]) as store:
         weights = dict(store.teacher_weights().items())
         for name, values, said in (

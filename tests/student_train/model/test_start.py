@@ -1,7 +1,5 @@
 """The initial weights of a student."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

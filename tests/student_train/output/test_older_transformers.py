@@ -1,10 +1,7 @@
 """A student's folder has the same outputs in transformers 4, transformers 5 and
 sentence-transformers."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from teachonce.checkpoints.tokenizer_folder import common_settings, save_tokeniz
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from tests.end_to_end.support import Word, Words, ok
-from tests.making.environment import borrowing_python
+from tests.making.environment import borrowing_python, printed_by
 from tests.making.models import Tokenizers
 from tests.making.texts import ENGLISH, RUSSIAN
 
@@ -115,9 +112,8 @@ def test_a_students_folder_in_transformers_4_and_sentence_transformers(
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     asked = json.dumps([TEXTS, {name: str(folder) for name, folder in students.items()}])
-    run = subprocess.run([older, "-c", FOREIGN], input=asked, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout[run.stdout.index("{") :])
+    printed = printed_by(older, "-c", FOREIGN, given=asked)
+    found = json.loads(printed[printed.index("{") :])
     assert found["version"].startswith("4.")
     for name, folder in students.items():
         ids, logits, vectors = found[name]

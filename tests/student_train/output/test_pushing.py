@@ -1,7 +1,5 @@
 """A student is pushed to a hub, a server on loopback, and loads from there by its name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from teachonce.student_train.output.pushing import _is_sent
 from tests.end_to_end.support import STUDENT, Word, ok, refused, report_of, says
 from tests.hub_contents import READER, Hub
 from tests.hub_server import asked_by_this_process, serving
-from tests.student_train.stopping import same_weights
+from tests.student_train.support import same_weights
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Recipes: every recipe of the package can be started; recipes of users are checked in the same
 way."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from teachonce.student_train.settings.recipe import all_recipes, find_recipe, li
 from teachonce.student_train.sweep import main as sweep
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, ok, refused, says
-from tests.making.dumps import dumped, write_corpus
-from tests.making.models import Teachers
+from tests.making.models import Stores
 
 OWN = """
 source = "ours"
@@ -64,11 +61,8 @@ def test_the_list_tells_each_recipe_under_its_source() -> None:
 @pytest.mark.parametrize(
     ("kind", "its"), [("bert", "bert:"), ("distilbert", "bert:"), ("modernbert", "modernbert:")]
 )
-def test_a_student_as_wide_as_its_teacher(
-    kind: str, its: str, tiny_teacher: Teachers, tmp_path: Path
-) -> None:
-    corpus, settings = write_corpus(tmp_path / "a.txt", 3), {"logits": None, "text_only": True}
-    store = dumped(tiny_teacher(kind), corpus, tmp_path / "a.zarr", **settings)
+def test_a_student_as_wide_as_its_teacher(kind: str, its: str, tiny_store: Stores) -> None:
+    store = tiny_store(kind, 3, logits=None, text_only=True)
     given = {"store": (str(store),), "recipe": "slovakbert-1"}
     with pytest.raises(UserError, match="has 4 layers; give teacher:4 or less"):  # 6 in the recipe
         checked_from(given).resolved()

@@ -1,7 +1,5 @@
 """Stages: trained weights, their sequences, frozen weights; a resumed training gives the same."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial
@@ -26,7 +24,7 @@ from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
 from tests.making.stores import features_of, make_store
 from tests.student_train import support
-from tests.student_train.stopping import resume, same_weights, stop
+from tests.student_train.support import resume, same_weights, stop
 
 KINDS = ("bert:16x2x2", "16x2x2", "bilstm:8,8")
 options_for = partial(support.options_for, student="bert:16x2x2", steps=6, loss={"mlm": 1.0})

@@ -1,7 +1,5 @@
 """The validation results of a student equal plain transformers over the held-out texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

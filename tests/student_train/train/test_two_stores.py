@@ -1,7 +1,5 @@
 """One student of two teachers: of one vocabulary or of two, each through its own tokens."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,9 +109,7 @@ def test_a_step_has_the_mean_of_both_losses(store: FeatureStore, foreign: Featur
     assert found[0]["tokens"] > 0 and len(found) == 3
 
 
-def test_outputs_of_two_teachers_are_joined(
-    store: FeatureStore, second: FeatureStore, tmp_path: Path
-) -> None:
+def test_outputs_of_two_teachers_are_joined(store: FeatureStore, second: FeatureStore) -> None:
     changes: dict[str, Any] = {"loss": {"kl": 1.0, "hidden": 1.0, "cosine": 1.0}}
     alone, options = trainings_of(store, second, **changes)
     student, collator, _ = prepare(options, store)

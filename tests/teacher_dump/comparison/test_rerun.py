@@ -1,7 +1,5 @@
 """A sample of a store is run through the teacher again: sound stores pass, wrong stores fail."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Helpers of the corpus tests: write texts in every format, read them, and return refusals."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,21 +1,30 @@
-"""Every kind of source is read as documents, and an unreadable source gives one clear line."""
+"""Every kind of source is read as documents, also if it is edited while it is read.
 
-from __future__ import annotations
+- Every kind of source is read as documents, and an unreadable source gives one clear line.
+- Corpora that are edited while they are read, or between two readings of one command.
+- Sources that are not plain files: datasets of the hub and the docstrings of Python.
+"""
 
 import gzip
 import hashlib
 import json
+import os
+import socket
 import subprocess
+import sys
 import tracemalloc
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset, DatasetDict
 
 from teachonce.teacher_dump.corpus import files, text_files
 from teachonce.teacher_dump.corpus.documents import Corpus, CorpusError, Document
+from tests.integrity.edited_corpora import EDITS, HARMLESS, KINDS, edited, write
 from tests.teacher_dump.corpus.corpora import TABLES, TEXTS, refusal, texts, write_table
 
 
@@ -403,3 +412,171 @@ def test_bad_line_far_down_is_reported_by_check(tmp_path: Path) -> None:
     corpus = Corpus.open([str(path)])
     with pytest.raises(CorpusError, match=r"line 5001: not UTF-8"):
         corpus.check()
+
+
+LINES = [f"line {n} of the text" for n in range(3000)]
+FILES = [kind for kind in KINDS if kind != "hf"]
+
+
+def opened(path: Path) -> Corpus:
+    """Open a corpus, check and describe it, as a dump does before it reads."""
+    write(path, LINES)
+    corpus = Corpus.open([str(path)])
+    corpus.check()
+    corpus.identity()
+    return corpus
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_a_line_written_over_while_it_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    corpus = opened(path)
+    documents = iter(corpus)
+    list(islice(documents, 10))
+    EDITS["a line written over"][1](path, [*LINES[:-1], "line 2999 of the TEXT"])
+    with pytest.raises(
+        CorpusError,
+        match=r"a\.\w+: was changed while it was being read, from .* remove it, and run",
+    ):
+        list(documents)
+        corpus.check_unchanged()
+
+
+@pytest.mark.parametrize("suffix", FILES)
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_behind_what_is_read(tmp_path: Path, suffix: str, edit: str) -> None:
+    """An edit after the last text read (`--limit`) is refused, since the hash is recorded."""
+    path = tmp_path / f"a{suffix}"
+    corpus = opened(path)
+    list(islice(iter(corpus), 10))
+    changed = [*LINES[:-5], "another end"] if edit not in HARMLESS else LINES
+    EDITS[edit][1](path, changed)
+    if edit in HARMLESS or suffix == ".parquet":  # each reading of Parquet starts with a hash
+        corpus.check_unchanged()
+        return
+    with pytest.raises(CorpusError, match=r"was changed while it was being read|cannot be read"):
+        corpus.check_unchanged()
+
+
+@pytest.mark.parametrize("edit", sorted(set(EDITS) - set(HARMLESS)))
+def test_a_library_reads_a_file_that_is_edited(tmp_path: Path, edit: str) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, LINES)
+    corpus = Corpus.open([str(path)])
+    documents = iter(corpus)
+    next(documents)
+    EDITS[edit][1](path, ["other text", *LINES[1:]])
+    with pytest.raises(CorpusError, match=r"was changed while it was being read|cannot be read"):
+        corpus.identity()
+        list(documents)
+        corpus.check_unchanged()
+
+
+def test_an_edit_that_is_taken_back(tmp_path: Path) -> None:
+    """An edit that is reverted is found: the file equals the old one, but the texts read do not."""
+    path = tmp_path / "a.txt"
+    corpus = opened(path)
+    EDITS["a line written over"][1](path, ["other text", *LINES[1:]])
+    list(islice(iter(corpus), 10))
+    EDITS["a line written over"][1](path, LINES)
+    with pytest.raises(CorpusError, match="was changed while it was being read"):
+        corpus.check_unchanged()
+
+
+def test_what_was_read_whole_may_change_or_go(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    corpus = opened(path)
+    assert len(list(corpus)) == len(LINES)
+    path.write_text("other text\n")
+    corpus.check_unchanged()
+    path.unlink()
+    corpus.check_unchanged()
+
+
+def test_a_local_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", LINES)
+    corpus = Corpus.open([f"hf:{tmp_path}"])
+    corpus.check()
+    documents = iter(corpus)
+    next(documents)
+    os.utime(tmp_path / "train.jsonl")
+    corpus.identity()
+    corpus.check_unchanged()
+    write(tmp_path / "train.jsonl", LINES[:-1])
+    with pytest.raises(CorpusError, match="the folder was changed while it was being read"):
+        corpus.check_unchanged()
+
+
+@pytest.mark.apart
+def test_dumps_of_edited_corpora(tmp_path: Path) -> None:
+    found = dict(edited(tmp_path, 6, 12))
+    assert set(found.values()) == {"refused", "sound"}, found
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_hub_dataset_in_a_local_folder(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "name"
+    folder.mkdir()
+    rows = [{"n": i, "text": text} for i, text in enumerate(TEXTS)]
+    write_table(folder / f"train{suffix}", rows)
+    write_table(folder / f"test{suffix}", rows[:2])
+    assert texts(f"hf:{folder}") == TEXTS
+    assert texts(f"hf:{folder}:test") == TEXTS[:2]
+    corpus = Corpus.open([f"hf:{folder}:test"])
+    assert [document.text for document in corpus] == [document.text for document in corpus]
+    (source,) = corpus.identity()["sources"]
+    assert len(source.pop("sha256")) == 64
+    assert source == {
+        "kind": "hf",
+        "name": "name",
+        "config": None,
+        "split": "test",
+        "revision": None,
+    }
+    line = refusal(f"hf:{folder}:dev")
+    assert "'dev'" in line and "check hf:NAME@CONFIG:SPLIT and the files in the folder" in line
+    assert "no column 'body'; its columns are 'n', 'text'" in refusal(f"hf:{folder}", "body")
+    assert "row 1: expected text in column 'n', got int 0" in refusal(f"hf:{folder}", "n")
+
+
+def test_saved_data_sets_have_the_named_split(tmp_path: Path) -> None:
+    """Neither a split nor a configuration that the folder lacks is ignored."""
+    rows = Dataset.from_dict({"text": list(TEXTS)})
+    rows.save_to_disk(tmp_path / "one")
+    DatasetDict({"test": rows}).save_to_disk(tmp_path / "several")
+    assert texts(f"hf:{tmp_path}/one") == texts(f"hf:{tmp_path}/several:test") == TEXTS
+    assert "is one data set without splits; leave :dev out" in refusal(f"hf:{tmp_path}/one:dev")
+    assert "of several splits, 'test'; name one" in refusal(f"hf:{tmp_path}/several:dev")
+    (file,) = (tmp_path / "one").glob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(TEXTS[1].encode(), b"\xff" * len(TEXTS[1].encode())))
+    for source in (tmp_path / "one", f"hf:{tmp_path}/one"):
+        assert "invalid start byte; save it again" in refusal(source)
+    for name in ("one", "several"):
+        line = refusal(f"hf:{tmp_path}/{name}@en:test")
+        assert "`save_to_disk` stores no configurations; leave @en out" in line
+
+
+def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_network(*_: object, **__: object) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    message = refusal("hf:owner/name@config:test")
+    assert "hf:owner/name@config:test: the hub cannot be reached" in message
+    assert "check the network, or give a local file or folder" in message
+    assert "has a dataset" in refusal(f"hf:{tmp_path}/nothing")
+
+
+@pytest.mark.slow
+def test_python_docs() -> None:
+    modules = set(sys.modules)
+    corpus = Corpus.open(["python-docs"])
+    found = [document.text for document in corpus]
+    assert all(name.startswith("encodings.") for name in set(sys.modules) - modules)
+    assert len(found) > 5000 and sum(map(len, found)) > 500_000
+    assert len(set(found)) == len(found)
+    assert not any("\n" in text or "  " in text for text in found)
+    assert "JSON (JavaScript Object Notation) <https://json.org> is a subset of" in " ".join(found)
+    (source,) = corpus.identity()["sources"]
+    assert source["documents"] == len(found)
+    assert source["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")

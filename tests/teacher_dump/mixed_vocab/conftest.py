@@ -1,7 +1,5 @@
 """Fixtures of mixed-vocabulary training: a small student's tokenizer, a store with embeddings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

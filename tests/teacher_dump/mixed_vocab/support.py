@@ -1,7 +1,5 @@
 """Sizes and batches that the tests of mixed-vocabulary training share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from teachonce.teacher_dump.mixed_vocab.segmentation import MixedBatch, Mixer, Side

@@ -3,8 +3,6 @@
 TRITON_INTERPRET=1 python -m tests.teacher_dump.teacher.interpreted
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Stores of fine-tuned teachers contain the output of plain transformers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

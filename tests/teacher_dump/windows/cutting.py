@@ -1,7 +1,5 @@
 """The windows of one text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from teachonce.teacher_dump.corpus.documents import Document

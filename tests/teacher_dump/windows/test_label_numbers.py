@@ -1,7 +1,5 @@
 """Gold labels and tags are read from every kind of corpus, and mapped to the teacher's numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
