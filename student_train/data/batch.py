@@ -377,9 +377,10 @@ class StudentBatch:
         }
         return args if self.inputs.types is None else args | {"token_type_ids": self.inputs.types}
 
-    def to(self, device: torch.device) -> StudentBatch:
-        """Move the batch to a device, and decode the teacher's states and maps there."""
-        moved: StudentBatch = _moved(self, device)
+    def to(self, device: torch.device | str | int) -> StudentBatch:
+        """Move the batch to a device, such as `cuda:0`, and decode the teacher's states and maps
+        there."""
+        moved: StudentBatch = _moved(self, torch.device(device))
         return replace(moved, aligned={n: t.decode() for n, t in moved.aligned.items()})
 
 

@@ -73,6 +73,11 @@ def test_workers_give_the_same_batches_and_see_the_epoch(batches: StudentBatches
     batches.set_epoch(0)
 
 
+def test_a_batch_is_moved_to_a_device_by_name(batches: StudentBatches) -> None:
+    first = next(iter(batches))
+    assert_same([first.to("cpu")] * 4, [first.to(CPU)] * 4)
+
+
 def test_ranks_share_out_the_batches(store: FeatureStore, batches: StudentBatches) -> None:
     settings: dict[str, Any] = {"loss": LOSSES, "batch_tokens": 512, "held_out": 0.1, "seed": 3}
     every = list(batches)
