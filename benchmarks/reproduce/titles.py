@@ -1,10 +1,7 @@
 """The one or two claims behind the title of each paper, in trainings that can decide them.
 
 Compared with the miniatures: few arms, longer trainings, larger test sets, and teachers that are
-good at the tasks. With five seeds each of Kolesnikova, Mukherjee and TinyMBERT took two hours of
-one core, next to other jobs; with three seeds Zhao took two hours as well, stage I included. Of the
-thesis, experiments 3 and 4 took 80 minutes with five seeds; its experiment 6 needs the students of
-1 and 2, and twelve minutes for each seed.
+good at the tasks. With five seeds each source took about two hours of one core, next to other jobs.
 """
 
 from __future__ import annotations
