@@ -8,9 +8,9 @@
 The small size takes one to three hours of two cores for each source. The size `title` trains the
 few arms of the paper's main claims longer, about two hours of one core with five seeds. The full
 size is the published setting, on the user's own teacher and data (README.md in this folder lists
-the files). Every step is a command as a user types it; --jobs students at a time are trained and scored, and share the cores. What is finished in
---work is not made again; no arm is chosen by the test set, it only scores. A section that is
-written again loses what was written below it by hand.
+the files). Every step is a command as a user types it; --jobs students at a time are trained and
+scored, and share the cores. What is finished in --work is not made again; no arm is chosen by the
+test set, it only scores. A section that is written again loses what was written below it by hand.
 """
 
 from __future__ import annotations
