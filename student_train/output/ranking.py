@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -63,6 +64,8 @@ MEASURES = (
     Measure("valid_bits_per_byte", "bits per byte, comparable between vocabularies and losses"),
 )
 LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
+SETTING = "setting"
+"""In a row of `over_seeds`, its settings as text."""
 SMALLER_IS_BETTER = " ↓"
 """Ends the headings of scores of which the smallest is the best."""
 LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)
@@ -173,8 +176,44 @@ def compares_losses(varied: Collection[str]) -> bool:
     return not OF_LOSS.intersection(varied)
 
 
-def describe_best(rows: Sequence[Row]) -> str:
-    """Return a line with the best of ranked students and its measure, or why there is none."""
+def over_seeds(rows: Sequence[Row], varied: Sequence[str]) -> list[Row]:
+    """Return a row for each setting with several seeds: their number, the folder of its best
+    student, and the means of the figures that all its students have. The measure by which students
+    are ranked is text, with the sample standard deviation. The best mean comes first.
+
+    rows: ranked students. varied: the settings that vary. [] without several seeds, or without a
+    measure that all students have.
+    """
+    measure, settings = measure_of(rows), [name for name in varied if name != "seed"]
+    groups = dict[tuple[str, ...], list[Row]]()
+    for row in map(flat, rows):
+        groups.setdefault(tuple(str(row.get(name)) for name in settings), []).append(row)
+    several = [group for group in groups.values() if len(group) > 1]
+    if "seed" not in varied or measure is None or not several:
+        return []
+    means = list[tuple[float, Row]]()
+    for group in several:
+        judged_by = [measure.of(row) for row in group]
+        if math.inf in judged_by:
+            return []
+        best, figures = group[0], group[0].keys() - {*varied}
+        numbers = {n for n in figures if all(isinstance(row.get(n), int | float) for row in group)}
+        mean = {n: best[n] if n not in numbers else fmean(row[n] for row in group) for n in figures}
+        text = f"{mean[measure.name]:.4g} ± {stdev(judged_by):.1g}"
+        words = [f"{name} {best.get(name)}" for name in settings]
+        words.append(f"{len(group)} seeds")
+        found = {**mean, **{name: best.get(name) for name in settings}, measure.name: text}
+        found |= {"seeds": len(group), SETTING: ", ".join(words)}
+        means.append((fmean(judged_by), found))
+    return [row for _, row in sorted(means, key=lambda each: each[0])]
+
+
+def describe_best(rows: Sequence[Row], means: Sequence[Row] = ()) -> str:
+    """Return a line with the best of ranked students and its measure, or why there is none.
+
+    means: of `over_seeds`. If there are any, the best setting is named: one student may be ahead by
+        its seed alone.
+    """
     measure = measure_of(rows)
     if measure is None:
         return (
@@ -189,5 +228,9 @@ def describe_best(rows: Sequence[Row]) -> str:
             "best      none: the figures are those of students that give the same answer to"
             " everything; train longer, or raise --lr"
         )
+    if means:
+        mean = means[0]
+        figure = f"{measure.name} {mean[measure.name]} ({measure.why})"
+        return f"best      {mean[SETTING]}: {figure}; its best student is {mean['folder']}"
     figure = f"{measure.name} {best[measure.name]:.5g}"
     return f"best      {best['folder']}: {figure} ({measure.why}{without})"

@@ -17,6 +17,7 @@ from teachonce.student_train.output.ranking import (
     SWEEP,
     comparable,
     describe_best,
+    over_seeds,
     ranked,
 )
 from teachonce.student_train.output.report import check_same_settings, read_report, store_contents
@@ -272,15 +273,19 @@ def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> 
 def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: list[str]) -> None:
     """Print the table and the best student. Raises UserError if runs have failed."""
     rows = ranked(runs.finished())
+    means = over_seeds(rows, runs.varied)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     elif rows:
         show(table(rows, runs.varied))
+        if means:
+            click.echo("\nmeans over seeds:")
+            show(table(means, [*(name for name in runs.varied if name != "seed"), "seeds"]))
         if lines := table_of_references(runs.references):
             click.echo()
             show(lines)
     if rows:
-        say(describe_best(rows))
+        say(describe_best(rows, means))
     if ended := sum(run.state == "pruned" for run in runs.runs):
         say(f"pruned    {counted(ended, 'trial')} of {len(runs.runs)}")
     say(f"students, {SWEEP} and {CSV} in {runs.folder}")

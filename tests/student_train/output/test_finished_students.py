@@ -41,9 +41,11 @@ from teachonce.student_train.output.ranking import (
     flat,
     measure_of,
     measures_of,
+    over_seeds,
     ranked,
 )
 from teachonce.student_train.settings.options import TrainOptions
+from teachonce.student_train.sweep.table import table
 from teachonce.support.errors import UserError
 from teachonce.support.options import options_of
 from tests.end_to_end.support import STUDENT, Words, ok, refused, report_of, says
@@ -391,6 +393,24 @@ def test_the_loss_ranks_students_that_learnt_by_the_same_one() -> None:
     assert measure_of(other) is None and ranked(other) == other
     assert "best      unknown" in describe_best(other)
     assert compares_losses(["seed", "lr"]) and not compares_losses(["seed", "vocab"])
+
+
+def test_the_best_setting_has_the_best_mean_not_the_luckiest_seed() -> None:
+    figures = {("1e-3", 0): 2.0, ("1e-3", 1): 2.2, ("4e-3", 0): 1.9, ("4e-3", 1): 2.9}
+    rows = ranked(
+        [row(f"{lr}-{seed}", lr=lr, seed=seed, **{NATS: figures[lr, seed]}) for lr, seed in figures]
+    )
+    assert rows[0]["folder"] == "4e-3-0"
+    means = over_seeds(rows, ["lr", "seed"])
+    assert [(mean["lr"], mean["seeds"], mean[NATS]) for mean in means] == [
+        ("1e-3", 2, "2.1 ± 0.1"),
+        ("4e-3", 2, "2.4 ± 0.7"),
+    ]
+    printed = describe_best(rows, means)
+    assert printed.startswith(f"best      lr 1e-3, 2 seeds: {NATS} 2.1 ± 0.1 (")
+    assert printed.endswith("; its best student is 1e-3-0")
+    assert table(means, ["lr", "seeds"])[0] == ["lr", "seeds", NATS]
+    assert over_seeds(rows[:1], ["lr", "seed"]) == over_seeds(rows, ["lr"]) == []
 
 
 def test_the_score_of_a_task_comes_before_figures_of_the_validation() -> None:
