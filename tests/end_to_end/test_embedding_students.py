@@ -192,8 +192,10 @@ def test_minilm_is_dumped_for_its_vectors_where_nothing_is_asked_for() -> None:
 
     assert features() == ("embedding", "layer:6", "none")
     assert features(head="embedding") == ("embedding", "none", "none")
-    assert features(hidden="mean") == ("auto", "mean", "mean")
-    assert features(logits="none") == ("auto", "mean", "mean")
+    # Whether states are stored depends on the head: not for a decoder.
+    assert features(hidden="mean") == ("auto", "mean", "auto")
+    assert features(logits="none") == ("auto", "auto", "auto")
+    assert features(head="mlm") == ("mlm", "mean", "mean")
     with pytest.raises(UserError, match="unknown feature 'best'"):
         features(hidden="best")
 
