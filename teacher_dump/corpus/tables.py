@@ -35,7 +35,7 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 SAMPLE_ROWS = 100  # rows that distinguish a column of texts from other columns
 SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` writes one of them
 DEFAULT_SPLIT = "train"
-ROLES = frozenset({"role", "from"})  # keys of a message of a chat
+MESSAGE_KEYS = ({"role"}, {"from", "value"})  # of a chat, by convention
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row | None]]
 """Number of each row or line, and its cells by column; None for a blank line."""
@@ -121,28 +121,22 @@ def _of_rows(rows: Rows, name: str, unit: str) -> Table:
     full = [row for _, row in first if row is not None]
     names = names_in(full[0]) if full else []
     names += dict.fromkeys(name for row in full for name in names_in(row) if name not in names)
-    # The first row alone may lack the text, or have an empty one.
+    # Of several rows: the first may lack the text, and any may have a number in its place.
     cells = {n: [cell_of(row, n) for row in full if has_cell(row, n)] for n in names}
-    textual = [name for name in names if _have_text(cells[name])]
+    textual = [name for name in names if any(map(_has_text, cells[name]))]
     return Table(names, textual, where, lambda columns: chain(first, rows), unit)
-
-
-def _have_text(cells: Iterable[Any]) -> bool:
-    """Return whether cells that are not empty are texts, and there is at least one."""
-    found = {_has_text(cell) for cell in cells if cell not in (None, [])}
-    return found == {True}
 
 
 def _has_text(cell: Any) -> bool:
     # Lists count: the words of a tagger's data set, and chats, are next to a column of ids.
     if isinstance(cell, list):
-        return all(isinstance(item, str) or is_message(item) for item in cell)
+        return bool(cell) and all(isinstance(item, str) or is_message(item) for item in cell)
     return isinstance(cell, str)
 
 
 def is_message(item: Any) -> bool:
     """Return whether an item of a list is a message of a chat, also of one with other keys."""
-    return isinstance(item, dict) and not ROLES.isdisjoint(item)
+    return isinstance(item, dict) and any(keys <= item.keys() for keys in MESSAGE_KEYS)
 
 
 def _delimited(path: Path, seen: Seen) -> Table:
@@ -362,7 +356,7 @@ def _is_chat(kind: Any) -> bool:
 
     if not (is_list(kind) and pa.types.is_struct(kind.value_type)):
         return False
-    return not ROLES.isdisjoint(field.name for field in kind.value_type)
+    return any(keys <= {field.name for field in kind.value_type} for keys in MESSAGE_KEYS)
 
 
 def _element(kind: Any) -> Any:

@@ -86,9 +86,17 @@ def test_ids_are_no_texts_next_to_empty_words_or_chats(tmp_path: Path, suffix: s
     for column in cells:
         rows = [{"id": f"{n}", "x": cell} for n, cell in enumerate(column)]
         assert "its columns are 'id', 'x'; name the one" in refusal(write_table(path, rows))
-    spans = [{"start": 0, "end": 1, "label": "Y"}]
-    assert texts(write_table(path, [{"s": "a", "spans": spans, "x": None}])) == ["a"]
+    for span in ({"start": 0, "end": 1, "label": "Y"}, {"from": 0, "to": 1}):
+        assert texts(write_table(path, [{"s": "a", "spans": [span], "x": None}])) == ["a"]
     assert texts(write_table(path, [{"id": 1, "x": []}, {"id": 2, "x": ["a"]}])) == ["a"]
+
+
+def test_ids_are_no_texts_next_to_texts_with_a_number(tmp_path: Path) -> None:
+    for column in (["a", 5], [5, "a"], [["in"], ["in", 1999]]):
+        rows = [{"id": f"{n}", "x": cell} for n, cell in enumerate(column)]
+        assert "its columns are 'id', 'x'; name the one" in refusal(
+            write_table(tmp_path / "a.jsonl", rows)
+        )
 
 
 def test_quotes_in_csv_and_in_tsv(tmp_path: Path) -> None:
