@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from teachonce.student_train.losses.zero_if_empty import zero_if_empty
+from teachonce.student_train.losses.zero_if_empty import rows_of, zero_if_empty
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
@@ -213,7 +213,7 @@ class Loss:
             )
         # In a sum with other losses, such a loss would train nothing without a word. A constant 0
         # is the value of a batch in which there is nothing to compare.
-        trained = any(isinstance(side, torch.Tensor) and side.requires_grad for side in sides)
+        trained = rows_of(sides[0]).requires_grad
         if trained and torch.is_grad_enabled() and not value.requires_grad and value.item() != 0:
             raise UserError(
                 f"--loss {self.name}: its value has no gradient, so it trains nothing; compute it"

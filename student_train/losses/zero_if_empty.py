@@ -18,9 +18,14 @@ def zero_if_empty(formula: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @wraps(formula)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        student: Any = args[0] if args else kwargs[next(iter(signature(formula).parameters))]
-        rows: Tensor = getattr(student, "following", student)  # of `Predictions`
+        rows = rows_of(args[0] if args else kwargs[next(iter(signature(formula).parameters))])
         # Times 0, not a constant: the loop refuses a loss without a gradient.
         return formula(*args, **kwargs) if rows.numel() else rows.sum() * 0.0
 
     return guarded
+
+
+def rows_of(student: Any) -> Tensor:
+    """Return the student's side of a loss as a tensor: of `Predictions`, the next pieces."""
+    rows: Tensor = getattr(student, "following", student)
+    return rows

@@ -21,7 +21,7 @@ from teachonce.store import Logits
 from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
 from teachonce.student_train.losses.loss import FEATURES, Loss
-from teachonce.student_train.losses.next_token import NextTargets, next_logprobs
+from teachonce.student_train.losses.next_token import NextTargets, Predictions, next_logprobs
 from teachonce.student_train.losses.next_token import kl as kl_next
 from teachonce.student_train.losses.registry import (
     LOSSES,
@@ -109,6 +109,16 @@ def test_a_formula_of_your_own_is_0_without_rows() -> None:
     value = loss.function(student, torch.zeros(0, 3))
     value.backward()
     assert value.item() == 0 and student.grad is not None
+
+
+def test_a_formula_of_your_own_needs_a_gradient_of_predictions_as_well() -> None:
+    def detached(student: Predictions, targets: Any, temperature: float) -> Tensor:
+        return -student.following.detach().mean()
+
+    loss = replace(find("kl-next")[0], formula=detached)
+    student = torch.full((3, 2), -1.0, requires_grad=True)
+    with pytest.raises(UserError, match="kl-next: its value has no gradient"):
+        loss.function(Predictions(student, student[:, 0]), None, 1.0)
 
 
 def test_a_formula_that_is_a_function_gets_the_parameter() -> None:
