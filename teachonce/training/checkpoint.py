@@ -101,6 +101,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[Path]]:
 
 
 def has_checkpoints(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint, also an incomplete one."""
     return bool(_newest_first(folder))
 
 
