@@ -87,7 +87,7 @@ def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     def has_only(*prefixes: str) -> bool:
         return out.is_dir() and all(path.name.startswith(prefixes) for path in out.iterdir())
 
-    if not (out.exists() or out.is_symlink()) or has_only(unfinished):
+    if not files.is_taken(out) or has_only(unfinished):
         if resume:
             raise UserError(f"{out}: has no training to resume; leave --resume out")
         return None

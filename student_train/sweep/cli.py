@@ -14,6 +14,7 @@ from teachonce.student_train.cli import parameters
 from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.space import over, read_space, varied
+from teachonce.support import files
 from teachonce.support.click_types import LocalPath, Names
 from teachonce.support.commands import OneLineCommand, examples, is_given, version_option
 from teachonce.support.console import CONTEXT, command_errors
@@ -144,7 +145,7 @@ def _check_page_alone() -> None:
 
 def _check_out(folder: Path) -> None:
     """Raise UserError for a file, and for the folder of a student or a store."""
-    if folder.exists() and not folder.is_dir():
+    if files.is_taken(folder) and not folder.is_dir():
         raise UserError(f"--out {folder}: is a file; give another name")
     for file, kind in (("training.json", "student"), ("zarr.json", "store")):
         if (folder / file).exists():

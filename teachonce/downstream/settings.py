@@ -22,9 +22,7 @@ def _from_option(name: str, default: Any = None) -> Any:
 def check_new(out: Path, resumable: bool = True) -> None:
     """Raise UserError if `out` exists, unless it is a folder that is empty, or has only temporary
     files of a process that was killed."""
-    if (out.exists() or out.is_symlink()) and (
-        not out.is_dir() or any(map(_is_finished, out.iterdir()))
-    ):
+    if files.is_taken(out) and (not out.is_dir() or any(map(_is_finished, out.iterdir()))):
         remedy = ", or continue with --resume" if resumable else ""
         raise UserError(f"--out {out}: exists already; choose another{remedy}")
 

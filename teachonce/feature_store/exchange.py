@@ -13,6 +13,7 @@ from teachonce.checkpoints.names import ALIASES
 from teachonce.feature_store.captures import formats
 from teachonce.feature_store.output import Output, bars, printed, say, written
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
+from teachonce.support import files
 from teachonce.support.click_types import PATH, LocalPath, NameOrAdded, Names, Text
 from teachonce.support.commands import examples
 from teachonce.support.errors import UserError
@@ -158,7 +159,7 @@ def export(
     if kind not in ("parquet", "datasets") and (columns is not None or floats):
         option = "--columns" if columns is not None else "--floats"
         raise UserError(f"{option}: applies only to --to parquet and datasets; leave it out")
-    if target.exists() or target.is_symlink():
+    if files.is_taken(target):
         raise UserError(f"{target}: exists already; remove it, or choose another name")
     from teachonce.feature_store.captures.exporting import export_store
 

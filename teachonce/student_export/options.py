@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teachonce.downstream.options import COLUMN, DownstreamOptions
+from teachonce.support import files
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import MaybePath, SomePath, Words
 from teachonce.support.options import Range, check_values, flag_of, option, same_option
@@ -67,7 +68,7 @@ def check_kind(names: tuple[str, ...], kind: str) -> None:
 
 def check_new(out: Path) -> None:
     """Raise UserError if `out` exists, also as a link to a missing file."""
-    if out.exists() or out.is_symlink():
+    if files.is_taken(out):
         raise UserError(f"--out {out}: exists already; choose another")
 
 

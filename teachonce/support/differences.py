@@ -34,8 +34,8 @@ def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str,
 
 
 def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
-    """Return two values as text. Lists of named objects, such as the files of a corpus, are shown
-    by their names if these differ."""
+    """Return two values as text. Lists of texts, and of named objects such as the files of a
+    corpus, are shown by their names if these differ."""
     lists = isinstance(one, list) and isinstance(other, list)
     names = [_names(one), _names(other)] if lists else [None, None]
     named = None not in names and names[0] != names[1]
@@ -51,9 +51,10 @@ def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _names(values: Sequence[Any]) -> str | None:
-    """Return the names of a list's objects in one line ("none" for an empty list), or None if an
-    object has no name."""
-    names = [value.get("name") if isinstance(value, Mapping) else None for value in values]
+    """Return the texts of a list, or the names of its objects, in one line ("none" for an empty
+    list), or None if it has others."""
+    named = [{"name": value} if isinstance(value, str) else value for value in values]
+    names = [value.get("name") if isinstance(value, Mapping) else None for value in named]
     return None if None in names else ", ".join(map(str, names)) or "none"
 
 

@@ -109,6 +109,12 @@ def _unfinished(path: Path) -> Path:
     return path.with_name(f"{prefix}{os.urandom(8).hex()}")
 
 
+def is_taken(path: Path) -> bool:
+    """Return whether something has this name, also a link to a missing file."""
+    # Not `os.path.lexists`, which hides a name that is too long.
+    return path.exists() or path.is_symlink()
+
+
 def create(path: Path, mode: int = 0o666) -> int:
     """Create a file and open it for writing. Raises FileExistsError if the name exists, even if it
     is a link."""

@@ -65,7 +65,7 @@ def test_merge_refuses_what_does_not_fit(tmp_path: Path, made: Made) -> None:
     one, two = stores_to_merge(tmp_path, "default", change=False)
     target = tmp_path / "all.h5"
     line = refused("merge", one, made("h5")[0], target)
-    assert "hold different features: attention is '[]' and '[\"mean\"]'; dump" in line
+    assert "hold different features: attention is none and mean; dump" in line
     line = refused("merge", one, target)
     assert "at least two stores" in line and "`feature-store convert`" in line
     assert run("convert", one, tmp_path / "copy.zarr").exit_code == 0
