@@ -18,7 +18,6 @@ from teachonce.teacher_dump.corpus.labelled_text import (
     LabelledText,
     chat_row,
     check_label,
-    choose_column,
     labelled_row,
 )
 from teachonce.teacher_dump.corpus.tables import (
@@ -49,6 +48,7 @@ from teachonce.teacher_dump.corpus.text_files import (
     CorpusError,
     Seen,
     ignore,
+    no_column,
     read_lines,
     suffix_of,
 )
@@ -101,7 +101,8 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
             continue
         # Each row of JSON names its own cells, so any row may lack a column.
         if absent := [column for column in text_columns if not has_cell(row, column)]:
-            choose_column(names_in(row), [], absent[0], where)
+            remedy = "if this row has no text, write null there, or remove the row"
+            raise no_column(absent[0], names_in(row), where, remedy)
         if label and not has_cell(row, label):
             check_label(names_in(row), label, where)
         if columns.chats:

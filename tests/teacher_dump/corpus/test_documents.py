@@ -379,6 +379,7 @@ def test_bad_rows(tmp_path: Path) -> None:
         ('{"text": "b"', "not JSON (Expecting"),
         ('["b"]', 'expected an object like {"text": "..."}, got list'),
         ('{"txt": "b"}', "no column 'text'; did you mean txt? its columns are 'txt'"),
+        ('{"id": "b"}', "its columns are 'id'; if this row has no text, write null there"),
         ('{"text": 5}', "expected text in column 'text', got int 5"),
         ("[" * 100_000, "not JSON ("),
     ]:
