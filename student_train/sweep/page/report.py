@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from teachonce.checkpoints.names import ResolvedModel
@@ -64,6 +64,7 @@ class StudentFiles:
     state: str
     problem: str
     figures: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)  # over its setting's seeds, if several
     losses: Set[str] = frozenset()
     bytes: int | None = None
     curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
@@ -109,7 +110,7 @@ def write_report(folder: Path) -> Path:
         for number, (path, run) in enumerate(zip(paths, runs["runs"], strict=True), 1)
     ]
     measures = measures_of([s.figures for s in students], runs["varied"])
-    _add_deviations(students, measures)
+    _add_means(students, measures)
     references = runs.get("references", {}).items()
     models = {name: figures_of({SCORES: scores}) for name, scores in references}
     views = [_view(students, measure, runs["varied"], models, folder) for measure in measures]
@@ -161,8 +162,9 @@ def _read(folder: Path, path: Path, number: int, run: Mapping[str, Any]) -> Stud
     return student
 
 
-def _add_deviations(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> None:
-    """Add the sample deviation of each measure over the students that differ only by their seed."""
+def _add_means(students: Sequence[StudentFiles], measures: Sequence[Measure]) -> None:
+    """Add the mean and sample deviation of each measure over the students that differ only by
+    their seed."""
     groups = defaultdict[tuple[Any, ...], list[StudentFiles]](list)
     for student in students:
         groups[tuple((k, v) for k, v in student.settings.items() if k != "seed")].append(student)
@@ -171,6 +173,7 @@ def _add_deviations(students: Sequence[StudentFiles], measures: Sequence[Measure
             values = [s.figures[measure.name] for s in group if measure.name in s.figures]
             for student in group if len(values) > 1 else ():
                 if measure.name in student.figures:
+                    student.means[measure.name] = fmean(values)
                     # A score that has a deviation over the seeds of its fine-tuning retains it.
                     student.figures.setdefault(f"{measure.name} {DEVIATION}", stdev(values))
 
@@ -249,8 +252,8 @@ def _lead(
 def _choice(
     students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float], folder: Path
 ) -> dict[str, str]:
-    """Return a sentence with the student to ship by a measure, and the command that exports it; {}
-    if no trained student has a figure.
+    """Return a sentence with the student to ship by a measure, the best of the best setting, and
+    the command that exports it; {} if no trained student has a figure.
 
     lines: reference values, of which `teacher` is compared with the student. folder: the sweep's,
         as it was typed; an absolute path is not shown.
@@ -258,10 +261,18 @@ def _choice(
     done = [s for s in _with_figure(students, measure) if s.trained and s.bytes]
     if not done:
         return {}
+    # By means over seeds: one student may be ahead by its seed alone.
+    done.sort(key=lambda s: measure.of({**s.figures, **s.means}))
     best = done[0]
+    reason = f"its {measure.name} of {best.shown(measure)} is the best of"
+    if (mean := best.means.get(measure.name)) is not None:
+        reason = (
+            f"the mean {measure.name} of its setting over seeds, {format_number(mean)}, is the best"
+            f" and its own of {best.shown(measure)} the best of these seeds, of"
+        )
     text = (
-        f"Ship number {best.number}, because its {measure.name} of {best.shown(measure)} is the"
-        f" best of {counted(len(done), 'student')} ({measure.why})"
+        f"Ship number {best.number}, because {reason} {counted(len(done), 'student')}"
+        f" ({measure.why})"
     )
     if share := of_teacher(best, measure, lines):
         text += f", {share} of the teacher's"

@@ -166,6 +166,17 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     assert f"{other:.5g} ± {abs(one - other) / 2**0.5:.5g}" in seeds  # of two
     assert "These figures have no standard deviations" not in seeds
     assert "No scores yet: other. They follow the last student." in page
+    # One seed of a setting is the best student, and the other decides whether it is recommended.
+    content["runs"][0]["scores"]["mood"]["accuracy"] = 99.0
+    for second, best in (
+        (60.0, ""),
+        (97.0, "Ship number 1, because the mean mood accuracy of its"),
+    ):
+        content["runs"][4]["scores"]["mood"]["accuracy"] = second
+        (tmp_path / "sweep/runs.json").write_text(json.dumps(content))
+        page = write_report(tmp_path / "sweep").read_text()
+        assert best in page and ("Ship number 1," in page) == bool(best)
+    assert "of its setting over seeds, 98, is the best and its own of 99 ± 0.5 the best of" in page
 
 
 @pytest.mark.usefixtures("no_forests")
