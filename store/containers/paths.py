@@ -111,6 +111,7 @@ def queue_of(path: str | Path) -> Path:
 
 OPENED = 512  # bytes of a file that are looked at
 SHOWN = 3  # names of stores in a folder
+ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 DUMP = "a store is written by `teacher-dump --model MODEL --corpus CORPUS --out NAME.zarr`"
 
 
@@ -150,6 +151,10 @@ def _file(path: Path) -> tuple[str, str]:
         return "neither a folder nor an ordinary file", DUMP
     if path.suffix == ".h5":
         return "neither a Zarr folder nor HDF5", NO_STORE
+    if path.name.endswith(ARCHIVES):
+        unpack = "unzip" if path.suffix == ".zip" else "tar -xf"
+        typed = shlex.quote(str(path))
+        return "an archive", f"unpack it (`{unpack} {typed}`) and give the store that was in it"
     with path.open("rb") as file:
         start = file.read(OPENED)
     if path.name == "zarr.json":

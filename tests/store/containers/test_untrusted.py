@@ -269,6 +269,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "d.zarr" / "zarr.json").write_text("[1]")
     zarr.create_group(tmp_path / "e.zarr")
     h5py.File(tmp_path / "f.h5", "w").close()
+    zipped = shutil.make_archive(str(tmp_path / "g.zarr"), "zip", tmp_path / "c.zarr")
     for name, message in (
         ("a.h5", "not a readable HDF5 file"),
         ("b.h5", "neither a Zarr folder nor HDF5"),
@@ -276,6 +277,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
         ("d.zarr", "not Zarr format 3"),
         ("e.zarr", "not a feature store"),
         ("f.h5", "not a feature store"),
+        ("g.zarr.zip", rf"an archive\); unpack it \(`unzip {zipped}`\) and give the store"),
     ):
         with pytest.raises(StoreError, match=message) as caught:
             open_store(tmp_path / name)
