@@ -453,19 +453,17 @@ class _StudentTraining(Training):
         (state, torn), written = load_checkpoint(out / CHECKPOINTS), 0
         if state is not None:
             with fitting(out / CHECKPOINTS):
-                # Checkpoints of an earlier version have no settings.
-                then = json.loads(state.get("settings", self.settings))
-                changed = describe_changed_settings(then, json.loads(self.settings))
+                then, now = json.loads(state["settings"]), json.loads(self.settings)
+                changed = describe_changed_settings(then, now)
             if changed:
                 raise UserError(
                     f"{out}: cannot resume with other settings: {changed}; give the earlier"
                     " settings, or another out"
                 )
             with fitting(out / CHECKPOINTS):
-                number = int(state["stage"])
                 # First the stage: its optimizer has the groups of weights of the saved state. Its
                 # first step is saved, as the stage before it may have ended early.
-                self.enter(number, int(state.get("first", sum(self.lengths[:number]))))
+                self.enter(int(state["stage"]), int(state["first"]))
                 self.restore(state)
                 self.best = state["best"]
                 self.schedule = Schedule(**state["schedule"])
