@@ -12,6 +12,7 @@ from teachonce.student_export.options import (
     FORMATS,
     K_QUANT_FALLBACKS,
     ExportOptions,
+    check_k_quants,
     check_kind,
     check_llama_cpp,
     check_new,
@@ -21,7 +22,7 @@ from teachonce.support.click_types import LocalPath
 from teachonce.support.commands import OneLineCommand, examples, version_option
 from teachonce.support.console import CONTEXT, command_errors
 from teachonce.support.errors import UserError, suggest_path
-from teachonce.support.options import click_options, read_words
+from teachonce.support.options import click_options, default_of, flag_of, read_words
 from teachonce.support.packages import check_library
 
 HELP = """Export the student in FOLDER to ONNX, OpenVINO, TorchScript, GGUF or model2vec, and
@@ -72,7 +73,12 @@ def _refuse_early(options: ExportOptions) -> None:
         for module in FORMATS[name].modules:
             check_library(module, FORMATS[name].extra, f"--to {name}")
     if options.quantize in K_QUANT_FALLBACKS:
-        check_llama_cpp(options.quantize)
+        check_k_quants(options.quantize)
+    # Without a comparison they would have no effect.
+    for name in ("check", "least") if "gguf" in options.to else ():
+        if (value := getattr(options, name)) != default_of(ExportOptions, name):
+            flag = flag_of(name)
+            check_llama_cpp(f"{flag} {value}", f"leave {flag} out to export without a comparison")
 
 
 @click.command(

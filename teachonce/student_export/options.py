@@ -156,10 +156,18 @@ def column_flags(roles: Iterable[str]) -> str:
     return ", ".join(flag_of(f"{role}{COLUMN}") for role in roles)
 
 
-def check_llama_cpp(kind: str) -> None:
-    """Raise UserError if llama-cpp-python, which quantises to `kind`, is not installed."""
+def check_llama_cpp(given: str, instead: str) -> None:
+    """Raise UserError if llama-cpp-python is not installed.
+
+    given: the option that needs it, as it is typed. instead: for the message, what to do without.
+    """
     if importlib.util.find_spec("llama_cpp") is None:
         raise UserError(
-            f"--quantize {kind}: needs llama_cpp, which is missing; `pip install llama-cpp-python`,"
-            " or give --quantize q4_0, q5_0 or q8_0"
+            f"{given}: needs llama_cpp, which is missing; `pip install llama-cpp-python`, or"
+            f" {instead}"
         )
+
+
+def check_k_quants(kind: str) -> None:
+    """Raise UserError if llama-cpp-python, which quantises to `kind`, is not installed."""
+    check_llama_cpp(f"--quantize {kind}", "give --quantize q4_0, q5_0 or q8_0")

@@ -291,6 +291,17 @@ def test_k_quants_need_llama_cpp(student: Path, tmp_path: Path) -> None:
     assert "--quantize q4_k" in said and "pip install llama-cpp-python" in said
 
 
+@pytest.mark.usefixtures("without_llama_cpp")
+def test_a_comparison_needs_llama_cpp(student: Path, tmp_path: Path) -> None:
+    """Without it, --check and --least would have no effect on a GGUF file."""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a\n")
+    for words in (("--least", 0.5), ("--check", lines)):
+        said = refused(student, "--to", "onnx", "--to", "gguf", *words, "--out", tmp_path / "no")
+        assert f"{words[0]} {words[1]}: needs llama_cpp" in said
+        assert f"pip install llama-cpp-python`, or leave {words[0]} out" in said
+
+
 @pytest.mark.slow
 def test_onnx_in_int8_is_checked_by_bits_a_byte(
     shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

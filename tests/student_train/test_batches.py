@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,14 +12,17 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM
 
 import teachonce
+from teachonce.align import Tokenizations, Tokens
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
 from teachonce.student_train.data.stream import BatchOrder
+from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
+from tests.making.models import Stores
 from tests.student_train.support import prepared
 
 CPU = torch.device("cpu")
@@ -196,6 +200,30 @@ def test_a_long_text_is_truncated_at_the_side_of_its_tokenizer(
     # Of each text, the last tokens are compared.
     assert taught is not None and len(taught.runs.begin) > len(last)
     assert torch.isin(torch.from_numpy(last), taught.runs.member).all()
+
+
+def test_states_of_a_decoder_are_compared_at_the_last_token_of_each_run(
+    tiny_store: Stores,
+) -> None:
+    """There it has read the whole run. `span` pairs states as well."""
+    words = {"attention": "none", "hidden": "mean", "codec": "exact"}
+    store = open_store(tiny_store("gpt2", 20, **words))
+    losses = {"next": 1.0, "hidden-raw": 1.0, "cosine": 1.0}
+    for align in ("bytes", "span"):
+        collator = StudentBatches(
+            store, "300", student="llama:32x1x4", loss=losses,
+            align=f"hidden-raw={align},cosine={align}",
+        ).collator  # fmt: skip
+        raw = next(iter(store.stream(0, 0, 512, features=collator.features())))
+        teacher = Tokens(raw.token_ids, raw.offsets, raw.special, raw.start)
+        student = tokenize(collator.tokenizer, raw.texts)
+        sides = Tokenizations(raw.texts, teacher, student, collator.vocabulary, 512)
+        _, runs = sides.align(align)
+        assert (np.diff(runs.teacher) > 1).any() and (np.diff(runs.student) > 1).any()
+        taught = collator(raw, 0, (0,)).to(CPU).aligned[align]
+        assert taught.runs.member.tolist() == (runs.student[:, 1] - 1).tolist()
+        states = raw.hidden["mean"].states()[runs.teacher[:, 1] - 1]
+        np.testing.assert_allclose(taught.decoded["raw"]["mean"].numpy(), states, rtol=1e-6)
 
 
 def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> None:

@@ -17,7 +17,7 @@ from teachonce.student_export.formats.gguf_contents import (
     vocabulary,
     weights,
 )
-from teachonce.student_export.options import GGUF, K_QUANT_FALLBACKS, check_llama_cpp
+from teachonce.student_export.options import GGUF, K_QUANT_FALLBACKS, check_k_quants
 from teachonce.student_export.student_inputs import LONGEST_CHECKED
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError, first_line
@@ -160,7 +160,7 @@ def _add_quantised(gguf: Any, writer: Any, name: str, values: Array, kind: str) 
 
 def _quantise_by_llama_cpp(values: Array, dtype: Any, blocks: Array) -> None:
     """Fill `blocks`, uint8 [rows, bytes], with the rows of `values`, float32 [rows, columns]."""
-    check_llama_cpp(dtype.name.lower())
+    check_k_quants(dtype.name.lower())
     from llama_cpp import llama_cpp
 
     quantise = llama_cpp._lib.ggml_quantize_chunk

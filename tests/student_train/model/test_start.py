@@ -16,7 +16,7 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.data import vocabularies
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.model_folder import ModelFolder
-from teachonce.student_train.model.start import embedding_means, initialise
+from teachonce.student_train.model.start import embedding_means, initialise, split_means
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.model.teacher_layers import cut_layers, layer_count, layer_groups
 from teachonce.student_train.plan.checks import checked_plan
@@ -70,6 +70,40 @@ def test_a_piece_is_the_mean_of_the_teacher_rows_whose_split_holds_it(
         times = [(found.split(t) == piece).sum() for t in owners]
         mean = np.average(teacher[owners], axis=0, weights=times)
         np.testing.assert_allclose(rows[piece], mean, atol=1e-5)
+
+
+def test_a_decoder_starts_from_the_centred_means_of_the_pieces_that_spell_its_own(
+    tiny_store: Stores,
+) -> None:
+    store = open_store(tiny_store("gpt2", 20, attention="none"))
+    tokenizer = student_tokenizer("400", store, family="gpt-2")
+    found = vocabulary_map(store, tokenizer)
+    (name,) = (name for name in store.teacher_weights() if name.endswith("wte.weight"))
+    teacher = np.asarray(store.teacher_weights()[name], np.float32)
+    rows, valid = split_means(teacher, found, len(tokenizer))
+    pieces = [each.decode("latin-1") for each in found.teacher_bytes.written()]
+    longest_first = sorted(range(len(pieces)), key=lambda i: -len(pieces[i]))
+
+    def spelled(text: str) -> list[int]:
+        first = next((i for i in longest_first if pieces[i] and text.startswith(pieces[i])), None)
+        return [] if first is None else [first, *spelled(text[len(pieces[first]) :])]
+
+    own = [each.decode("latin-1") for each in found.student_bytes.written()]
+    assert [bool(text) for text in own] == valid.tolist() and valid.sum() > 390
+    for number in np.flatnonzero(valid):
+        np.testing.assert_allclose(rows[number], teacher[spelled(own[number])].mean(0), atol=1e-6)
+    torch.manual_seed(0)
+    # As wide as the teacher: the projection on all principal directions keeps the angles.
+    student: Any = make_student(f"llama:{teacher.shape[1]}x1x2", tokenizer, 64)
+    deviation = float(student.get_input_embeddings().weight.detach().std())
+    (line,) = initialise(student, "vocab", store, found)
+    assert line == f"word embeddings of {valid.sum()} of 400 pieces from their splits"
+    started = student.get_input_embeddings().weight.detach().numpy()[valid]
+    centred = rows[valid] - rows[valid].mean(0)
+    scale = deviation / started.std()
+    assert scale == pytest.approx(1, rel=0.01) and np.abs(started.mean(0)).max() < 1e-6
+    products = centred @ centred.T * float(started.var() / centred.var())
+    np.testing.assert_allclose(started @ started.T, products, atol=1e-3 * products.max())
 
 
 def test_cut_start_takes_leading_blocks_of_averaged_layers(
