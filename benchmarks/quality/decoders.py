@@ -259,17 +259,20 @@ def main(
     bench = Bench(work, path, books, common, every)
     bench.train([each.strip() for each in arms.split(";") if each.strip()], seeds)
     own = bits_per_byte(Path(model), books, work / f"teacher-{Path(model).name}.json")
-    of_store = f"{open_store(path).meta['tokens']:,}"
+    with open_store(path) as opened:
+        stored_tokens = f"{opened.meta['tokens']:,}"
+        states = " and mean states" if opened.features.hidden else ""
     settings = (
         f"`python -m benchmarks.quality.decoders`; teacher {Path(model).name}"
-        f" ({own['scored']:.3f} bits a byte), {of_store} stored tokens of English novels, top 64"
-        f" and mean states; steps of {BATCH:,} teacher tokens. Held out, choosing and bits a byte:"
-        f" of the store's held-out part and of {LENGTH:,} characters of each of two books by other"
-        " authors. A row is at the rate that is best for the choosing book at the first seed, of"
-        " the number of rates tried; the last book has no part in any choice. Gains are by seed,"
-        " over `next=1` with the same start at its own best rate: after the same number of tokens,"
-        " and after the number of tokens that is best for `next=1` by the choosing book. The"
-        f" default is `{loss_words(NEXT_LOSS)}`."
+        f" ({own['scored']:.3f} bits a byte), {stored_tokens} stored tokens of English novels, top"
+        f" 64{states}; steps of {BATCH:,} teacher tokens. Held out, choosing and bits a byte: of"
+        f" the store's held-out part and of {LENGTH:,} characters of each of two books by other"
+        " authors. A start `cut` is `--init teacher`. A row is at the rate that is best for the"
+        " choosing book at the first seed, of the number of rates tried; the last book has no part"
+        " in any choice. Gains are by seed, over `next=1` with the same start at its own best rate:"
+        " after the same number of tokens, and after the number of tokens that is best for `next=1`"
+        f" by the choosing book. The default is `{loss_words(NEXT_LOSS)}`; with the teacher's"
+        " pieces it has no `next-inside`, which is 0 there."
     )
     head = (
         "student", "M", "pieces", "M tokens", "start", "losses", "lr", "seeds", "held out",
