@@ -19,6 +19,8 @@ EPSILONS = {
 }
 """The name of the norms' epsilon, by the kinds of students whose layers can be copied."""
 
+UNREAD_BY_GPT2 = ("num_key_value_heads", "head_dim", "intermediate_size")
+"""Sizes of other kinds: transformers ignores them in the config.json of a GPT-2."""
 OF_LAYERS = {
     "attention_bias": False,
     "mlp_bias": False,
@@ -47,10 +49,13 @@ class Sizes:
     def of_config(cls, config: Mapping[str, Any], where: str) -> Sizes:
         """Read the sizes in a config.json. Raises UserError for a size that is not a number above
         0; `where` names the model in messages."""
+        unread = UNREAD_BY_GPT2 if config.get("model_type") == "gpt2" else ()
 
         def size(*names: str, default: int = 0) -> int:
             # Null is as good as missing: GPT-2's `n_inner` is null for four times the hidden size.
-            value = next((config[n] for n in names if config.get(n) is not None), default)
+            value = next(
+                (config[n] for n in names if config.get(n) is not None and n not in unread), default
+            )
             if not isinstance(value, int) or value < 1:
                 raise UserError(
                     f"{where}: {names[0]} in its config.json is {value!r:.40}, expected a number of"
@@ -72,8 +77,8 @@ class Sizes:
     def of_loaded(cls, config: Any) -> Sizes:
         """Read the sizes in a config of transformers, whose attributes have common names in all
         families. Raises UserError as `of_config` does."""
-        names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-        sizes = {n: getattr(config, n, None) for n in (*names, "intermediate_size", "n_inner")}
+        names = ("model_type", "hidden_size", "num_attention_heads", "n_inner", *UNREAD_BY_GPT2)
+        sizes = {n: getattr(config, n, None) for n in names}
         return cls.of_config(sizes, config.name_or_path or f"the {config.model_type}")
 
     @property

@@ -21,7 +21,7 @@ from teachonce.store import open_store
 from teachonce.student_train.arguments import checked_from, default_losses, with_store_defaults
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
-from teachonce.student_train.model.decoder_sizes import check_cut
+from teachonce.student_train.model.decoder_sizes import check_cut, shape_of_folder
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
@@ -167,6 +167,19 @@ def test_a_student_like_a_decoder_of_another_family_is_a_decoder(tmp_path: Path)
     for loss in ({}, {"loss": ("hidden=1",)}):
         options = checked_from({"store": (str(gemma),), "student": "teacher:1", **loss})
         assert options.student == "llama:32x1x4x64x4x16"
+
+
+def test_sizes_that_gpt2_does_not_read_are_not_its_own(tmp_path: Path) -> None:
+    """transformers ignores fields of other kinds in its config.json."""
+    model = save_decoder(tmp_path / "gpt2", "GPT2")
+    config = json.loads((model / "config.json").read_text())
+    assert config["n_inner"] is None and config["intermediate_size"] != 4 * config["n_embd"]
+    words = {"logits": "topk:8", "attention": "none"}
+    store = dumped(model, write_corpus(tmp_path / "corpus.txt", 20), tmp_path / "a.zarr", **words)
+    given = ("--store", store, "--student", "teacher:1", "--vocab", "teacher", *SHORT)
+    said = ok(student_train, *given, "--init", "teacher", "--out", tmp_path / "student")
+    says(said, "student   gpt2:32x1x4x128", "128 of 128 feed-forward units")
+    assert shape_of_folder(config, "d", "--student d").startswith("gpt2:32x2x4x128")
 
 
 def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
