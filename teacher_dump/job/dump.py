@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from teachonce.checkpoints.declared import stored_config, suggested_decoder
+from teachonce.checkpoints.declared import suggested_decoder
 from teachonce.store import Features, StoreWriter, open_store
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.errors import StoreError, command, without_remedy
@@ -108,7 +108,7 @@ def dump(
                 return _dump(plan, say, stop)
             counts = check_finished(options.out, finished, plan.identity, plan.features)
             say(f"{options.out}: was finished before, by the same command; nothing to do")
-            return DumpSummary(*counts, *_advice(options.out), finished_before=True)
+            return DumpSummary(*counts, *_advice(plan), finished_before=True)
 
 
 def written_line(out: Path | str) -> str:
@@ -189,7 +189,7 @@ def open_writer(
 
 def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: int) -> DumpSummary:
     """Gather the counts of a finished dump."""
-    (student, unread), task = _advice(plan.options.out), plan.features.task
+    (student, unread), task = _advice(plan), plan.features.task
     return DumpSummary(
         documents=counters["documents"],
         empty_lines=empty_lines,
@@ -341,12 +341,13 @@ def check_same_dump(out: Path | str, changes: Iterable[tuple[str, str, str]]) ->
         )
 
 
-def _advice(path: Path | str) -> tuple[str, str]:
-    """Suggest options of student-train for a store (for a causal teacher, of a decoder), and
-    describe the features that no default loss reads."""
-    with closing(open_store(path)) as store:
+def _advice(plan: DumpPlan) -> tuple[str, str]:
+    """Suggest options of student-train for the finished store (for a causal teacher, of a decoder),
+    and describe the features that no default loss reads."""
+    teacher, logits = plan.teacher, plan.features.logits
+    with closing(open_store(plan.options.out)) as store:
         unread = unread_line(store)
-        if store.features.logits and store.features.logits.next_token:
-            return f"--student {suggested_decoder(stored_config(store))} --vocab 8k", unread
-        size = suggested_size(store.single_texts(), store.tokenizer().normalizer)
+        if logits and logits.next_token:
+            return f"--student {suggested_decoder(teacher.config.to_dict())} --vocab 8k", unread
+        size = suggested_size(store.single_texts(), teacher.tokenizer.backend_tokenizer.normalizer)
     return f"--vocab {size // 1000}k", unread
