@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from teachonce.student_train.losses.zero_if_empty import zero_if_empty
+from teachonce.student_train.losses.loss import zero_if_empty
 
 
 @dataclass(frozen=True)

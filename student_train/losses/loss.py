@@ -1,20 +1,23 @@
-"""What a loss is: the sides that it compares, its formula, and its weight in a student's loss."""
+"""What a loss is: the sides that it compares, its formula, its value without anything to compare,
+and its weight in a student's loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from teachonce.student_train.losses.zero_if_empty import rows_of, zero_if_empty
 from teachonce.support.errors import UserError, first_line, out_of_memory
 
 if TYPE_CHECKING:  # `student-train --help` lists the losses and must not wait for torch
     from torch import Tensor
 
     from teachonce.store.format.features import OutputKind
+
+P = ParamSpec("P")
 
 Teacher = Literal[
     "nothing",  # the text alone
@@ -64,6 +67,24 @@ _FEATURE_OF: dict[Teacher, str] = {
     "maps": "attention",
     "vector": "embedding",
 }
+
+
+def zero_if_empty(formula: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Return the formula with the value 0, and a gradient, for a student's side without rows."""
+
+    @wraps(formula)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        rows = rows_of(args[0] if args else kwargs[next(iter(signature(formula).parameters))])
+        # Times 0, not a constant: the loop refuses a loss without a gradient.
+        return formula(*args, **kwargs) if rows.numel() else rows.sum() * 0.0
+
+    return guarded
+
+
+def rows_of(student: Any) -> Tensor:
+    """Return the student's side of a loss as a tensor: of `Predictions`, the next pieces."""
+    rows: Tensor = getattr(student, "following", student)
+    return rows
 
 
 @dataclass(frozen=True)

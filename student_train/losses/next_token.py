@@ -21,7 +21,7 @@ from teachonce.student_train.losses.logits import (
     outcomes,
     teacher_outcomes,
 )
-from teachonce.student_train.losses.zero_if_empty import zero_if_empty
+from teachonce.student_train.losses.loss import zero_if_empty
 
 SURE = 1e-9  # distance of a log-probability from 0 at which a run counts as certain
 LEAST = -20.0  # log-probability of an outcome the teacher excludes: the divergence stays finite

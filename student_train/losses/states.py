@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from teachonce.student_train.losses.loss import zero_if_empty
 from teachonce.student_train.losses.vectors import SHARPNESS
-from teachonce.student_train.losses.zero_if_empty import zero_if_empty
 
 CONTRASTED = 512  # largest number of runs: the scores are a square matrix of that size
 

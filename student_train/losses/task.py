@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from teachonce.student_train.losses.zero_if_empty import zero_if_empty
+from teachonce.student_train.losses.loss import zero_if_empty
 
 NO_LABEL = -1
 LEAST = 1e-6  # probabilities are clipped to LEAST and 1 - LEAST: the log-odds of 0 are infinite
