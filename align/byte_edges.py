@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from teachonce.align.text import Booleans, FlatText, Tokens, classes, composes_with_previous
 from teachonce.align.vocabulary import Vocabulary
-from teachonce.support.arrays import ranges, starts
+from teachonce.support.arrays import ranges, runs_of_equal, starts
 
 Index = NDArray[np.int64]
 Octets = NDArray[np.uint8]
@@ -257,12 +257,6 @@ def _changed(
     from_text = ranges(ends - size, size)
     differs = (written < 0) | (octets.flat[from_text] != pieces.flat[from_piece])
     return _any(differs, size) & (sizes[token] > 0)
-
-
-def runs_of_equal(values: Index) -> tuple[Index, Index]:
-    """Return the first and the last place of each run of equal values, which are at least 0."""
-    edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
-    return edges[:-1], edges[1:] - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

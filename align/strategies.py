@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from teachonce.align.byte_edges import runs_of_equal, shared_runs
+from teachonce.align.byte_edges import shared_runs
 from teachonce.align.mapping import VocabularyMap
 from teachonce.align.text import AlignmentError, Booleans, FlatText, Integers, Tokens
-from teachonce.support.arrays import ranges, starts
+from teachonce.support.arrays import ranges, runs_of_equal, starts
 
 Index = NDArray[np.int64]
 

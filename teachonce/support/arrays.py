@@ -1,4 +1,4 @@
-"""Types of arrays, flat arrays of ragged rows, spans of characters, and random permutations."""
+"""Types of arrays, flat arrays of ragged rows, runs, spans of characters, random permutations."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def ranges(begin: Array, sizes: Array) -> Array:
     int64 [sum of sizes]."""
     start = starts(sizes)
     return np.repeat(begin - start[:-1], sizes) + np.arange(start[-1])
+
+
+def runs_of_equal(values: Array) -> tuple[Array, Array]:
+    """Return the first and the last place of each run of equal values, which are at least 0."""
+    edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
+    return edges[:-1], edges[1:] - 1
 
 
 def permutation(length: int, *seed: int) -> Array:
