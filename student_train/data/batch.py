@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from teachonce.store import Batch
 from teachonce.store.format.codecs.codec import Elementwise, HiddenCodec
-from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.data.task_targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.loss import Student
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, TeacherHead

@@ -43,7 +43,7 @@ from teachonce.student_train.data.student_tokens import (
     pair_types,
     tokenize,
 )
-from teachonce.student_train.data.targets import TaskTargets, word_begins
+from teachonce.student_train.data.task_targets import TaskTargets, word_begins
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from teachonce.student_train.data.batch import Distillation, Runs, StudentBatch
-from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.data.task_targets import TaskTargets
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.next_token import NextTargets
 

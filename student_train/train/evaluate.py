@@ -14,7 +14,7 @@ from teachonce.store.format.features import OutputKind
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.blocks import view_of
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.data.task_targets import TaskTargets
 from teachonce.student_train.losses import registry
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.task import NO_LABEL

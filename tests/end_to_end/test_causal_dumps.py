@@ -27,7 +27,7 @@ from teachonce.store.tools.show import Pieces
 from teachonce.student_train.arguments import checked_from, with_store_defaults
 from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.cli import main as student_train
-from teachonce.student_train.data.targets import TargetReader
+from teachonce.student_train.data.distributions import TargetReader
 from teachonce.student_train.losses.next_token import NextTargets
 from teachonce.student_train.model.decoder_sizes import shape_of_folder
 from teachonce.student_train.model.student_tokenizer import student_tokenizer

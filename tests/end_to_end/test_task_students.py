@@ -19,7 +19,7 @@ from transformers import (
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.cli import main
 from teachonce.student_train.data.blocks import has_gold, split_blocks
-from teachonce.student_train.data.targets import word_begins
+from teachonce.student_train.data.task_targets import word_begins
 from teachonce.student_train.sweep import main as sweep
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import warning_of_one_label

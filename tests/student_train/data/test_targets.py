@@ -31,9 +31,10 @@ from teachonce.student_train.batches import StudentBatches
 from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.combined_teachers import combine_teachers, geometric_mean
+from teachonce.student_train.data.distributions import TargetReader, fold
 from teachonce.student_train.data.next_tokens import chunk_targets, next_pieces, predicting_tokens
 from teachonce.student_train.data.student_tokens import tokenize
-from teachonce.student_train.data.targets import TargetReader, fold, word_begins
+from teachonce.student_train.data.task_targets import word_begins
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, logit
 from teachonce.student_train.losses.next_token import NextTargets

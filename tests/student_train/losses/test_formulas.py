@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from teachonce.student_train.data.targets import fold
+from teachonce.student_train.data.distributions import fold
 from teachonce.student_train.losses import states, task
 from teachonce.student_train.losses.logits import (
     LogitTargets,

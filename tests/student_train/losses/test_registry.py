@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from teachonce.store import Logits
-from teachonce.student_train.data.targets import HEAD_BEST, TargetReader, fold
+from teachonce.student_train.data.distributions import HEAD_BEST, TargetReader, fold
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets, kl, kl_shared
 from teachonce.student_train.losses.loss import FEATURES, Loss
 from teachonce.student_train.losses.next_token import NextTargets, Predictions, next_logprobs

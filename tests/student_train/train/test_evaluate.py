@@ -13,7 +13,7 @@ from teachonce.store import FeatureStore
 from teachonce.store.format.features import OutputKind
 from teachonce.student_train.data.batch import Distillation, Inputs, Runs, StudentBatch
 from teachonce.student_train.data.blocks import split_blocks
-from teachonce.student_train.data.targets import TaskTargets
+from teachonce.student_train.data.task_targets import TaskTargets
 from teachonce.student_train.settings.options import BatchPlan, TrainOptions
 from teachonce.student_train.train.evaluate import (
     StateSpread,
