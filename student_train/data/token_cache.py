@@ -21,8 +21,7 @@ import numpy as np
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.store.read import derived_copies
-from teachonce.store.read.plain_tokenizer import is_plain
-from teachonce.store.read.stored_tokenizer import within_bounds
+from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
 from teachonce.student_train.data.student_tokens import ARRAYS, TokenTable, slices, tokenize
 from teachonce.support import files
 from teachonce.support.files import cache_folder

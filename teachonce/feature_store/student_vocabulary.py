@@ -13,9 +13,8 @@ from teachonce.align import AlignmentError, Tokenizations, Tokens
 from teachonce.feature_store.piece_names import PieceNames
 from teachonce.feature_store.spread_sample import SpreadSample, spread_sample
 from teachonce.store.errors import VERIFY, StoreError
-from teachonce.store.read.plain_tokenizer import is_plain
 from teachonce.store.read.store import FeatureStore
-from teachonce.store.read.stored_tokenizer import within_bounds
+from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.vocabularies import check_vocabulary, vocabulary_map
 from teachonce.student_train.model.student_tokenizer import (

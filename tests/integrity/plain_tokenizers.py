@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from teachonce.store.errors import StoreError
-from teachonce.store.read.plain_tokenizer import is_plain
-from teachonce.store.read.stored_tokenizer import encoded, load_tokenizer
+from teachonce.store.read.stored_tokenizer import encoded, is_plain, load_tokenizer
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, Change, _anywhere, _step
 from tests.making.models import TOKENIZER_KINDS, trained_tokenizer
 

@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from teachonce.store import StoreError, open_store
 from teachonce.store.read import stored_tokenizer
-from teachonce.store.read.plain_tokenizer import is_plain
-from teachonce.store.read.stored_tokenizer import encoded, json_object, load_tokenizer
+from teachonce.store.read.stored_tokenizer import encoded, is_plain, json_object, load_tokenizer
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.store.tools.verify import verify
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, _split, rewritten
