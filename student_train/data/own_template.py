@@ -26,8 +26,8 @@ from teachonce.checkpoints.chat_template import (
     texts_around,
     with_first_token,
 )
+from teachonce.checkpoints.checkpoint_tokenizer import CHAT_TEMPLATE
 from teachonce.checkpoints.first_token import prepended_token
-from teachonce.checkpoints.tokenizer_folder import CHAT_TEMPLATE
 from teachonce.store import Batch, FeatureStore, Record
 from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.format.features import ROLES

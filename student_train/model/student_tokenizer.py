@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from teachonce.checkpoints.tokenizer_folder import why_unloadable
+from teachonce.checkpoints.checkpoint_tokenizer import why_unloadable
 from teachonce.store import FeatureStore
 from teachonce.store.extras.mixed_vocab import MixedVocab
 from teachonce.store.format.sequences import has_pair_form

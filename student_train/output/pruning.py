@@ -8,10 +8,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
+from teachonce.checkpoints.checkpoint_tokenizer import save_tokenizer
 from teachonce.checkpoints.declared import declared_kind
 from teachonce.checkpoints.loading import FACTORIES, load
 from teachonce.checkpoints.names import ResolvedModel
-from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.support import files
 from teachonce.support.errors import ANOTHER, UserError

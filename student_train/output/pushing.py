@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from teachonce.checkpoints.tokenizer_folder import FILES
+from teachonce.checkpoints.checkpoint_tokenizer import FILES
 from teachonce.student_train.output.card_code import THIS_FOLDER
 from teachonce.student_train.output.report import SETTINGS, read_report
 from teachonce.support.errors import UserError

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from teachonce.checkpoints.chat_template import plain_template
+from teachonce.checkpoints.checkpoint_tokenizer import save_tokenizer
 from teachonce.checkpoints.sentence_folder import VectorHead, write_sentence_folder
-from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.stored_tokens import check_tokens

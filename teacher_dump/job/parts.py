@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from teachonce.checkpoints.pieces_per_word import note_on_pieces
+from teachonce.checkpoints.checkpoint_tokenizer import note_on_pieces
 from teachonce.store import Features, Sequences, StoreWriter
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError

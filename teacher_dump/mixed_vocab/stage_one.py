@@ -130,7 +130,7 @@ def _trained(
     say: Callable[[str], object],
     ranks: Ranks,
 ) -> StageOne:
-    from teachonce.checkpoints.tokenizer_folder import tokenizer_files
+    from teachonce.checkpoints.checkpoint_tokenizer import tokenizer_files
     from teachonce.teacher_dump.mixed_vocab.embedding_training import train
     from teachonce.teacher_dump.mixed_vocab.segmentation import Mixer, Side
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from transformers import PreTrainedModel
 
+from teachonce.checkpoints.checkpoint_tokenizer import tokenizer_files
 from teachonce.checkpoints.declared import longest_input
 from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.first_token import prepend_token
 from teachonce.checkpoints.loading import EMBEDDING
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.text_vectors import TextVectors
-from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.store import TaskSpec
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError

@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 import teachonce.checkpoints.bilstm  # registers its models with the Auto classes
 import teachonce.checkpoints.static  # noqa: F401
+from teachonce.checkpoints.checkpoint_tokenizer import why_unloadable
 from teachonce.checkpoints.declared import (
     RERANKER,
     another_head,
@@ -46,7 +47,6 @@ from teachonce.checkpoints.sentence_settings import (
     fit_tokenizer,
     read_classifier,
 )
-from teachonce.checkpoints.tokenizer_folder import why_unloadable
 from teachonce.checkpoints.unreadable import damaged_file
 from teachonce.checkpoints.weights import check_all_read, check_no_whole_numbers
 from teachonce.store import TaskSpec

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from teachonce.checkpoints.checkpoint_tokenizer import save_tokenizer
 from teachonce.checkpoints.first_token import prepended_token
 from teachonce.checkpoints.loading import input_limit, load_tokenizer
 from teachonce.checkpoints.names import EXPORTED, resolve_model
 from teachonce.checkpoints.sentence_folder import write_sentence_folder
-from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.student_export.cards import (
     STUDENT,
     Exported,

@@ -33,6 +33,7 @@ from transformers import (
 from transformers.utils import logging
 
 from teachonce.checkpoints import names as checkpoint_names
+from teachonce.checkpoints.checkpoint_tokenizer import note_on_pieces
 from teachonce.checkpoints.declared import DECLARED, another_head, declared_head
 from teachonce.checkpoints.fields import CONFIG
 from teachonce.checkpoints.loading import (
@@ -49,7 +50,6 @@ from teachonce.checkpoints.names import (
     resolve_teacher,
     resolve_vectors,
 )
-from teachonce.checkpoints.pieces_per_word import note_on_pieces
 from teachonce.checkpoints.unreadable import damaged_file
 from teachonce.downstream.mlm.masked_training import train_mlm
 from teachonce.downstream.settings import MlmSettings

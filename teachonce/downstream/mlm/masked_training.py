@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, TrainerCallback, TrainingArguments, set_seed
 
+from teachonce.checkpoints.checkpoint_tokenizer import note_on_pieces, save_tokenizer
 from teachonce.checkpoints.loading import (
     checked_length,
     load_config,
@@ -24,8 +25,6 @@ from teachonce.checkpoints.loading import (
     load_tokenizer,
 )
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
-from teachonce.checkpoints.pieces_per_word import note_on_pieces
-from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.mlm.masked_trainer import (
     BatchMasking,
     MaskedBatches,

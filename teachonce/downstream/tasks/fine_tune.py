@@ -14,10 +14,9 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from teachonce.checkpoints.bilstm import BiLstmConfig
+from teachonce.checkpoints.checkpoint_tokenizer import note_on_pieces, save_tokenizer
 from teachonce.checkpoints.loading import declared_task, input_limit, load_tokenizer
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
-from teachonce.checkpoints.pieces_per_word import note_on_pieces
-from teachonce.checkpoints.tokenizer_folder import save_tokenizer
 from teachonce.downstream.progress import COUNTED, Progress
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings, seeds_from

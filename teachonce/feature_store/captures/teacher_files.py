@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teachonce.checkpoints.checkpoint_tokenizer import tokenizer_files
 from teachonce.checkpoints.declared import layers_of, longest_input
 from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.names import finder, resolve_model
 from teachonce.checkpoints.sentence_settings import read_settings
-from teachonce.checkpoints.tokenizer_folder import tokenizer_files
 from teachonce.support.errors import UserError
 
 

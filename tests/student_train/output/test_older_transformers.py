@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from teachonce.checkpoints.tokenizer_folder import common_settings, save_tokenizer
+from teachonce.checkpoints.checkpoint_tokenizer import common_settings, save_tokenizer
 from teachonce.store import FeatureStore
 from teachonce.student_train.cli import main
 from tests.end_to_end.support import Word, Words, ok
