@@ -91,11 +91,9 @@ def identity_as_stored(
     # Hashes of one teacher differ because older releases of this software hashed all fields of
     # config.json, and because libraries add fields to config.json and tokenizer.json.
     attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
-    stored = (attributes or {}).get("identity", {})
-    old, updated = object_in(stored, "teacher"), deepcopy(identity)
-    if not (attributes and old):
+    if not attributes or not (old := object_in(attributes["identity"], "teacher")):
         return identity
-    versions = other_versions(attributes["software"])
+    versions, updated = other_versions(attributes["software"]), deepcopy(identity)
     new, config = updated["teacher"], files["config.json"]
     if old.get("config_hash") == hashlib.sha256(config).hexdigest():  # an older release's hash
         new["config_hash"] = old["config_hash"]
@@ -114,7 +112,7 @@ def identity_as_stored(
     has_parts = attributes["state"] == "sealed" or StoreWriter.published_counts(out)[0]
     if versions.keys() & {"tokenizers", "transformers"} and has_parts:
         # Safe: `check_published` compares the tokens of each written part with the tokenizer's.
-        updated["tokenizer_hash"] = stored.get("tokenizer_hash")
+        updated["tokenizer_hash"] = attributes["identity"].get("tokenizer_hash")
     return updated
 
 
