@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teachonce.align import Alignment, AlignmentError, Tokenizations, Tokens
+from teachonce.align import AlignmentError, Tokenizations, Tokens
 from teachonce.store import Batch, FeatureStore
 from teachonce.store.errors import NO_PATH, VERIFY, StoreError
 from teachonce.student_train.data.batch import (
@@ -43,7 +43,7 @@ from teachonce.student_train.data.student_tokens import (
     pair_types,
     tokenize,
 )
-from teachonce.student_train.data.task_targets import TaskTargets, word_begins
+from teachonce.student_train.data.task_targets import TaskTargets
 from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
@@ -213,7 +213,8 @@ class Collator:
             labels=torch.from_numpy(tokens.labels[masked]),
             tokens=len(native.ids),
             aligned=aligned,
-            vectors=_float(batch.embedding) if vectors else None,
+            # A copy: the stream reuses a batch's arrays for a later one.
+            vectors=torch.from_numpy(np.array(batch.embedding, np.float32)) if vectors else None,
             unmasked=self._inputs(native.ids, native) if second else None,
         )
 
@@ -311,7 +312,9 @@ class Collator:
                 if "attention" in aligned.features
                 else None
             ),
-            task=self._task(batch, alignment) if "task" in aligned.features else None,
+            task=(
+                TaskTargets.of(batch, alignment, self.task) if "task" in aligned.features else None
+            ),
             encoded=self._encoded(batch, aligned, view, alignment.teacher),
         )
 
@@ -341,25 +344,6 @@ class Collator:
             )
         return encoded
 
-    def _task(self, batch: Batch, alignment: Alignment) -> TaskTargets:
-        """Select the targets of a task: of each text, or of the tokens that start a word."""
-        if batch.labels is not None:
-            output_kind = self.task.output_kind if self.task else "one label"
-            return TaskTargets(None, _float(batch.class_logits), _long(batch.labels), output_kind)
-        assert batch.tags is not None and self.task is not None
-        runs = alignment.teacher[:, 0]
-        # A word's tag belongs to its first piece, unless the teacher has a label for later pieces.
-        if self.task.later_label is None:
-            tagged = word_begins(batch) | (batch.tags >= 0)
-        else:
-            tagged = ~batch.special
-        keep = tagged[runs]
-        rows = runs[keep]
-        logits = None if batch.tag_logits is None else batch.tag_logits[rows]
-        return TaskTargets(
-            _long(alignment.student[keep, 0]), _float(logits), _long(batch.tags[rows])
-        )
-
     def _predicted(self, labels: Array, runs: Array) -> Array:
         """Return which runs [G,2] of student tokens have logit targets, by `--targets`:
         bool [G]."""
@@ -381,13 +365,3 @@ def _characters(tokens: Tokens, positions: Array) -> float:
     group = np.cumsum(new) - 1
     shares = np.bincount(group, minlength=1)[group[positions]]
     return float(((spans[positions, 2] - spans[positions, 1]) / shares).sum())
-
-
-def _float(values: Array | None) -> Tensor | None:
-    # A copy, because the stream reuses a batch's arrays for a later one. `astype` below copies,
-    # too.
-    return None if values is None else torch.from_numpy(np.array(values, np.float32))
-
-
-def _long(values: Array) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64))

@@ -1,4 +1,4 @@
-"""The targets of a task, and the tokens of the teacher that start a word, to which tags belong."""
+"""Selects the targets of a task: of texts, or of the tokens that start a word."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from teachonce.store import Batch
+from teachonce.align import Alignment
+from teachonce.store import Batch, TaskSpec
 from teachonce.store.format.features import OutputKind
 from teachonce.support.arrays import Array
 from teachonce.training.words import word_spans
@@ -22,6 +24,34 @@ class TaskTargets:
     logits: Tensor | None  # float32 [G,C]: the teacher's
     gold: Tensor  # int64 [G], -1 without a label
     output_kind: OutputKind = "one label"
+
+    @classmethod
+    def of(cls, batch: Batch, alignment: Alignment, task: TaskSpec | None) -> TaskTargets:
+        """Select the targets of a task: of each text, or of the tokens that start a word."""
+        if batch.labels is not None:
+            output_kind = task.output_kind if task else "one label"
+            return cls(None, _float(batch.class_logits), _long(batch.labels), output_kind)
+        assert batch.tags is not None and task is not None
+        runs = alignment.teacher[:, 0]
+        # A word's tag belongs to its first piece, unless the teacher has a label for later pieces.
+        if task.later_label is None:
+            tagged = word_begins(batch) | (batch.tags >= 0)
+        else:
+            tagged = ~batch.special
+        keep = tagged[runs]
+        rows = runs[keep]
+        logits = None if batch.tag_logits is None else batch.tag_logits[rows]
+        return cls(_long(alignment.student[keep, 0]), _float(logits), _long(batch.tags[rows]))
+
+
+def _float(values: Array | None) -> Tensor | None:
+    # A copy, because the stream reuses a batch's arrays for a later one. `astype` below copies,
+    # too.
+    return None if values is None else torch.from_numpy(np.array(values, np.float32))
+
+
+def _long(values: Array) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
 
 
 def word_begins(batch: Batch) -> Array:
