@@ -17,7 +17,7 @@ from teachonce.store.containers.interface import StoreSource
 from teachonce.store.containers.network import with_refetches
 from teachonce.store.containers.paths import queue_of
 from teachonce.store.errors import NO_NUMBERS, StoreError, command, without_remedy
-from teachonce.store.format.features import Calibration, Features
+from teachonce.store.format.features import Features
 from teachonce.store.format.identity import making_command
 from teachonce.store.format.index import IndexedParts
 from teachonce.store.format.layout import Counts, PartShapes, part_numbers_in
@@ -28,7 +28,6 @@ from teachonce.store.format.manifest import (
     Entry,
     Manifest,
     Part,
-    check_root,
     digest,
     length_dtype,
     read_entries,
@@ -260,22 +259,6 @@ def missing_outside(source: StoreSource, listed: Mapping[str, Entry]) -> set[str
 def calibration_paths(name: str) -> tuple[str, str]:
     """Return the paths of the mean and the standard deviation of a hidden state."""
     return f"calibration/hidden/{name}/mean", f"calibration/hidden/{name}/deviation"
-
-
-def read_calibration(source: StoreSource) -> Calibration | None:
-    """Read (mean, deviation) of every hidden state of an unfinished store; None if an array is
-    missing.
-
-    Raises StoreError if a checksum differs.
-    """
-    attributes = source.attributes()
-    entries = read_entries(attributes.get("arrays"), source.path)
-    if any(name.startswith("calibration/hidden/") for name in missing_outside(source, entries)):
-        return None
-    read = partial(read_outside, source, entries)
-    names = check_root(attributes, source.path).hidden
-    paths = {name: calibration_paths(name) for name in names}
-    return {name: (read(mean), read(deviation)) for name, (mean, deviation) in paths.items()}
 
 
 def read_outside(source: StoreSource, entries: Mapping[str, Entry], name: str) -> Array:

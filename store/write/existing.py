@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,13 @@ from teachonce.store.errors import StoreError, Unreachable, command, without_rem
 from teachonce.store.format.features import Calibration, Features
 from teachonce.store.format.identity import object_in
 from teachonce.store.format.layout import FORMAT, VERSIONS
-from teachonce.store.format.manifest import check_root
-from teachonce.store.read.manifests import published_parts, read_calibration
+from teachonce.store.format.manifest import check_root, read_entries
+from teachonce.store.read.manifests import (
+    calibration_paths,
+    missing_outside,
+    published_parts,
+    read_outside,
+)
 from teachonce.store.write.part_queue import PartQueue
 from teachonce.support import files
 from teachonce.support.differences import check_same, describe_changes, differences
@@ -244,4 +250,11 @@ def calibration(path: str | Path) -> Calibration | None:
     Raises StoreError if a checksum differs, because all parts are encoded relative to these values.
     """
     with closing(staging_of(path).source()) as source:
-        return read_calibration(source)
+        attributes = source.attributes()
+        entries = read_entries(attributes.get("arrays"), source.path)
+        if any(name.startswith("calibration/hidden/") for name in missing_outside(source, entries)):
+            return None
+        read = partial(read_outside, source, entries)
+        names = check_root(attributes, source.path).hidden
+        paths = {name: calibration_paths(name) for name in names}
+        return {name: (read(mean), read(deviation)) for name, (mean, deviation) in paths.items()}
