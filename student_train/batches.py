@@ -34,7 +34,7 @@ from teachonce.student_train.train.distiller import Distiller
 from teachonce.student_train.train.evaluate import evaluate, held_out
 from teachonce.support.background import prefetched
 from teachonce.support.environment import torchrun_number, warn_of_spinning
-from teachonce.support.errors import UserError
+from teachonce.support.errors import UserError, suggest
 from teachonce.support.options import parse_value
 
 
@@ -204,8 +204,11 @@ def _options(
 ) -> TrainOptions:
     names = BatchSettings.__annotations__.keys()
     if unknown := sorted(settings.keys() - names):
+        near = suggest(unknown[0], names)
         expected = ", ".join(sorted(names))
-        raise UserError(f"StudentBatches: no setting {unknown[0]!r}; expected one of {expected}")
+        raise UserError(
+            f"StudentBatches: no setting {unknown[0]!r}; {near}expected one of {expected}"
+        )
     given = {name: parse_value(TrainOptions, name, value) for name, value in settings.items()}
     if isinstance(vocab, str):
         given["vocab"] = vocab

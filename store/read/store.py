@@ -226,9 +226,15 @@ class FeatureStore(Sequence[Record]):
         """
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        number = operator.index(index)
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"{self.path}: expected an integer or a slice, the number of a sequence, got"
+                f" {type(index).__name__}; to_datasets() gives columns, and rows by a list"
+            ) from None
         if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.path}: no sequence {number}; it has {len(self)}")
+            raise IndexError(f"{self.path}: no sequence {number}; it has 0..{len(self) - 1}")
         number %= len(self)
         return Record(number, *self.locate(number), self.calibration)
 

@@ -71,10 +71,12 @@ def check_joinable(
     identity: Mapping[str, Any],
     features: Features,
     software: Mapping[str, Any],
+    shared: bool = True,
 ) -> None:
-    """Raise UserError if a store at `path`, finished or not, was started with other arguments."""
+    """Raise UserError if a store at `path`, finished or not, was started with other arguments, or,
+    if it is `shared`, with other software."""
     attributes = new_attributes(identity, features, software)
-    check_continued(staging_of(path), attributes, shared=True)
+    check_continued(staging_of(path), attributes, shared)
 
 
 def new_attributes(

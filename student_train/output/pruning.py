@@ -30,6 +30,13 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
     if target.exists():
         raise UserError(f"{target} exists already; {ANOTHER}")
 
+    for path in (student, vocab):
+        # transformers would take another name for a model of the hub.
+        if not Path(path).is_dir():
+            raise UserError(
+                f"{caller}: {path} is no folder; give the folders of a student and of a tokenizer"
+            )
+
     def load_local(factory: Any, path: str | Path) -> Any:
         return load(factory, ResolvedModel(str(path), str(path)), caller, local_files_only=True)
 

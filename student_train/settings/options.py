@@ -93,6 +93,12 @@ class TrainOptions(OptionFields):
                     f"TrainOptions: no option {unknown[0]!r}; {near}its fields are the options of"
                     " student-train"
                 )
+            if len(values) > 1 or not (values or "store" in named):
+                # The second field is `others`, not the vocabulary as for StudentBatches.
+                raise TypeError(
+                    f"TrainOptions: expected the store, and the other options by name, got"
+                    f" {len(values)} values without a name; call TrainOptions(store, vocab=...)"
+                )
             super().__init__(*values, **named)
 
     def __post_init__(self) -> None:

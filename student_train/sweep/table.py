@@ -155,8 +155,10 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
 
     folders: the folders of the students, or of sweeps, of which all finished students are listed.
 
-    Raises UserError for a folder without a finished student.
+    Raises UserError for a folder without a finished student, and if no folder is given.
     """
+    if not folders:
+        raise UserError("student_table: no folder given; give folders that student-train wrote")
     reports = dict[Path, dict[str, Any]]()
     for folder in map(Path, folders):
         paths = [folder, *sorted(p.parent for p in folder.glob("*/training.json"))]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ __all__ = ["Corpus", "CorpusError", "Document"]
 
 SUFFIXES = ", ".join(READERS) + f" (also with {', '.join(PACKED)})"
 NO_COLUMNS = Columns()
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?([@:].*)?")  # NAME[@CONFIG][:SPLIT]
 JSON = ".json"  # settings of models and data sets, too
 
 
@@ -257,10 +259,13 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
     if glob.has_magic(name):
         seen = sorted(map(Path, glob.glob(str(path), recursive=True)))
         return _several(name, seen, columns, skipped)
-    raise CorpusError(
-        f"{name}: no such file or folder (in {Path.cwd()}); {suggest_path(path)}for a dataset of"
-        f" the hub write {HUB}{name}"
-    )
+    near = suggest_path(path)
+    remedy = "check the name"
+    if name == "-":
+        remedy = "standard input is not read, because a corpus is read more than once; save it"
+    elif HUB_NAME.fullmatch(name) and suffix_of(path) not in READERS:
+        remedy = f"for a dataset of the hub write {HUB}{name}"
+    raise CorpusError(f"{name}: no such file or folder (in {Path.cwd()}); {near}{remedy}")
 
 
 def _check_suffix(name: str, path: Path) -> None:

@@ -18,6 +18,7 @@ import io
 import lzma
 import re
 import sys
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -197,6 +198,15 @@ CUT_OFF = 3  # bytes of a broken UTF-8 character, at most
 # Encodings by byte order mark; UTF-32 first, as its marks begin like UTF-16's.
 MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
 MARKS |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+LATIN = (
+    ("LATIN1", "Latin-1"),
+    ("ISO-8859-2", "ISO-8859-2 (Central Europe)"),
+    ("CP1252", "cp1252 (Windows, Western Europe)"),
+    ("CP1250", "cp1250 (Windows, Central Europe)"),
+)
+"""Latin encodings; the first ones have no characters at 0x80 to 0x9f, and are preferred if a text
+fits several."""
+SHOWN = 20  # bytes before and after the first one that is not UTF-8
 INNER_RETURN = re.compile(rb"\r(?=[^\r\n])")
 FREE = (".csv", ".json")  # a carriage return may be inside of quotes, or between brackets
 
@@ -335,7 +345,7 @@ def _not_utf8(
             f"{where}: the text ends inside a character, so it was truncated; provide the complete"
             " text"
         )
-    encoding, label = _guess_encoding(raw)
+    label = _guess_encoding(raw)[1]
     line = raw.decode("utf-8", "ignore")
     valid = len(line.encode())
     # A line of another encoding has more broken bytes than the 3 of a character that was cut off,
@@ -354,20 +364,43 @@ def _not_utf8(
             f" {label}; correct the line, or delete all broken characters:"
             f" {_iconv('UTF-8', path, '-c ')}"
         )
-    return CorpusError(f"{where}: looks like {label}; convert it: {_iconv(encoding, path)}")
+    encoding, label = _guess_encoding(sample)
+    # The guess may be wrong, and iconv accepts almost any bytes: only the user sees that.
+    shown = sample[max(0, start - SHOWN) : start + SHOWN].decode(encoding, "replace").strip()
+    return CorpusError(
+        f"{where}: looks like {label}, which makes it {shown!r}; if that is right, convert it:"
+        f" {_iconv(encoding, path)}"
+    )
 
 
 def _guess_encoding(raw: bytes) -> tuple[str, str]:
-    """Guess the encoding: its name for iconv, and its name for a message."""
+    """Guess the encoding: its name for iconv and Python, and its name for a message."""
     # Whole words of bytes above 0x7f are Cyrillic; single such bytes among ASCII are Latin.
     high = sum(byte >= 0xC0 for byte in raw)
     latin = sum(chr(byte).isalpha() for byte in raw if byte < 0x80)
     if high <= latin:
-        return "LATIN1", "Latin-1"
+        return min(LATIN, key=lambda names: _unlikely(raw, names[0]))
     # Lower-case letters, the majority in any text, are above 0xe0 in cp1251 and below in KOI8-R.
     if sum(byte >= 0xE0 for byte in raw) * 2 >= high:
         return "CP1251", "cp1251 (Windows Cyrillic)"
     return "KOI8-R", "KOI8-R (Cyrillic)"
+
+
+def _unlikely(raw: bytes, encoding: str) -> int:
+    """Count what a text rarely has if its encoding is this Latin one: control characters, bytes
+    without a character, symbols between letters, and in Western Europe many š and ž."""
+    text = raw.decode(encoding, "replace")
+    triples = zip(" " + text, text, text[1:] + " ", strict=False)
+    count = sum(
+        unicodedata.category(one) in ("Cc", "So")
+        or (not one.isalpha() and before.isalpha() and after.isalpha() and one not in "’\xad")
+        for before, one, after in triples
+        if one >= "\x80"
+    )
+    if encoding == "CP1252":
+        # In Czech and Slovak 8 % of these bytes are š and ž; French text has them in names only.
+        count += max(0, sum(one in "ŠšŽž" for one in text) - sum(map((0x80).__le__, raw)) // 20)
+    return count
 
 
 def _iconv(encoding: str, path: Path, option: str = "") -> str:

@@ -169,9 +169,11 @@ def open_writer(
     """
     from teachonce.teacher_dump.job.part_writing import calibration
 
-    teacher, growth = plan.teacher, plan.growth
+    teacher, growth, out, versions = plan.teacher, plan.growth, plan.options.out, software()
+    # The writer compares the arguments, too, but the calibration before it takes minutes.
+    StoreWriter.check_joinable(out, plan.identity, plan.features, versions, lease is not None)
     return StoreWriter.create_or_resume(
-        plan.options.out,
+        out,
         identity=plan.identity,
         features=plan.features,
         # Copied parts remain encoded relative to their own calibration, so new parts must use it.
@@ -182,7 +184,7 @@ def open_writer(
         weights=teacher.weights() if plan.options.weights else {},
         head=plan.stored_head(),
         extras=(plan.stage_one.vocab if plan.stage_one else None, words),
-        software=software(),
+        software=versions,
         lease=lease,
     )
 

@@ -168,6 +168,7 @@ def test_a_module_of_ones_own(batches: StudentBatches) -> None:
     ("settings", "message"),
     [
         ({"lr": 1.0}, "no setting 'lr'; expected one of align, batch_texts, batch_tokens"),
+        ({"losss": "mlm=1"}, "no setting 'losss'; did you mean loss\\? expected one of align"),
         ({"view": 7}, "--view 7: .* has views 0 to 1"),
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: expected both or neither"),
         ({"rank": 1}, "rank 1 of world_size None"),

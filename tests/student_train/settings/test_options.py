@@ -137,6 +137,9 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
         made.out = Path("y")  # type: ignore[misc]
     with pytest.raises(TypeError, match="^TrainOptions: no option .losses.; did you mean loss[?] "):
         TrainOptions("a.zarr", losses="mlm=1")  # type: ignore[call-arg]
+    for values in ((), ("a.zarr", "8k")):  # as StudentBatches("a.zarr", "8k")
+        with pytest.raises(TypeError, match=r"^TrainOptions: .* call TrainOptions\(store, vocab="):
+            TrainOptions(*values)
 
 
 @pytest.mark.parametrize(

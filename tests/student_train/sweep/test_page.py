@@ -462,6 +462,8 @@ def test_the_finished_students_of_a_sweep_are_listed(tmp_path: Path) -> None:
     other = write_student(tmp_path / "other/one", {"mlm": 1.0}, 2.75)
     named = [row["folder"] for row in student_table(tmp_path, other)]
     assert named == ["two", f"{tmp_path.name}/one", "other/one"]
+    with pytest.raises(UserError, match="student_table: no folder given; give folders that"):
+        student_table()
 
 
 def test_a_setting_that_is_true_or_false_is_no_number(tmp_path: Path) -> None:

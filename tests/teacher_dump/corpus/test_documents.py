@@ -255,6 +255,9 @@ def test_refused_at_once(tmp_path: Path) -> None:
     missing = tmp_path / "nothing.txt"
     assert f"{missing}: no such file or folder" in refusal(missing)
     assert "hf:wikimedia/wikipedia" in refusal("wikimedia/wikipedia")
+    for name in ("nothing.txt", "nothing.jsonl.gz", "/nowhere/texts", "~/texts", "a b"):
+        assert refusal(name).endswith("check the name")
+    assert "standard input is not read" in refusal("-")
     assert "no file with text in it, expected some of .txt" in refusal(tmp_path)
     assert "no file with text in it" in refusal(tmp_path / "*.csv")
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
@@ -282,6 +285,11 @@ def test_refused_at_once(tmp_path: Path) -> None:
         ("latin-1", "ok\nUn café très agréable\n", "Latin-1", "LATIN1"),
         ("cp1251", "ok\nСтарый смотритель маяка\n", "cp1251", "CP1251"),
         ("koi8-r", "ok\nСтарый смотритель маяка\n", "KOI8-R", "KOI8-R"),
+        ("cp1250", "ok\nStaň sa, dieťa, veľmi šťastným človekom\n", "cp1250", "CP1250"),
+        ("cp1250", "ok\nŘeka šumí, žena pláče a člověk se směje\n", "cp1250", "CP1250"),
+        ("cp1250", "ok\nZażółć gęślą jaźń\n", "cp1250", "CP1250"),
+        ("iso-8859-2", "ok\nStaň sa, dieťa, veľmi šťastným človekom\n", "ISO", "ISO-8859-2"),
+        ("cp1252", "ok\nL’été « œuvre » – 5 €\n", "cp1252", "CP1252"),
     ],
 )
 def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: str) -> None:
@@ -296,10 +304,12 @@ def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: 
         message = refusal(path)
         place = f"line 2: not UTF-8 at byte {position} (0x{raw[position]:02x})"
         assert f"{place}: looks like {label}" in message
+        assert text.split("\n")[1][:12] in message  # the user sees whether the guess is right
         command = message.partition("convert it: ")[2]
         assert f"iconv -f {remedy} -t UTF-8 > a.utf8{suffix}" in command
         subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
-        assert "ok" in (tmp_path / f"a.utf8{suffix}").read_text() or suffix == ".jsonl"
+        converted = (tmp_path / f"a.utf8{suffix}").read_text()
+        assert converted == (text if suffix != ".jsonl" else text.replace("ok", "  "))
 
 
 @pytest.mark.parametrize("broken", [0, 2, 5])

@@ -270,6 +270,25 @@ def test_a_calibration_that_was_altered_is_refused(stopped: Any, ext: str) -> No
         dump(options)
 
 
+def test_other_arguments_are_refused_before_the_calibration(
+    tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store without states has no calibration, so that a dump with states would measure one."""
+    corpus = write_corpus(tmp_path / "c.txt", 20)
+    options = dumping.options(tiny_teacher("bert"), corpus, tmp_path / "s.zarr")
+
+    def seal(writer: StoreWriter) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(StoreWriter, "seal", seal)
+        dump(replace(options, hidden="none"))
+    lines: list[str] = []
+    with pytest.raises(UserError, match="--hidden is none in the store and mean now"):
+        dump(options, lines.append)
+    assert not any(line.startswith("calibrate") for line in lines)
+
+
 def begun_by(out: Path, changed: Callable[[dict[str, Any]], object]) -> None:
     """Change the root attributes of an unfinished store to what another release would write."""
     path = out / "zarr.json"
