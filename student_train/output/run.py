@@ -62,6 +62,11 @@ def run(
     finished student of the same options is left unchanged. Raises UserError for invalid input,
     before anything is written; UserError and Stopped during the training as `train_plan` does.
     """
+    if not isinstance(options, TrainOptions):
+        raise TypeError(
+            f"run: expected TrainOptions, got {type(options).__name__}; call"
+            " run(TrainOptions(store, vocab=...))"
+        )
     with open_stores(options) as stores:
         filled = with_store_defaults(options, stores)
         return run_plan(checked_plan(filled, *stores).resolved(), resume=resume, say=say)

@@ -303,8 +303,8 @@ def _parquet(path: Path, seen: Seen) -> Table:
     with _readable(path), pq.ParquetFile(path) as file:
         schema = file.schema_arrow
     kinds = [pair for column in schema for pair in _kinds(column.name, column.type)]
-    textual = [name for name, kind in kinds if _is_text(_element(kind)) or _is_chat(kind)]
-    others = {name: str(kind) for name, kind in kinds if not (_is_text(kind) or is_list(kind))}
+    textual = [name for name, kind in kinds if is_text(_element(kind)) or _is_chat(kind)]
+    others = {name: str(kind) for name, kind in kinds if not (is_text(kind) or is_list(kind))}
     features = features_in(schema.metadata, path)
 
     def rows(columns: Sequence[str]) -> Rows:
@@ -341,7 +341,8 @@ def _kinds(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
             yield from _kinds(f"{name}.{inner.name}", inner.type)
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is of texts."""
     import pyarrow as pa
 
     # A column of categories, as pandas writes it.

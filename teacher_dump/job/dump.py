@@ -93,6 +93,11 @@ def dump(
     raises Stopped, which reports what is written; while the teacher runs, this happens between two
     batches.
     """
+    if not isinstance(options, DumpOptions):
+        raise TypeError(
+            f"dump: expected DumpOptions, got {type(options).__name__}; call"
+            " dump(DumpOptions(model, out, corpus=...))"
+        )
     if options.shard:
         raise UserError(
             f"--shard {options.shard}: from Python call teachonce.teacher_dump.job.sharing.share"

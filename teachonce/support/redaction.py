@@ -16,6 +16,8 @@ TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")  # of the hub
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 FILE_URL = re.compile(r"\b(file|local)://(/[^\s\"'<>)]*)")
 # Behind a colon as well, as in svd:/home/ann/store.zarr, but not in a URL.
+# Values of --init, --student and --cache: the path extends to the end, and may contain spaces.
+WORD_OF_PATH = re.compile(r"(svd:|folder:|disk:|layers:[\d,]+@)(?=[/~.])([^\n]+)")
 PATH = re.compile(r"(?<![\w./~<])(?!(?<=:)//)(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2,}/?")
 
 
@@ -66,5 +68,7 @@ def without_paths(text: str) -> str:
         return text
     if text.startswith(("/", "~", "./", "../")) and "\n" not in text:
         return PurePath(text).name  # a path, which may contain spaces
+    if match := WORD_OF_PATH.fullmatch(text):
+        return match[1] + PurePath(match[2]).name
     text = FILE_URL.sub(lambda match: PurePath(match[2]).name, text)
     return PATH.sub(lambda match: PurePath(match[0]).name, text)

@@ -139,6 +139,11 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
+        ("svd:/home/ann/môj projekt/a.zarr", "svd:a.zarr"),
+        ("svd:~/my project/a.zarr", "svd:a.zarr"),
+        ("layers:1,2@/home/ann/my project/a b", "layers:1,2@a b"),
+        ("folder:../my project/model", "folder:model"),
+        ("folder:my project/model", "folder:my project/model"),
         ("/home/me/a store.zarr", "a store.zarr"),
         ("~/a.zarr", "a.zarr"),
         ("../me/a.zarr", "a.zarr"),

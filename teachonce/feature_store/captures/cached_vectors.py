@@ -22,7 +22,7 @@ from teachonce.feature_store.captures.tables import (
 )
 from teachonce.feature_store.captures.teacher_files import TeacherFiles
 from teachonce.support.errors import UserError
-from teachonce.teacher_dump.corpus.tables import is_list
+from teachonce.teacher_dump.corpus.tables import is_list, is_text
 
 LABEL = "label"
 VECTOR = Numbers(LABEL, "states", ("numbers",))
@@ -38,11 +38,7 @@ def _has_vectors(table: Table) -> bool:
 
 
 def _text_columns(table: Table) -> list[str]:
-    import pyarrow
-
-    kinds = ((name, table.schema.field(name).type) for name in table.columns)
-    texts = (pyarrow.string(), pyarrow.large_string())
-    return [name for name, kind in kinds if kind in texts]
+    return [name for name in table.columns if is_text(table.schema.field(name).type)]
 
 
 class CachedVectors(TableCapture):

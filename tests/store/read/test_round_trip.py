@@ -56,9 +56,10 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
     for outside in (36, -37):
         with pytest.raises(IndexError, match=rf"no sequence {outside}; it has 0\.\.35"):
             fs[outside]
-    for wrong in (2.7, "text", None, [1, 2], np.array([1, 2])):
+    others: list[Any] = [2.7, "text", None, [1, 2], np.array([1, 2])]
+    for wrong in others:
         with pytest.raises(TypeError, match=r"expected an integer or a slice.*, got .*to_datasets"):
-            fs[wrong]  # type: ignore[call-overload]
+            fs[wrong]
     assert_type(fs[3], Record)
     assert_type(fs[:3], list[Record])
     assert_type(fs[3].views[0], View)

@@ -19,6 +19,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.arguments import default_losses, fill_in_defaults
 from teachonce.student_train.cli import describe
 from teachonce.student_train.losses import registry
+from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.train_plan import terms_of
 from teachonce.student_train.settings.option_fields import MACHINE
 from teachonce.student_train.settings.options import TrainOptions
@@ -140,6 +141,8 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
     for values in ((), ("a.zarr", "8k")):  # as StudentBatches("a.zarr", "8k")
         with pytest.raises(TypeError, match=r"^TrainOptions: .* call TrainOptions\(store, vocab="):
             TrainOptions(*values)
+    with pytest.raises(TypeError, match=r"^run: expected TrainOptions, got str; call run\(Train"):
+        run("a.zarr")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ def test_python_takes_single_values_and_lists() -> None:
     with pytest.raises(UserError, match="^--corpus 3: expected a string$"):
         DumpOptions("model", OUT, corpus=["a.txt", 3])  # type: ignore[list-item]
     assert DumpOptions("model", "s3://a/b.zarr").out == "s3://a/b.zarr"
+    with pytest.raises(TypeError, match=r"^dump: expected DumpOptions, got str; call dump\(DumpOp"):
+        dump("model")  # type: ignore[arg-type]
     numbers: dict[str, Any] = {"limit": "50k", "views": "2", "mask_prob": "0.2"}
     made = DumpOptions("model", OUT, **numbers)
     assert (made.limit, made.mask_prob) == (50_000, 0.2)
