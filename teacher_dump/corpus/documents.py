@@ -262,7 +262,7 @@ def _resolve(name: str, columns: Columns, skipped: list[Path]) -> list[CorpusSou
     near = suggest_path(path)
     remedy = "check the name"
     if name == "-":
-        remedy = "standard input is not read, because a corpus is read more than once; save it to a file"
+        remedy = "standard input is not read, as a corpus is read more than once; save it to a file"
     elif HUB_NAME.fullmatch(name) and suffix_of(path) not in READERS:
         remedy = f"for a dataset of the hub write {HUB}{name}"
     raise CorpusError(f"{name}: no such file or folder (in {Path.cwd()}); {near}{remedy}")
