@@ -1,7 +1,8 @@
 """The one or two claims behind the title of each paper, in trainings that can decide them.
 
 Compared with the miniatures: few arms, longer trainings, larger test sets, and teachers that are
-good at the tasks. With five seeds each source took about two hours of one core, next to other jobs.
+good at the tasks. With five seeds each source took two to four hours of a core, which it shared
+with other jobs.
 """
 
 from __future__ import annotations
