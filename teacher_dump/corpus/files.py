@@ -101,10 +101,12 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
             continue
         # Each row of JSON names its own cells, so any row may lack a column.
         if absent := [column for column in text_columns if not has_cell(row, column)]:
-            remedy = "if this row has no text, write null there, or remove the row"
-            raise no_column(absent[0], names_in(row), where, remedy)
+            # A chat must have messages: null would be refused.
+            null = "" if columns.chats else "if this row has no text, write null there, or "
+            raise no_column(absent[0], names_in(row), where, f"{null}remove the row")
         if label and not has_cell(row, label):
-            check_label(names_in(row), label, where)
+            remedy = "if this text has no label, write null there, or remove the row"
+            raise no_column(label, names_in(row), where, remedy, " of labels")
         if columns.chats:
             cell = cell_of(row, text_columns[0])
             yield chat_row(cell, text_columns[0], number, where, Path(name))

@@ -366,10 +366,10 @@ def _not_utf8(
         )
     encoding, label = _guess_encoding(sample)
     # The guess may be wrong, and iconv accepts almost any bytes: only the user sees that.
-    shown = sample[max(0, start - SHOWN) : start + SHOWN].decode(encoding, "replace").strip()
+    shown = raw[max(0, start - SHOWN) : start + SHOWN].decode(encoding, "replace").strip()
     return CorpusError(
-        f"{where}: looks like {label}, which makes it {shown!r}; if that is right, convert it:"
-        f" {_iconv(encoding, path)}"
+        f"{where}: looks like {label}, which makes it {shown!r}; convert it, with another encoding"
+        f" than {encoding} if that is wrong: {_iconv(encoding, path)}"
     )
 
 
@@ -398,8 +398,9 @@ def _unlikely(raw: bytes, encoding: str) -> int:
         if one >= "\x80"
     )
     if encoding == "CP1252":
-        # In Czech and Slovak 8 % of these bytes are š and ž; French text has them in names only.
-        count += max(0, sum(one in "ŠšŽž" for one in text) - sum(map((0x80).__le__, raw)) // 20)
+        # They are 8 % of the bytes above 0x7f in Czech and Slovak; French has them in names only.
+        high = sum(byte >= 0x80 for byte in raw)
+        count += max(0, sum(one in "ŠšŽž" for one in text) - high // 20)
     return count
 
 

@@ -290,6 +290,7 @@ def test_refused_at_once(tmp_path: Path) -> None:
         ("cp1250", "ok\nZażółć gęślą jaźń\n", "cp1250", "CP1250"),
         ("iso-8859-2", "ok\nStaň sa, dieťa, veľmi šťastným človekom\n", "ISO", "ISO-8859-2"),
         ("cp1252", "ok\nL’été « œuvre » – 5 €\n", "cp1252", "CP1252"),
+        ("cp1252", "ok\nÀ bientôt\nune œuvre\n", "cp1252", "CP1252"),
     ],
 )
 def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: str) -> None:
@@ -304,8 +305,9 @@ def test_not_utf8(tmp_path: Path, encoding: str, text: str, label: str, remedy: 
         message = refusal(path)
         place = f"line 2: not UTF-8 at byte {position} (0x{raw[position]:02x})"
         assert f"{place}: looks like {label}" in message
-        assert text.split("\n")[1][:12] in message  # the user sees whether the guess is right
-        command = message.partition("convert it: ")[2]
+        # The user sees whether the guess is right, by this line alone.
+        assert repr(text.split("\n")[1][:20])[:13] in message and r"\n" not in message
+        command = message.partition(f" than {remedy} if that is wrong: ")[2]
         assert f"iconv -f {remedy} -t UTF-8 > a.utf8{suffix}" in command
         subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
         converted = (tmp_path / f"a.utf8{suffix}").read_text()
@@ -396,6 +398,17 @@ def test_bad_rows(tmp_path: Path) -> None:
         path.write_text('{"text": "a"}\n\n' + line + "\n")
         message = refusal(path)
         assert message.startswith(f"{path}, line 3: ") and expected in message
+    path.write_text('{"text": "a", "label": "b"}\n{"text": "c"}\n')
+    line = "line 2: no column 'label' of labels; its columns are 'text'; if this text has no label"
+    with pytest.raises(CorpusError, match=line):
+        [*Corpus.open([str(path)], label_column="label")]
+    path.write_text('{"text": "a", "label": "b"}\n{"text": "c", "label": null}\n')  # the remedy
+    documents = [*Corpus.open([str(path)], label_column="label")]
+    assert [bool(document.gold) for document in documents] == [True, False]
+    path.write_text('{"chat": [{"role": "user", "content": "a"}]}\n{"text": "c"}\n')
+    line = "line 2: no column 'chat'; its columns are 'text'; remove the row$"  # null is no chat
+    with pytest.raises(CorpusError, match=line):
+        [*Corpus.open([str(path)], messages="chat")]
     path = tmp_path / "a.csv"
     for line, expected in [
         ("b,c,2", "line 3: expected 2 columns as in the header, got 3; quote texts"),
