@@ -151,8 +151,8 @@ def _file(path: Path) -> tuple[str, str]:
         return "neither a folder nor an ordinary file", DUMP
     if path.suffix == ".h5":
         return "neither a Zarr folder nor HDF5", NO_STORE
-    if path.name.endswith(ARCHIVES):
-        unpack = "unzip" if path.suffix == ".zip" else "tar -xf"
+    if path.name.lower().endswith(ARCHIVES):
+        unpack = "unzip" if path.suffix.lower() == ".zip" else "tar -xf"
         typed = shlex.quote(str(path))
         return "an archive", f"unpack it (`{unpack} {typed}`) and give the store that was in it"
     with path.open("rb") as file:

@@ -270,6 +270,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "e.zarr")
     h5py.File(tmp_path / "f.h5", "w").close()
     zipped = shutil.make_archive(str(tmp_path / "g.zarr"), "zip", tmp_path / "c.zarr")
+    shutil.copy(zipped, tmp_path / "G.ZIP")
     for name, message in (
         ("a.h5", "not a readable HDF5 file"),
         ("b.h5", "neither a Zarr folder nor HDF5"),
@@ -278,6 +279,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
         ("e.zarr", "not a feature store"),
         ("f.h5", "not a feature store"),
         ("g.zarr.zip", rf"an archive\); unpack it \(`unzip {zipped}`\) and give the store"),
+        ("G.ZIP", r"an archive\); unpack it \(`unzip "),
     ):
         with pytest.raises(StoreError, match=message) as caught:
             open_store(tmp_path / name)
