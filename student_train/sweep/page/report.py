@@ -110,7 +110,8 @@ def write_report(folder: Path) -> Path:
         for number, (path, run) in enumerate(zip(paths, runs["runs"], strict=True), 1)
     ]
     measures = measures_of([s.figures for s in students], runs["varied"])
-    _add_means(students, measures)
+    if "seed" in runs["varied"]:  # a search may repeat settings with one seed
+        _add_means(students, measures)
     references = runs.get("references", {}).items()
     models = {name: figures_of({SCORES: scores}) for name, scores in references}
     views = [_view(students, measure, runs["varied"], models, folder) for measure in measures]
@@ -264,16 +265,16 @@ def _choice(
     # By means over seeds: one student may be ahead by its seed alone.
     done.sort(key=lambda s: measure.of({**s.figures, **s.means}))
     best = done[0]
+    mean = best.means.get(measure.name)
     reason = f"its {measure.name} of {best.shown(measure)} is the best of"
-    if (mean := best.means.get(measure.name)) is not None:
-        reason = (
-            f"the mean {measure.name} of its setting over seeds, {format_number(mean)}, is the best"
-            f" and its own of {best.shown(measure)} the best of these seeds, of"
-        )
+    if mean is not None:
+        reason = f"its setting has the best mean {measure.name}, {format_number(mean)}, of"
     text = (
         f"Ship number {best.number}, because {reason} {counted(len(done), 'student')}"
         f" ({measure.why})"
     )
+    if mean is not None:
+        text += f"; its own, {best.shown(measure)}, is the best of these seeds"
     if share := of_teacher(best, measure, lines):
         text += f", {share} of the teacher's"
     text += f", in {readable(best.bytes or 0)}"

@@ -170,13 +170,17 @@ def test_the_page_says_which_student_to_ship(tmp_path: Path) -> None:
     content["runs"][0]["scores"]["mood"]["accuracy"] = 99.0
     for second, best in (
         (60.0, ""),
-        (97.0, "Ship number 1, because the mean mood accuracy of its"),
+        (97.0, "Ship number 1, because its setting has the best mean mood accuracy, 98, of 5 stud"),
     ):
         content["runs"][4]["scores"]["mood"]["accuracy"] = second
         (tmp_path / "sweep/runs.json").write_text(json.dumps(content))
         page = write_report(tmp_path / "sweep").read_text()
         assert best in page and ("Ship number 1," in page) == bool(best)
-    assert "of its setting over seeds, 98, is the best and its own of 99 ± 0.5 the best of" in page
+    assert "(a score of a task); its own, 99 ± 0.5, is the best of these seeds, 106.5 % of" in page
+    content["varied"].remove("seed")  # as trials of a search that repeats its settings
+    (tmp_path / "sweep/runs.json").write_text(json.dumps(content))
+    page = write_report(tmp_path / "sweep").read_text()
+    assert "Ship number 1, because its mood accuracy of 99 ± 0.5 is the best of 5 students" in page
 
 
 @pytest.mark.usefixtures("no_forests")
