@@ -231,10 +231,12 @@ class FeatureStore(Sequence[Record]):
         except TypeError:
             raise TypeError(
                 f"{self.path}: expected an integer or a slice, the number of a sequence, got"
-                f" {type(index).__name__}; to_datasets() gives columns, and rows by a list"
+                f" {type(index).__name__}; for a column, or a list of rows, call to_datasets()"
             ) from None
         if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.path}: no sequence {number}; it has 0..{len(self) - 1}")
+            raise IndexError(
+                f"{self.path}: no sequence {number}; it has {len(self)}, numbered from 0"
+            )
         number %= len(self)
         return Record(number, *self.locate(number), self.calibration)
 

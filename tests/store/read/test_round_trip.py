@@ -54,7 +54,7 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
     assert [record.index for record in fs[34:99]] == [34, 35] and fs[40:] == []
     assert fs[-1].index == 35 and fs[np.int64(2)].index == 2
     for outside in (36, -37):
-        with pytest.raises(IndexError, match=rf"no sequence {outside}; it has 0\.\.35"):
+        with pytest.raises(IndexError, match=rf"no sequence {outside}; it has 36, numbered from 0"):
             fs[outside]
     others: list[Any] = [2.7, "text", None, [1, 2], np.array([1, 2])]
     for wrong in others:
