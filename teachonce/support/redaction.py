@@ -15,9 +15,9 @@ QUERY = re.compile(r"(?<=://)([^\s?#\"'<>)]*)\?[^\s\"'<>)]*")  # of a URL: signa
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")  # of the hub
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 FILE_URL = re.compile(r"\b(file|local)://(/[^\s\"'<>)]*)")
-# Behind a colon as well, as in svd:/home/ann/store.zarr, but not in a URL.
-# Values of --init, --student and --cache: the path extends to the end, and may contain spaces.
+# Values of --init and --cache: the path extends to the end, and may contain spaces.
 WORD_OF_PATH = re.compile(r"(svd:|folder:|disk:|layers:[\d,]+@)(?=[/~.])([^\n]+)")
+# Behind a colon as well, as in vectors:/home/ann/a.vec, but not in a URL.
 PATH = re.compile(r"(?<![\w./~<])(?!(?<=:)//)(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|,;:()]+){2,}/?")
 
 
