@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from teachonce.support.console import takes_option
@@ -19,7 +20,8 @@ ABSENT = "not given"
 
 
 def differences(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield (dotted key, one, other) for every value that differs, the values as quoted text.
+    """Yield (dotted key, one, other) for every value that differs, the values as text, in quotes if
+    one of them has other characters than a plain word or number.
 
     Long values are cut to SHOWN characters around the first difference.
     """
@@ -42,10 +44,12 @@ def _side_by_side(one: Any, other: Any) -> tuple[str, str]:
     plain = [value if isinstance(value, str) else json.dumps(value) for value in (one, other)]
     texts = [str(name) for name in names] if named else plain
     begin = len(os.path.commonprefix(texts)) - BEFORE if max(map(len, texts)) > SHOWN else 0
-    quoted = str if named else repr
+    shown = [_cut(text, max(0, begin)) for text in texts]
+    # Without quotes as on a command line. `repr` also escapes line breaks.
+    if not named and any(quote(text) != text for text in shown):
+        shown = list(map(repr, shown))
     left, right = (
-        ABSENT if value is None else quoted(_cut(text, max(0, begin)))
-        for value, text in zip((one, other), texts, strict=True)
+        ABSENT if value is None else text for value, text in zip((one, other), shown, strict=True)
     )
     return left, right
 

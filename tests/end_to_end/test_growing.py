@@ -312,7 +312,7 @@ def test_what_cannot_grow(
     line = refused(teacher_dump, "--model", teacher, *words, *from_it)
     says(line, "other options: --hidden", "use the store's teacher and options")
     cases: tuple[tuple[Words, str], ...] = (
-        ((*from_it, *features, "--seed", 3), "--seed is '0' in the store and '3' now"),
+        ((*from_it, *features, "--seed", 3), "--seed is 0 in the store and 3 now"),
         (("--grow-from", out), "is also --out, and a finished store is not changed"),
         ((*from_it, "--plan"), "--plan and --grow-from"),
         (("--gone", "keep"), "--gone keep: needs the store of --grow-from"),

@@ -187,7 +187,7 @@ def started(left_by_one: Path, model: Path, corpus: Path, place: Path) -> Job:
 
 def test_another_dump_is_refused(started: Job, tmp_path: Path) -> None:
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"seed": 4}, "--seed is '3' in the store and '4' now"),
+        ({"seed": 4}, "--seed is 3 in the store and 4 now"),
         ({"stride": 8}, "--stride is"),
         ({"hidden": "none"}, "--hidden"),
     ]
@@ -431,7 +431,7 @@ def joins(code: str) -> None:
 
 def test_a_process_with_other_code_is_refused(tmp_path: Path) -> None:
     found = together(3, tmp_path, lambda rank: (joins, "abc" if rank < 2 else "fed"))
-    wanted = f"on {socket.gethostname()}: code is 'fed', and in the first process 'abc'; install"
+    wanted = f"on {socket.gethostname()}: code is fed, and in the first process abc; install"
     assert found.codes == [0] * 3
     for said in found.said:
         assert wanted in said and "joined" not in said and said.count("\n") == 1

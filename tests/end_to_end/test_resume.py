@@ -100,7 +100,7 @@ def test_a_finished_dump_typed_again_says_so_and_stays(
         assert f"{tmp_path / name}: was finished before, by the same command" in said
         assert said.splitlines()[-1] == first.splitlines()[-1]
         line = refused(teacher_dump, *words, "--views", 3)
-        assert "was finished with other arguments: --views is '2' in the store and '3' now" in line
+        assert "was finished with other arguments: --views is 2 in the store and 3 now" in line
         line = refused(teacher_dump, *words, "--views", 2, "--hidden", "none")
         assert "--hidden" in line and "give another name" in line
         assert tree(tmp_path) == before
@@ -232,7 +232,7 @@ def test_killed_dump(
         process.kill()
         assert finish(process) == -signal.SIGKILL
     left = tree(tmp_path)
-    with pytest.raises(UserError, match=r"--seed is '0' in the store and '1'"):
+    with pytest.raises(UserError, match=r"--seed is 0 in the store and 1"):
         dump(dumping.options(model, corpus, broken, seed=1))
     assert tree(tmp_path) == left
 
@@ -285,10 +285,10 @@ CHANGES: list[tuple[Callable[[Path], None] | dict[str, Any], str]] = [
     (other_weights, r"the model \(weights_hash\) is .* in the store and .* now"),
     (other_tokenizer, r"the model's tokenizer is .* in the store and .* now"),
     (other_corpus, r"the corpus \(source 1, sha256\) is .* in the store and .* now"),
-    ({"max_length": 64}, r"--max-length is '128' in the store and '64' now"),
-    ({"seed": 1}, r"--seed is '0' in the store and '1' now"),
-    ({"mask_words": "rare"}, r"--mask-words is not given in the store and 'rare' now"),
-    ({"hidden": "layer:2"}, r"--hidden \(0\) is 'mean' in the store and 'layer2' now"),
+    ({"max_length": 64}, r"--max-length is 128 in the store and 64 now"),
+    ({"seed": 1}, r"--seed is 0 in the store and 1 now"),
+    ({"mask_words": "rare"}, r"--mask-words is not given in the store and rare now"),
+    ({"hidden": "layer:2"}, r"--hidden \(0\) is mean in the store and layer2 now"),
 ]
 
 

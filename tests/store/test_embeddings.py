@@ -97,7 +97,7 @@ def test_conversions_and_merges(made: Made, tmp_path: Path) -> None:
     )
     make_store(tmp_path / "other.zarr", replace(alone(), embedding=EmbeddingSpec(33, "cls")))
     make_store(tmp_path / "one.zarr", alone())
-    with pytest.raises(UserError, match=r"embedding\.pooling is 'mean' and 'cls'"):
+    with pytest.raises(UserError, match=r"embedding\.pooling is mean and cls"):
         merge([tmp_path / "one.zarr", tmp_path / "other.zarr"], tmp_path / "no.zarr")
 
 

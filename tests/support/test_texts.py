@@ -65,9 +65,12 @@ def test_lists_of_files_are_shown_by_their_names() -> None:
 
 def test_keys_are_described_as_options_or_in_words() -> None:
     for then, now, group, expected in (
-        ({"width": 48}, {"width": 64}, "", "--width is '48' in the store and '64' now"),
-        ({"width": 48}, {"width": 64}, "features", "the model's hidden size is '48'"),
-        ({"sources": {"a": 1}}, {"sources": {"a": 2}}, "identity.corpus", "sources, a) is '1'"),
+        ({"width": 48}, {"width": 64}, "", "--width is 48 in the store and 64 now"),
+        ({"width": 48}, {"width": 64}, "features", "the model's hidden size is 48 in"),
+        ({"sources": {"a": 1}}, {"sources": {"a": 2}}, "identity.corpus", "sources, a) is 1 in"),
+        ({"seed": None}, {"seed": 3}, "", "--seed is not given in the store and 3 now"),
+        ({"bos": "</s>"}, {"bos": "auto"}, "", "--bos is '</s>' in the store and 'auto' now"),
+        ({"bos": "a\nb"}, {"bos": ""}, "", "--bos is 'a\\nb' in the store and '' now"),
         ({"sources": [{"n": 1}]}, {"sources": [{"n": 2}]}, "identity.corpus", "(source 1, n) is"),
     ):
         (line,) = described(differences(then, now, group))

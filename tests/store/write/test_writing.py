@@ -142,9 +142,9 @@ def test_other_arguments_are_named(tmp_path: Path, ext: str) -> None:
     path = tmp_path / f"a.{ext}"
     begin(path, SMALL)
     other = IDENTITY | {"teacher": IDENTITY["teacher"] | {"revision": "2"}}
-    with pytest.raises(UserError, match=r"the model \(revision\) is '1' in the store and '2'"):
+    with pytest.raises(UserError, match=r"the model \(revision\) is 1 in the store and 2"):
         begin(path, SMALL, identity=other)
-    with pytest.raises(UserError, match=r"--max-length is '64' .* '32' now"):
+    with pytest.raises(UserError, match=r"--max-length is 64 .* 32 now"):
         begin(path, dataclasses.replace(SMALL, max_length=32))
 
 

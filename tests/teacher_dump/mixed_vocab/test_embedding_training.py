@@ -329,7 +329,7 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
     assert np.array_equal(whole, again) and whole.dtype == np.float32
     unchanged, said = once("cut")  # killed just before the store is written: no training is left
     assert said == ["resume    after step 30 of 30"] and np.array_equal(whole, unchanged)
-    with pytest.raises(UserError, match="with other arguments: steps was '30' and is '31'"):
+    with pytest.raises(UserError, match="with other arguments: steps was 30 and is 31"):
         once("cut", started=31)
     options(tmp_path / "torn", 30).checkpoint().write_bytes(b"PK")
     with pytest.raises(UserError, match="cannot be read.*remove it to start from the beginning"):

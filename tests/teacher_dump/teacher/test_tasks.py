@@ -174,7 +174,7 @@ def test_a_dump_goes_on_where_it_was_killed(
     shutil.copytree(tmp_path / "b.zarr", tmp_path / "c.zarr")
     (tmp_path / "c.zarr/parts/0/sequence/label/c/0").unlink()
     assert repair(tmp_path / "c.zarr")[0] == whole.meta["parts"] - 1
-    with pytest.raises(UserError, match=r"the corpus \(label_column\) is 'mood' in the store"):
+    with pytest.raises(UserError, match=r"the corpus \(label_column\) is mood in the store"):
         dumped(model, labelled, tmp_path / "c.zarr", **words | {"label_column": None})
     mended = open_store(dumped(model, labelled, tmp_path / "c.zarr", **words))
     assert mended.manifest.content() == whole.manifest.content()
