@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.arguments import with_store_defaults
@@ -184,6 +185,16 @@ class StudentBatches(IterableDataset[StudentBatch]):
             f"<StudentBatches {self.store.path}: epoch {self.epoch} of {len(self):,} batches"
             f"{share}; {len(self.tokenizer):,} pieces; {losses}; {self.options.resolved_align}>"
         )
+
+
+def _refuse_to_collate(batches: Sequence[StudentBatch], **_: Any) -> None:
+    raise TypeError(
+        "StudentBatches yields whole batches, which a DataLoader cannot combine; call"
+        " DataLoader(batches, batch_size=None)"
+    )
+
+
+default_collate_fn_map[StudentBatch] = _refuse_to_collate
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -227,6 +227,8 @@ class FeatureStore(Sequence[Record]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         try:
+            if isinstance(index, bool):  # for Python True is the number 1
+                raise TypeError
             number = operator.index(index)
         except TypeError:
             raise TypeError(

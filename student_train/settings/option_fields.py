@@ -29,7 +29,15 @@ from teachonce.support.option_types import (
     Weights,
     Words,
 )
-from teachonce.support.options import NOT_NEGATIVE, POSITIVE, SHARE, Range, at_least, option
+from teachonce.support.options import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Range,
+    at_least,
+    names_options,
+    option,
+)
 from teachonce.training.optimizer import OPTIMIZERS, SCHEDULES
 from teachonce.training.rare_masks import MASK_WORDS
 from teachonce.training.trackers import TRACKERS, check_known, parse_trackers
@@ -64,6 +72,7 @@ def describe_changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -
     return describe_changes(then, now)
 
 
+@names_options("student-train")
 @dataclass(frozen=True)
 class OptionFields:
     """Declares the options of a training. The subclass `TrainOptions` checks and resolves them."""
@@ -140,8 +149,8 @@ class OptionFields:
     )
     loss: Weights = option(
         factory=lambda: DefaultWeights(terms.DEFAULT_LOSS),
-        help="Train on the weighted sum of these losses, NAME=WEIGHT, repeated or a comma-separated"
-        f" list: {registry.help_text()}.",
+        help="Train on the weighted sum of these losses, NAME=WEIGHT (NAME alone: weight 1),"
+        f" repeated or a comma-separated list: {registry.help_text()}.",
         default_text=f"{loss_words(terms.DEFAULT_LOSS)};"
         " kl=1 instead of hidden if the store has no hidden states; for a task kl=1, ce=1 if there"
         f" are gold labels, and {loss_words(terms.TASK_STATES_LOSS)} if the store has hidden"

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from teachonce.checkpoints.checkpoint_tokenizer import save_from_hub
 from teachonce.store.containers.cache_option import EXPECTED, is_disk_cache, parse_disk_cache
 from teachonce.student_train.settings.shapes import DEFAULT_KIND, SHAPES, parse_student
-from teachonce.support.errors import UserError, suggest_path
+from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.parsing import DIGITS
 
 AS_TEACHER = "teacher:"  # before a number of layers: a student of the teacher's width and heads
@@ -45,10 +46,12 @@ def is_made_of_text(word: str) -> bool:
 def check_vocabulary(word: str, option: str = "--vocab") -> None:
     """Raise UserError unless `word` names a vocabulary or an existing folder."""
     if not re.fullmatch(VOCABULARY, word) and not Path(word).is_dir():
-        file = "is a file; " if Path(word).is_file() else suggest_path(word)
+        near = suggest_path(word) or suggest(word, ["teacher", "words", "mixed-vocab"])
+        near = "is a file; " if Path(word).is_file() else near
         raise UserError(
-            f"{option} {word}: {file}expected a size (5k, 8000), a folder with a tokenizer,"
+            f"{option} {word}: {near}expected a size (5k, 8000), a folder with a tokenizer,"
             " teacher, pruned:SIZE, words, words:SIZE or mixed-vocab"
+            f"{'' if near else save_from_hub(word)}"
         )
 
 

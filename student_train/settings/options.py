@@ -44,7 +44,7 @@ from teachonce.student_train.settings.terms import (
     LossAlignments,
     parse_alignments,
 )
-from teachonce.support.errors import UserError, suggest
+from teachonce.support.errors import UserError
 from teachonce.support.option_types import NotGiven
 from teachonce.support.options import (
     check_value,
@@ -86,13 +86,6 @@ class TrainOptions(OptionFields):
 
         @wraps(OptionFields.__init__)
         def __init__(self, *values: Any, **named: Any) -> None:
-            names = [field.name for field in fields(self)]
-            if unknown := sorted(named.keys() - set(names)):
-                near = suggest(unknown[0], names)
-                raise TypeError(
-                    f"TrainOptions: no option {unknown[0]!r}; {near}its fields are the options of"
-                    " student-train"
-                )
             if len(values) > 1 or not (values or "store" in named):
                 # The second field is `others`, not the vocabulary as for StudentBatches.
                 raise TypeError(

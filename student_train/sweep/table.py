@@ -159,6 +159,11 @@ def student_table(*folders: str | PathLike[str]) -> StudentTable:
     """
     if not folders:
         raise UserError("student_table: no folder given; give folders that student-train wrote")
+    if wrong := [one for one in folders if not isinstance(one, str | PathLike)]:
+        raise TypeError(
+            f"student_table: expected folders, got {type(wrong[0]).__name__}; call"
+            " student_table(FOLDER, ...), or student_table(*folders) for a list"
+        )
     reports = dict[Path, dict[str, Any]]()
     for folder in map(Path, folders):
         paths = [folder, *sorted(p.parent for p in folder.glob("*/training.json"))]

@@ -330,9 +330,14 @@ class _StudentTraining(Training):
         parts = training.distiller.compute(batch, terms).losses
         loss = training.distiller.weighted(parts, terms)
         if not loss.requires_grad:
+            # `Loss` refuses other constants than 0.
+            frozen, remedy = "", "compute it from the student's side, also where its value is 0"
+            if self.options.freeze:
+                frozen = f" with --freeze {','.join(self.options.freeze)}"
+                remedy = "freeze less"
             raise UserError(
-                f"--freeze {','.join(self.options.freeze)}: the losses {', '.join(parts)} depend on"
-                " frozen weights only; choose other losses, or freeze less"
+                f"--loss {','.join(parts)}: depends on no trained weight{frozen}; choose another"
+                f" loss, or {remedy}"
             )
         return loss, parts
 
@@ -473,7 +478,8 @@ class _StudentTraining(Training):
                 written = int(state["metrics"])
         self.ranks.any(False)  # a barrier: all processes have read the checkpoint
         passed = f" ({', '.join(path.name for path in torn)} incomplete: skipped)" if torn else ""
-        self.say(f"resume    after step {self.step}{passed}")
+        nothing = f"no checkpoint in {out / CHECKPOINTS}: starts from the beginning"
+        self.say(f"resume    {nothing if state is None else f'after step {self.step}'}{passed}")
         if self.ranks.is_main and not cut_metrics(out, written):
             self.say(f"metrics   {out / METRICS} lacks lines from before step {self.step + 1}")
 

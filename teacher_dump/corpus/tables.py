@@ -279,10 +279,19 @@ def _array(path: Path, seen: Seen) -> Rows:
 
 
 def _check_no_columns(row: Row, where: str) -> None:
-    """Raise CorpusError if a file's only object looks like a table stored by columns."""
+    """Raise CorpusError if a file's only object looks like a table stored by columns, or has lists
+    of rows, such as the splits of a data set."""
     lists = [cell for cell in row.values() if isinstance(cell, list)]
     length = len(lists[0]) if lists and len(lists) == len(row) else 0
-    nested = any(isinstance(value, list | dict) for cell in lists for value in cell)
+    cells = [value for cell in lists for value in cell]
+    nested = any(isinstance(value, list | dict) for value in cells)
+    # The messages of a chat are objects, too.
+    rows = all(isinstance(value, dict) and "role" not in value for value in cells)
+    if cells and rows and len(lists) == len(row):
+        raise CorpusError(
+            f"{where}: one object with lists of rows ({', '.join(map(repr, row))}), expected an"
+            " object for each row; write each list to a file of its own"
+        )
     if length > 1 and {len(cell) for cell in lists} == {length} and not nested:
         raise CorpusError(
             f"{where}: one object with lists of {length} cells, expected an object for each row;"

@@ -25,6 +25,7 @@ from teachonce.support.options import (
     NOT_NEGATIVE,
     at_least,
     check_values,
+    names_options,
     option,
 )
 from teachonce.support.ray_cluster import check_address, check_gpus
@@ -53,6 +54,7 @@ def _check_features(spec: str, where: str) -> None:
         feature_words(spec, where)
 
 
+@names_options("teacher-dump")
 @dataclass(frozen=True)
 class DumpOptions:
     """Holds the options of a dump, for the command line and for Python.

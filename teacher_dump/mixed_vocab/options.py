@@ -6,6 +6,7 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from teachonce.checkpoints.checkpoint_tokenizer import save_from_hub
 from teachonce.support.errors import UserError
 from teachonce.support.option_types import PathOrUrl
 from teachonce.support.options import (
@@ -16,6 +17,7 @@ from teachonce.support.options import (
     check_values,
     default_of,
     flag_of,
+    names_options,
     option,
     same_option,
 )
@@ -135,9 +137,11 @@ def _check_vocabulary(word: str) -> None:
         file = "is a file; " if Path(word).is_file() else ""
         raise UserError(
             f"--vocab {word}: {file}expected a size (5k, 8000) or a folder with a tokenizer"
+            f"{'' if file else save_from_hub(word)}"
         )
 
 
+@names_options("teacher-dump mixed-vocab")
 @dataclass(frozen=True)
 class MixedVocabOptions:
     """Holds the options of the training of the student's embeddings.

@@ -64,6 +64,19 @@ def common_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return common
 
 
+def save_from_hub(word: str) -> str:
+    """Return how to save a tokenizer of the hub, for an error about a missing folder of this name;
+    "" if the name cannot be a hub id."""
+    # Hub ids without a hyphen and an owner, such as gpt2, are rarer than misspelt words.
+    if not re.fullmatch(r"(?=.*[-/])\w[\w.-]*(/[\w.-]+)?", word):
+        return ""
+    return (
+        "; for a model of the hub run in Python"
+        f" transformers.AutoTokenizer.from_pretrained({word!r}).save_pretrained('FOLDER'), and give"
+        " FOLDER"
+    )
+
+
 def why_unloadable(path: str, error: BaseException) -> str:
     """Return why a tokenizer cannot be loaded from a folder or hub id: no tokenizer file, or the
     first line of the error."""

@@ -29,6 +29,7 @@ from teachonce.support.options import (
     check_value,
     check_values,
     flag_of,
+    names_options,
     options_of,
 )
 from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
@@ -133,6 +134,7 @@ def _check_vocabulary(word: str) -> None:
         raise UserError(f"--vocab {word}: expected a number of pieces, e.g. 30k or 512")
 
 
+@names_options("downstream")
 @dataclass(frozen=True)
 class DownstreamOptions:
     """Holds the options of a command line. None, () or False means that an option was not given."""

@@ -11,7 +11,14 @@ from teachonce.downstream.options import COLUMN, DownstreamOptions
 from teachonce.support import files
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import MaybePath, SomePath, Words
-from teachonce.support.options import Range, check_values, flag_of, option, same_option
+from teachonce.support.options import (
+    Range,
+    check_values,
+    flag_of,
+    names_options,
+    option,
+    same_option,
+)
 
 DECODER = "causal"
 ENCODERS = ("mlm", "classification", "tagging", "embedding")
@@ -79,6 +86,7 @@ def _column(role: str) -> str | None:
     return column
 
 
+@names_options("student-export")
 @dataclass(frozen=True)
 class ExportOptions:
     """Holds the options of an export. Raises UserError for a wrong value."""

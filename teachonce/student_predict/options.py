@@ -10,7 +10,7 @@ from teachonce.checkpoints.names import EXPORTED, resolve_vectors
 from teachonce.student_export.options import DECODER
 from teachonce.support.errors import UserError
 from teachonce.support.option_types import MaybePath
-from teachonce.support.options import at_least, check_values, option
+from teachonce.support.options import at_least, check_values, names_options, option
 
 
 def check_folder(folder: Path) -> None:
@@ -36,6 +36,7 @@ def _column(role: str) -> str | None:
     return column
 
 
+@names_options("student-predict")
 @dataclass(frozen=True)
 class PredictOptions:
     """Holds the options of a prediction. Raises UserError for a wrong value."""

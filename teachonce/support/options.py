@@ -48,6 +48,7 @@ from teachonce.support.packages import added_object
 
 KEY = "option"  # of a field's metadata
 Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type[Any])
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,33 @@ def _cached(function: Function) -> Function:
     package takes 60 ms, and each command with --recipe reads them several times.
     """
     return functools.cache(function)  # type: ignore[return-value]
+
+
+def names_options(command: str) -> Callable[[Class], Class]:
+    """Decorate a dataclass of options: its constructor suggests the most similar option for an
+    unknown one. Raises TypeError as without the decorator.
+
+    command: the command with the same options, whose --help documents them.
+    """
+
+    def decorate(settings: Class) -> Class:
+        make: Any = settings.__init__
+        names = [field.name for field in dataclasses.fields(settings)]
+
+        @functools.wraps(make)
+        def checked(self: Any, *values: Any, **named: Any) -> None:
+            if unknown := sorted(named.keys() - set(names)):
+                near = suggest(unknown[0], names)
+                raise TypeError(
+                    f"{type(self).__name__}: no option {unknown[0]!r}; {near}its fields are the"
+                    f" options of {command}"
+                )
+            make(self, *values, **named)
+
+        settings.__init__ = checked
+        return settings
+
+    return decorate
 
 
 @_cached

@@ -77,6 +77,13 @@ def test_workers_give_the_same_batches_and_see_the_epoch(batches: StudentBatches
     batches.set_epoch(0)
 
 
+def test_a_loader_that_would_combine_batches_is_refused(batches: StudentBatches) -> None:
+    for workers in ({}, {"num_workers": 1, "multiprocessing_context": "forkserver"}):
+        loader: Any = DataLoader(batches, **workers)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"call DataLoader\(batches, batch_size=None\)"):
+            next(iter(loader))
+
+
 def test_a_batch_is_moved_to_a_device_by_name(batches: StudentBatches) -> None:
     first = next(iter(batches))
     assert_same([first.to("cpu")] * 4, [first.to(CPU)] * 4)

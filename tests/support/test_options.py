@@ -22,6 +22,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from teachonce.downstream.options import DownstreamOptions
+from teachonce.feature_store.captures.formats import ImportOptions
+from teachonce.student_export.options import ExportOptions
+from teachonce.student_predict.options import PredictOptions
+from teachonce.student_train import TrainOptions
 from teachonce.support.click_types import LocalPath, Text
 from teachonce.support.commands import GroupedCommand
 from teachonce.support.console import CONTEXT
@@ -43,6 +48,7 @@ from teachonce.support.options import (
     read_words,
     scoped,
 )
+from teachonce.teacher_dump import DumpOptions, MixedVocabOptions
 from tests.docs.pages import COMMANDS, ROOT, every, leaf, ours
 
 
@@ -115,6 +121,29 @@ def test_a_varied_option_is_given_once_for_each_setting() -> None:
     assert set(eval(CliRunner().invoke(command, []).output).values()) == {()}
     help = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
     assert "Which. [default: span]" in help and "Keep the best. [default: no-best]" in help
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "near", "command"),
+    [
+        (DumpOptions, "corpse", "corpus", "teacher-dump"),
+        (MixedVocabOptions, "stepz", "steps", "teacher-dump mixed-vocab"),
+        (TrainOptions, "losses", "loss", "student-train"),
+        (DownstreamOptions, "modell", "model", "downstream"),
+        (ExportOptions, "quantise", "quantize", "student-export"),
+        (PredictOptions, "text", "texts", "student-predict"),
+        (ImportOptions, "layer", "layers", "feature-store import"),
+    ],
+)
+def test_an_unknown_option_from_python(
+    settings: type[Any], given: str, near: str, command: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        settings("a", **{given: "b"})
+    assert str(caught.value) == (
+        f"{settings.__name__}: no option {given!r}; did you mean {near}? its fields are the options"
+        f" of {command}"
+    )
 
 
 def _no_nose(parts: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teachonce.support.errors import UserError, suggest, suggest_path
-from teachonce.support.options import flag_of
+from teachonce.support.options import flag_of, names_options
 from teachonce.support.packages import added_object
 from teachonce.teacher_dump.job.option_values import PART_TOKENS
 
@@ -37,6 +37,7 @@ EXPORTS = ("parquet", "datasets", "sentence-transformers", "distillkit")
 """Names of the formats in which a store can be exported."""
 
 
+@names_options("feature-store import")
 @dataclass(frozen=True)
 class ImportOptions:
     """Holds the options of `feature-store import`.

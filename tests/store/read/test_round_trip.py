@@ -56,7 +56,7 @@ def test_a_store_is_a_sequence(made: Callable[..., Any]) -> None:
     for outside in (36, -37):
         with pytest.raises(IndexError, match=rf"no sequence {outside}; it has 36, numbered from 0"):
             fs[outside]
-    others: list[Any] = [2.7, "text", None, [1, 2], np.array([1, 2])]
+    others: list[Any] = [True, np.True_, 2.7, "text", None, [1, 2], np.array([1, 2])]
     for wrong in others:
         with pytest.raises(TypeError, match=r"expected an integer or a slice.*, got .*to_datasets"):
             fs[wrong]

@@ -19,9 +19,11 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.arguments import default_losses, fill_in_defaults
 from teachonce.student_train.cli import describe
 from teachonce.student_train.losses import registry
+from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.run import run
 from teachonce.student_train.plan.train_plan import terms_of
 from teachonce.student_train.settings.option_fields import MACHINE
+from teachonce.student_train.settings.option_values import check_vocabulary
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import VECTOR_TEXTS
 from teachonce.support.differences import describe_changes as settings_changed
@@ -41,7 +43,7 @@ from teachonce.support.options import options_of, scoped
         ({"loss": {"mlm": 1.0, "kl": 0.0}}, "--loss kl=0: expected a finite weight above 0"),
         ({"loss": {"mlm": "1"}}, "--loss mlm='1': expected a finite weight above 0"),
         ({"loss": {}}, "--loss: expected one or more losses with weights, such as mlm=1"),
-        ({"vocab": "Mixed-vocab"}, "--vocab Mixed-vocab: expected a size (5k, 8000), a folder"),
+        ({"vocab": "Mixed-vocab"}, "--vocab Mixed-vocab: did you mean mixed-vocab? expected a"),
         ({"vocab": "WORDS:5K"}, "--vocab WORDS:5K: expected a size"),
         ({"freeze": ("nose",)}, "--freeze nose: expected embeddings, words"),
         ({"freeze": "nose"}, "--freeze nose: expected embeddings, words"),
@@ -90,6 +92,19 @@ def test_python_is_refused_what_the_command_line_is(changes: dict[str, Any], mes
     with pytest.raises(UserError) as error:
         TrainOptions(store="a.zarr", **changes)
     assert str(error.value).startswith(message)
+
+
+def test_a_vocabulary_of_the_hub_is_refused_with_the_way_to_save_it(store: FeatureStore) -> None:
+    for refuse, word in (
+        (lambda word: TrainOptions("a.zarr", vocab=word), "bert-base-uncased"),
+        (lambda word: student_tokenizer(word, store), "own/bert"),  # may be a folder, made later
+    ):
+        with pytest.raises(UserError, match=rf"from_pretrained\('{word}'\)\.save_pretrained\("):
+            refuse(word)
+    for other in ("5kk", "./a-b/c", "pruned:5-k"):
+        with pytest.raises(UserError) as caught:
+            check_vocabulary(other)
+        assert "hub" not in str(caught.value)
 
 
 def test_python_takes_what_the_command_line_takes() -> None:

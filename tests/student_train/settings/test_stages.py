@@ -163,8 +163,25 @@ def test_what_cannot_be_frozen(store: FeatureStore) -> None:
     stuck = options_for(store, loss={"hidden": 1.0}, freeze=("embeddings", "positions", "layers"),
                         projection="frozen", out=None)  # fmt: skip
     model, collator, _ = prepare(stuck, store)
-    with pytest.raises(UserError, match="the losses hidden depend on frozen weights"):
+    frozen = "--loss hidden: depends on no trained weight with --freeze embeddings,positions,layers"
+    with pytest.raises(UserError, match=f"^{frozen}; choose another loss, or freeze less$"):
         train(store, model, collator, stuck)
+
+
+def test_a_loss_without_a_gradient_is_named(
+    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "constant_loss.py").write_text(
+        "from teachonce.losses import Loss\n"
+        "def one(student, teacher):\n"
+        "    return student.detach().sum() * 0.0\n"
+        "ONE = Loss('one', one, teacher='normalised', student='runs', unit='', projection='always')"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = options_for(store, loss={"constant_loss:ONE": 1.0}, out=None)
+    model, collator, _ = prepare(options, store)
+    with pytest.raises(UserError, match="^--loss constant_loss:ONE: depends on no .* value is 0$"):
+        train(store, model, collator, options)
 
 
 def test_gradual_unfreezing_goes_from_the_top(store: FeatureStore) -> None:

@@ -468,6 +468,9 @@ def test_the_finished_students_of_a_sweep_are_listed(tmp_path: Path) -> None:
     assert named == ["two", f"{tmp_path.name}/one", "other/one"]
     with pytest.raises(UserError, match="student_table: no folder given; give folders that"):
         student_table()
+    folders: Any = [tmp_path]
+    with pytest.raises(TypeError, match=r"expected folders, got list; call .*\(\*folders\)"):
+        student_table(folders)
 
 
 def test_a_setting_that_is_true_or_false_is_no_number(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def test_a_training_neither_replaces_nor_continues_another(
         resume(store, other, tmp_path)
     assert saved(tmp_path) == [4, 6]
     assert resume(store, options, tmp_path)[2][0] == "resume    after step 6"
+    first = resume(store, options, tmp_path / "empty")[2][0]
+    assert first.startswith("resume    no checkpoint in") and "starts from the beginning" in first
 
 
 @pytest.fixture

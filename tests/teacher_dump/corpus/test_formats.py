@@ -114,6 +114,8 @@ def test_json(tmp_path: Path) -> None:
         ('{"text": {"0": "a"}}', "expected text in column 'text', got dict"),
         ('{"text": ["a b", "c"], "label": [1, 0]}', "one object with lists of 2 cells"),
         ('{"text": ["dawn", "sang"]}', "write the table as an array of objects"),
+        ('{"train": [{"text": "a"}], "test": []}', "lists of rows ('train', 'test'), expected an"),
+        ('{"data": [{"text": "a"}, {"text": "b"}]}', "write each list to a file of its own"),
     ):
         path.write_text(content)
         with pytest.raises(CorpusError) as caught:

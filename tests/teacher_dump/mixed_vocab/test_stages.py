@@ -97,7 +97,7 @@ def test_a_kill_while_the_text_is_written_trains_nothing_anew(
     with pytest.raises(StoreError, match="not finished"):
         open_store(out)
     line = refused(teacher_dump, *words, "--steps", 7, "--out", out)
-    assert "steps is '6' in the store and '7' now" in line
+    assert "steps is 6 in the store and 7 now" in line
     assert "step 6/6" not in ok(teacher_dump, *words, "--out", out)
     one, other = (open_store(p).manifest.content() for p in (path, out))
     assert one == other
@@ -113,7 +113,7 @@ def test_a_finished_store_of_another_training_is_refused(
     make_store(out, features_of(), identity={"arguments": arguments} | embeddings)
     line = refused(teacher_dump, *words, "--out", out)
     assert "exists already and was finished with other arguments" in line
-    assert "lr is not given in the store and '0.0001' now" in line
+    assert "lr is not given in the store and 0.0001 now" in line
 
 
 def test_a_tokenizer_folder_is_taken_as_it_is(
@@ -134,6 +134,7 @@ def test_a_tokenizer_folder_is_taken_as_it_is(
         (("--width", 33), "which is 32 in .*; choose 1 to 32"),
         (("--width", 0), "--width 0: expected at least 1"),
         (("--vocab", "nowhere"), "expected a size .* or a folder"),
+        (("--vocab", "own/bert-tiny"), r"from_pretrained\('own/bert-tiny'\).save_pretrained\("),
         (("--student-share", 1), "--student-share 1: expected a share between"),
         (("--mask-prob", 0), "--mask-prob 0: expected a share"),
         (("--lr", 0), "--lr 0: expected a rate"),
@@ -153,7 +154,7 @@ def test_a_finished_store_is_left_alone(trained: Any) -> None:
     store, _, words = trained
     line = refused(teacher_dump, *words, "--seed", 9, "--out", store)
     assert "was finished with other arguments" in line
-    assert "seed is '2' in the store and '9' now" in line
+    assert "seed is 2 in the store and 9 now" in line
     before = store.stat().st_mtime_ns
     assert "was finished before" in ok(teacher_dump, *words, "--out", store)
     assert store.stat().st_mtime_ns == before
