@@ -562,7 +562,7 @@ def test_stdin_is_checked_like_a_file(students: dict[str, Path], words: tuple[st
         raw = b"ok\n" + text.encode(encoding)
         line = refused(students["classifier"], *words, input=raw)
         assert line.startswith(f"stdin, {message}")
-        command = line.partition("convert it: pipe it through `")[2].removesuffix("` first")
+        command = line.partition("pipe it through `")[2].removesuffix("` first")
         piped = subprocess.run(["sh", "-c", command], input=raw, capture_output=True, check=True)
         assert piped.stdout.decode() == f"ok\n{text}"
     raw = "très café\nok\n".encode() + "é".encode()[:1] + b" ok\n"
