@@ -285,8 +285,7 @@ def _check_no_columns(row: Row, where: str) -> None:
     length = len(lists[0]) if lists and len(lists) == len(row) else 0
     cells = [value for cell in lists for value in cell]
     nested = any(isinstance(value, list | dict) for value in cells)
-    # The messages of a chat are objects, too.
-    rows = all(isinstance(value, dict) and "role" not in value for value in cells)
+    rows = all(isinstance(value, dict) and not is_message(value) for value in cells)
     if cells and rows and len(lists) == len(row):
         raise CorpusError(
             f"{where}: one object with lists of rows ({', '.join(map(repr, row))}), expected an"

@@ -121,6 +121,9 @@ def test_json(tmp_path: Path) -> None:
         with pytest.raises(CorpusError) as caught:
             Corpus.open([str(path)]).check()
         assert printed in str(caught.value) and "\n" not in str(caught.value)
+    path.write_text('{"chat": [{"from": "human", "value": "a"}]}')  # a lone chat, not lists of rows
+    with pytest.raises(CorpusError, match='rename "from" to "role"'):
+        Corpus.open([str(path)], messages="chat").check()
     assert "no file with text" in refusal(tmp_path / "*.js*n.none")
     path.unlink()
     (tmp_path / "config.json").write_text("{}")
