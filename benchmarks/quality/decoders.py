@@ -253,6 +253,7 @@ def main(
         "batch_tokens": BATCH,
         "eval_every": steps,
         "checkpoint_every": 50,
+        "precision": "fp32",  # the rows of one table can come from several machines
     }
     every = [float(rate) for rate in rates.split(",")]
     books = later_books(corpus, work)
