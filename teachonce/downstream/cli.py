@@ -172,7 +172,10 @@ def _mlm(options: DownstreamOptions) -> list[Result] | Result | None:
         sizes["batch_size"] = max(1, options.batch_tokens // length)
     tests = splits_to_test(options.test)
     if options.as_is:
-        return [score_as_is(model, tests, length, _say(options, model)) for model in options.model]
+        return [
+            score_as_is(model, tests, length, _say(options, model), options.text_column)
+            for model in options.model
+        ]
     from teachonce.training.device import resolved_device
     from teachonce.training.ranks import join_ranks
 

@@ -19,6 +19,7 @@ from teachonce.downstream.options import (
     FINE_TUNED,
     LM,
     LM_EVAL,
+    OF_TEXTS,
     OPTION,
     OPTIONS,
     SEARCHES,
@@ -135,10 +136,12 @@ def check_inputs(options: DownstreamOptions, models: Sequence[str] | None) -> No
         check_library(module, options.kind, f"--task {options.task}")
     if options.task in FINE_TUNED and not options.as_is and options.dev is None:
         raise UserError(f"--task {options.task} needs --dev: the best epoch is chosen on it")
-    if options.task == "speed" and options.text_column and not any(map(is_table, options.test)):
-        raise UserError("--text-column needs --test, the table that has the column")
-    for path in (*options.train, options.dev, *options.test, options.candidates, options.store):
-        if path is not None and not path.exists():
+    files = [path for path in (*options.train, options.dev, *options.test) if path]
+    if options.kind in OF_TEXTS and options.text_column and not any(map(is_table, files)):
+        needed = "a table (.csv, .tsv, .jsonl, ...) that has the column"
+        raise UserError(f"--text-column needs {needed}; give one, or leave the option out")
+    for path in filter(None, (*files, options.candidates, options.store)):
+        if not path.exists():
             if str(path).startswith("hf:"):
                 raise UserError(
                     f"{path}: only teacher-dump reads the hub; save the data set in Python:"
@@ -208,10 +211,10 @@ def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) 
     twice."""
     splits_to_test(options.test)
     check_inputs(options, models)
-    for path in (*options.train, *([options.dev] if options.dev else []), *options.test):
+    for path in filter(None, (*options.train, options.dev, *options.test)):
         if options.kind in ("mlm", LM):
             # The first text alone, because a file may have gigabytes.
-            next(iterate_lines(path))
+            next(iterate_lines(path, options.text_column))
         elif options.kind in SEARCHES:
             read_collection(path)
         else:

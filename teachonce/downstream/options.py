@@ -45,6 +45,7 @@ MTEB, LM_EVAL = "mteb", "lm-eval"
 TASK_LIBRARIES = {MTEB: "mteb", LM_EVAL: "lm_eval"}
 """The tasks `mteb:NAME` and `lm-eval:NAME`, and the module that has the tasks of these names."""
 LM = "lm"
+OF_TEXTS = ("mlm", LM, "speed")  # read texts without labels, from .txt files and from tables
 UNTRAINED = (LM, *SEARCHES, *TASK_LIBRARIES)
 """Tasks that score models without training."""
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
@@ -293,7 +294,7 @@ class DownstreamOptions:
         within=at_least(0),
         default_text="qa a third of --max-length, lm half of it",
     )
-    text_column: str | None = _column("text", "classify", "pos", "ner", "speed")
+    text_column: str | None = _column("text", "classify", "pos", "ner", *OF_TEXTS)
     label_column: str | None = _column("label", "classify", "pos", "ner")
     text_a_column: str | None = _column("text_a", "classify", *SCORED)
     text_b_column: str | None = _column("text_b", "classify", *SCORED)

@@ -51,7 +51,8 @@ class _Checked:
 
 @dataclass(frozen=True)
 class MlmSettings(_Checked):
-    """Holds all settings of a masked-LM training. `steps` overrides `epochs`."""
+    """Holds all settings of a masked-LM training. `steps` overrides `epochs`; `text_column` names
+    the column of texts in tables."""
 
     model: str
     train: Sequence[Path]
@@ -65,6 +66,7 @@ class MlmSettings(_Checked):
     max_length: int = _from_option("max_length", 128)
     vocab: str = _from_option("vocab", "30k")
     mask_prob: float = _from_option("mask_prob", 0.15)
+    text_column: str | None = _from_option("text_column")
     evaluate_every: int | None = _from_option("evaluate_every")
     precision: str = _from_option("precision", "fp32")
     resume: bool = _from_option("resume", False)
@@ -104,12 +106,14 @@ class LmSettings(_Checked):
     max_length: tokens of a window; None for the model's limit, at most 1,024.
     stride: tokens that consecutive windows share; None for half a window.
     store: compare with the teacher of this store; None for no comparison.
+    text_column: the column of texts in tables; None for `text`, else the only column of texts.
     """
 
     max_length: int | None = _from_option("max_length")
     stride: int | None = _from_option("stride")
     store: Path | None = _from_option("store")
     precision: str = _from_option("precision", "fp32")
+    text_column: str | None = _from_option("text_column")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.files import READERS, has_columns, read_rows, table_texts
-from teachonce.teacher_dump.corpus.labelled_text import DEFAULT_COLUMN, Columns
+from teachonce.teacher_dump.corpus.labelled_text import Columns
 from teachonce.teacher_dump.corpus.tables import is_table, open_table
 from teachonce.teacher_dump.corpus.text_files import read_lines as all_lines
 from teachonce.teacher_dump.corpus.text_files import suffix_of
@@ -26,22 +26,25 @@ def check_unicode(text: str, where: str) -> str:
     return text
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, column: str | None = None) -> list[str]:
     """Read the non-blank lines of a UTF-8 text file, or the texts of any corpus file.
+
+    column: the column of the texts if the file is a table; None for `text`, else the only column of
+        texts.
 
     Corpus files, as of teacher-dump, are tables of texts, and files of words and tags.
 
     Raises UserError if the file is missing, empty or not UTF-8, for a text with a lone surrogate,
     and for a table that has several text columns and none of the name `text`.
     """
-    return list(iterate_lines(path))
+    return list(iterate_lines(path, column))
 
 
-def iterate_lines(path: Path) -> Iterator[str]:
+def iterate_lines(path: Path, column: str | None = None) -> Iterator[str]:
     """Yield the texts of `read_lines`, each as soon as it is read. Raises like `read_lines`."""
     empty = True
     try:
-        for line in _texts(path):
+        for line in _texts(path, column):
             if line.strip():
                 empty = False
                 yield check_unicode(line, f"text {path}")
@@ -51,21 +54,10 @@ def iterate_lines(path: Path) -> Iterator[str]:
         raise UserError(f"text {path}: has no text; give a file with one document per line")
 
 
-def _texts(path: Path) -> Iterator[str]:
-    if is_table(path) and (path.is_dir() or has_columns(path, Columns())):
-        return _column(path)
+def _texts(path: Path, column: str | None) -> Iterator[str]:
+    if is_table(path) and (path.is_dir() or has_columns(path, Columns(column))):
+        texts = table_texts(open_table(path), Columns(column), str(path))
+        return (row.text for row in texts)
     if suffix_of(path) in READERS:
         return (row.text for row in read_rows(path, Columns()))
     return all_lines(path)
-
-
-def _column(path: Path) -> Iterator[str]:
-    table = open_table(path)
-    names = [DEFAULT_COLUMN] if DEFAULT_COLUMN in table.columns else table.textual
-    if len(names) != 1:
-        listed = ", ".join(map(repr, table.columns)) or "none"
-        raise UserError(
-            f"{table.where}: expected a column {DEFAULT_COLUMN!r}, or a single column of texts, got"
-            f" {listed}; rename the column that holds the text"
-        )
-    return (row.text for row in table_texts(table, Columns(names[0]), str(path)))

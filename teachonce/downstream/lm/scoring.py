@@ -73,7 +73,7 @@ def score_lm(
     Raises UserError for a wrong model, length or file, and if the model has no causal-LM head.
     """
     # Before the model loads: a file that cannot be read is refused at once.
-    texts = {name: read_lines(path) for name, path in tests.items()}
+    texts = {name: read_lines(path, settings.text_column) for name, path in tests.items()}
     tokenizer, network = load_decoder(model, settings.precision)
     size, shared = _window(settings, network.config, tokenizer)
     say(

@@ -84,9 +84,10 @@ def train_mlm(
         )
     ranks.any(False)  # a barrier: the first process writes into the folder that all have checked
     set_seed(settings.seed)
-    lines = [line for path in settings.train for line in read_lines(path)]
+    column = settings.text_column
+    lines = [line for path in settings.train for line in read_lines(path, column)]
     train, held_out = (
-        (lines, read_lines(settings.dev)) if settings.dev is not None else hold_out(lines)
+        (lines, read_lines(settings.dev, column)) if settings.dev is not None else hold_out(lines)
     )
     model, tokenizer = _load(settings, train, say)
     if not torch.cuda.is_available():

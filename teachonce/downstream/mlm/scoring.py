@@ -94,7 +94,7 @@ def train_seeds(
         facts = RunDescription(folder, recorded_settings(one), "metrics.json and scores.json")
         with TrackedRun(log, facts, resume, say) as tracked:
             figures = finished(one) or train_mlm(one, say, ranks, [tracked])
-            tested = str(folder), tests, settings.max_length, say
+            tested = str(folder), tests, settings.max_length, say, settings.text_column
             scored = _scores(*tested) if tests and ranks.is_main else ({}, {})
             scores, counts = ranks.broadcast(scored)
             tracked.add_scores(scores)
@@ -109,29 +109,38 @@ def train_seeds(
 
 
 def score_as_is(
-    model: str, tests: Mapping[str, Path], max_length: int, say: Say = print
+    model: str,
+    tests: Mapping[str, Path],
+    max_length: int,
+    say: Say = print,
+    text_column: str | None = None,
 ) -> dict[str, Any]:
     """Score a masked LM on `tests` (from `splits_to_test`) without training it.
 
     Each file is read completely, in blocks of `max_length` tokens, masked as in the validation of a
     training. Nats per character are nats per token times the tokens per non-blank character.
     Unknown tokens are never masked; neither they nor their characters count. `unknown` of a score
-    is the share of these characters.
+    is the share of these characters. `text_column` names the column of texts in tables.
 
     Returns the same dictionary as `fine_tune.score_as_is`; its examples are blocks.
 
     Raises UserError for a wrong model, length or file, and if the model has no masked-LM head.
     """
-    scores, counts = _scores(model, tests, max_length, say, by_character=True)
+    scores, counts = _scores(model, tests, max_length, say, text_column, by_character=True)
     settings = {"as_is": True, "max_length": max_length}
     return result_of(AS_IS, model, tests, settings, counts, [scores])
 
 
 def _scores(
-    model: str, tests: Mapping[str, Path], max_length: int, say: Say, by_character: bool = False
+    model: str,
+    tests: Mapping[str, Path],
+    max_length: int,
+    say: Say,
+    text_column: str | None,
+    by_character: bool = False,
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Compute the score and count the blocks of each file."""
-    lines = {name: read_lines(path) for name, path in tests.items()}
+    lines = {name: read_lines(path, text_column) for name, path in tests.items()}
     resolved = resolve_model(model)
     config = load_config(resolved)
     tokenizer = masking_tokenizer(resolved)

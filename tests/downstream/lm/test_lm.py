@@ -102,6 +102,14 @@ def test_bits_are_those_of_transformers(near_sighted: Path, text: Path, tmp_path
     assert "lm" in done("--task", "table", tmp_path / "out")
 
 
+def test_texts_of_a_named_column_score_like_their_lines(near_sighted: Path, tmp_path: Path) -> None:
+    lines, rows = tmp_path / "lines.txt", tmp_path / "rows.csv"
+    lines.write_text("ababab\nbaba\n")
+    rows.write_text("id,body\n1st,ababab\n2nd,baba\n")
+    expected = _score(near_sighted, lines, LmSettings())
+    assert _score(near_sighted, rows, LmSettings(text_column="body")) == expected
+
+
 @pytest.fixture(scope="module")
 def whole(near_sighted: Path, text: Path) -> dict[str, float]:
     return _score(near_sighted, text, LmSettings())
