@@ -29,13 +29,14 @@ def check_unicode(text: str, where: str) -> str:
 def read_lines(path: Path, column: str | None = None) -> list[str]:
     """Read the non-blank lines of a UTF-8 text file, or the texts of any corpus file.
 
+    Corpus files, as of teacher-dump, are tables of texts, and files of words and tags.
+
     column: the column of the texts if the file is a table; None for `text`, else the only column of
         texts.
 
-    Corpus files, as of teacher-dump, are tables of texts, and files of words and tags.
-
     Raises UserError if the file is missing, empty or not UTF-8, for a text with a lone surrogate,
-    and for a table that has several text columns and none of the name `text`.
+    and for a table without the column, or with several text columns and none of the name
+    `text`.
     """
     return list(iterate_lines(path, column))
 
