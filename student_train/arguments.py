@@ -34,7 +34,7 @@ from teachonce.student_train.settings.option_values import (
     is_model_folder,
 )
 from teachonce.student_train.settings.options import TrainOptions, ruled_out
-from teachonce.student_train.settings.recipe import described, find_recipe
+from teachonce.student_train.settings.recipe import find_recipe, recipe_record
 from teachonce.student_train.settings.shapes import SHAPES, Shape, parse_student
 from teachonce.student_train.settings.terms import (
     DEFAULT_LOSS,
@@ -121,7 +121,7 @@ def _over_recipe(given: dict[str, Any], name: str, excluded: frozenset[str]) -> 
         {key: value for key, value in table.items() if key not in over}
         for table in (recipe.options, *recipe.stages)
     )
-    needs = {**recipe.needs, "recipe": name, "record": described(name, recipe)}
+    needs = {**recipe.needs, "recipe": name, "record": recipe_record(name, recipe)}
     return {**options, "stages": tuple(stages), "needs": needs, **given}
 
 

@@ -28,7 +28,7 @@ from teachonce.student_train.model.student_tokenizer import (
 from teachonce.student_train.output.run import check_tokenizers
 from teachonce.student_train.plan.checks import check_batches
 from teachonce.student_train.plan.train_plan import plan_of
-from teachonce.student_train.prepared_student import fit_tokenizer, make_collator
+from teachonce.student_train.prepared_student import make_collator, prepare_tokenizer
 from teachonce.student_train.settings.option_values import is_model_folder
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.distiller import Distiller
@@ -113,7 +113,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
         self._blocks, self._held_out = source.blocks(self._plan), source.held_out
         word = self.options.vocab if vocab is None else vocab
         self.tokenizer = _tokenizer(word, self.store, self.options.shape.family)
-        fit_tokenizer(self.tokenizer, plan)
+        prepare_tokenizer(self.tokenizer, plan)
         self.collator = make_collator(plan, self.store, self.tokenizer)
         if self.options.shape.causal:
             check_spelling(self.collator, self.store, self.options.vocab)
@@ -245,5 +245,5 @@ def _tokenizer(vocab: Any, store: FeatureStore, family: str) -> Any:
             f"vocab: expected a word such as 5k, a folder, or a tokenizer of transformers, got"
             f" {type(vocab).__name__}"
         )
-    # A copy: `fit_tokenizer` sets the student's max length and truncation side in it.
+    # A copy: `prepare_tokenizer` sets the student's max length and truncation side in it.
     return check_student_tokenizer(copy.deepcopy(vocab), type(vocab).__name__, family)

@@ -27,7 +27,7 @@ from teachonce.support.environment import is_main_process
 from teachonce.support.errors import UserError
 from teachonce.support.hub import (
     Repository,
-    check_metadata,
+    check_card_metadata,
     metadata_options,
     open_repository,
     push_options,
@@ -74,8 +74,8 @@ DESCRIBED = {
     "steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr", "schedule", "seed",
     "stages", "precision",
 }  # fmt: skip
-"""Options with a place of their own in `describe`; others are appended if they are not at their
-default."""
+"""Options with a place of their own in `setting_lines`; others are appended if they do not have
+their default."""
 
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
@@ -166,7 +166,7 @@ def main(
 
     if private and push_to_hub is None:
         raise UserError("--private: applies to a repository on the hub; give --push-to-hub as well")
-    check_metadata(license, language)
+    check_card_metadata(license, language)
     # Defaults are left out, because given values override a recipe's.
     given = {name: value for name, value in arguments.items() if is_given(name)}
     with closing(stores_of(given)) as stores:
@@ -183,16 +183,16 @@ def main(
             target = open_repository(push_to_hub, "model", private)
         with stoppable(lambda: how_to_resume(out)):
             if is_main_process():
-                click.echo(describe(plan.options))
+                click.echo(setting_lines(plan.options))
             from teachonce.student_train.output.run import check_tokenizers, run_plan
 
             for store in stores.opened:
                 check_tokenizers(store)
             report = run_plan(plan, resume=resume, say=click.echo)
     if is_main_process():
-        from teachonce.student_train.output.pushing import write_metadata
+        from teachonce.student_train.output.pushing import write_card_metadata
 
-        write_metadata(out, license, language)
+        write_card_metadata(out, license, language)
         _print_result(report, out)
     if target is not None:
         _upload(out, target)
@@ -272,7 +272,7 @@ def _next_command(out: Path, report: Mapping[str, Any]) -> str:
 
 
 def _format(value: object) -> str:
-    """Return the value of a setting for `describe`: of losses their weighted sum."""
+    """Return the value of a setting for `setting_lines`: of losses their weighted sum."""
     if isinstance(value, Mapping):
         return " + ".join(f"{weight:g} {name}" for name, weight in value.items())
     if isinstance(value, list | tuple):
@@ -294,7 +294,7 @@ def _describe_pairs(options: TrainOptions) -> str:
     return f"{aligned}, pool {options.resolved_pool}{projection}"
 
 
-def describe(options: TrainOptions) -> str:
+def setting_lines(options: TrainOptions) -> str:
     """Return the lines that a training prints at its start. `options` must be resolved."""
     loss = _format(options.loss)
     length = f"{options.epochs:g} epochs" if options.steps is None else f"{options.steps} steps"

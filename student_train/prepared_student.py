@@ -78,7 +78,7 @@ def _prepared(plan: TrainPlan) -> Prepared:
     options, store = plan.options, plan.store
     family, others = options.shape.family, plan.stores[1:]
     tokenizer = student_tokenizer(options.vocab, store, others=others, family=family)
-    template = fit_tokenizer(tokenizer, plan)
+    template = prepare_tokenizer(tokenizer, plan)
     how = resolved_start(options.init, options.shape, store)
     # So that each process of a training draws the same initial weights.
     torch.manual_seed(options.seed)
@@ -123,7 +123,7 @@ def _take_activation(student: PreTrainedModel, store: FeatureStore) -> None:
     declared_activation(str(store.path), student.config)
 
 
-def fit_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
+def prepare_tokenizer(tokenizer: Any, plan: TrainPlan) -> str:
     """Set the max length of a student's tokenizer, the outputs that it needs for text pairs, and a
     decoder's chat template, also in the saved files.
 

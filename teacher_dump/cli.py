@@ -12,7 +12,7 @@ from teachonce.support.commands import GroupedCommandWithSubcommands, examples, 
 from teachonce.support.console import CONTEXT, command_errors, counted
 from teachonce.support.environment import is_main_process
 from teachonce.support.options import click_options, read_words
-from teachonce.teacher_dump.job.option_values import Shard, shard_of
+from teachonce.teacher_dump.job.option_values import ProcessShard, shard_of
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.mixed_vocab.cli import mixed_vocab
 
@@ -95,7 +95,7 @@ def _plan(options: DumpOptions) -> None:
     estimated.check_room(options.out)
 
 
-def _share(options: DumpOptions, shard: Shard) -> None:
+def _share(options: DumpOptions, shard: ProcessShard) -> None:
     """Write a store together with other processes, and print what this process wrote."""
     from teachonce.teacher_dump.job.sharing import share
 

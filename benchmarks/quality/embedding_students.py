@@ -31,7 +31,7 @@ from teachonce.downstream.search.collections import read_collection
 from teachonce.downstream.search.rankings import retrieved
 from teachonce.downstream.tasks.tagging import read_tagged
 from teachonce.store import open_store
-from teachonce.student_export.costs import size_of
+from teachonce.student_export.costs import export_size
 from teachonce.student_train.arguments import checked_from
 from teachonce.student_train.output.run import run
 from teachonce.support.arrays import Floats
@@ -218,7 +218,7 @@ def trained(store: Path, student: str, epochs: float, seed: int, out: Path) -> t
     settings = {"student": shape, "vocab": vocab or "5k", "epochs": epochs, "seed": seed}
     arguments = {"store": (str(store),), "out": out, "cache": "ram", **settings}
     report = run(checked_from(arguments), resume=out.exists(), say=click.echo)
-    return size_of(out) / 1e6, report["result"]["seconds"] / 60
+    return export_size(out) / 1e6, report["result"]["seconds"] / 60
 
 
 def row(
@@ -266,7 +266,7 @@ def main(
     for name, make in peers(model, path).items():
         folder = work / re.sub(r"\W+", "-", name.lower())
         minutes = made(make, folder)
-        cost = size_of(folder) / 1e6, minutes
+        cost = export_size(folder) / 1e6, minutes
         rows.append(row(name, [cost], [figures(Embedder(str(folder)), teacher, data)], base))
     for student in students.split(","):
         folders = [work / f"{student.replace(':', '-')}-{seed}" for seed in range(seeds)]

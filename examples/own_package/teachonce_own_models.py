@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DistilBertConfig, DistilBertForMaskedLM
 
-from teachonce.student_train.model.kinds import Kind, first_state
+from teachonce.student_train.model.kinds import ModelKind, first_state
 from teachonce.student_train.settings.shapes import Shape
 
 
@@ -37,7 +37,7 @@ def no_task(*_: Any) -> Any:
     raise NotImplementedError("this kind has no model for a task")
 
 
-DISTILBERT = Kind(
+DISTILBERT = ModelKind(
     config,
     {"mlm": DistilBertForMaskedLM},
     parts=None,

@@ -28,7 +28,7 @@ from teachonce.store.containers.network import (
     RangeIgnored,
     Retrier,
     WrongLength,
-    check_length,
+    check_body_length,
     http_answer,
 )
 from teachonce.store.containers.untrusted import MAX_JSON
@@ -142,7 +142,7 @@ class Bucket:
             raise
         total, (low, high) = int(response.meta["size"]), response.range
         data = await response.bytes_async()
-        check_length(name, data, high - low, total)
+        check_body_length(name, data, high - low, total)
         return FetchedBytes(np.frombuffer(data, np.uint8), total, set())
 
     def tagged(self, name: str) -> Tagged | None:

@@ -133,7 +133,7 @@ def _of_obstore(text: str) -> HttpAnswer | None:
     return HttpAnswer(int(status[1]), code[1] if code else "", message[1] if message else "")
 
 
-def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
+def check_body_length(name: str, data: Sized, expected: int, whole: int) -> None:
     """Raise RangeIgnored or WrongLength unless `data` has `expected` bytes. `whole` is the size of
     the whole object."""
     if len(data) == expected:
@@ -143,7 +143,7 @@ def check_length(name: str, data: Sized, expected: int, whole: int) -> None:
     raise WrongLength(f"received {len(data):,} bytes of {name}, expected {expected:,}")
 
 
-def check_metadata(path: str, file: str, data: bytes | None) -> None:
+def check_root_metadata(path: str, file: str, data: bytes | None) -> None:
     """Raise MissingStore if the root of a store is missing, and Unreachable for a web page.
 
     A proxy or login page answers any request with status 200 and HTML.

@@ -9,7 +9,7 @@ import numpy as np
 
 from teachonce.store.errors import StoreError, without_remedy
 from teachonce.store.format.manifest import DAMAGED
-from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
+from teachonce.store.read.stored_tokenizer import json_object, parse_tokenizer
 from teachonce.support.arrays import Array
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class MixedVocab:
 
     def backend(self) -> Tokenizer:
         """Load the student's tokenizer. Raises StoreError if it cannot be read."""
-        return load_tokenizer(self.tokenizer, f"{GROUP}/{TOKENIZER}")
+        return parse_tokenizer(self.tokenizer, f"{GROUP}/{TOKENIZER}")
 
     def read_settings(self) -> dict[str, Any]:
         """Read the settings of the tokenizer. Raises StoreError if they are not a JSON object."""

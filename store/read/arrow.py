@@ -109,7 +109,7 @@ def _lists(start: Array, values: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array(start, pa.int32()), values)
 
 
-class Table:
+class StoreTable:
     """Yields the rows of a store, in its order, in batches that fit into memory.
 
     about: JSON for the schema's metadata under the key `teachonce`.

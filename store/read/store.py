@@ -38,7 +38,7 @@ from teachonce.store.read.manifests import (
 from teachonce.store.read.part import PartReader
 from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.record import LazyMap, MissingFeature, Record
-from teachonce.store.read.stored_tokenizer import json_object, load_tokenizer
+from teachonce.store.read.stored_tokenizer import json_object, parse_tokenizer
 from teachonce.store.read.stream import Batch, Streamer
 from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrder, names_of
 from teachonce.support.arrays import Array, Floats
@@ -48,7 +48,7 @@ from teachonce.support.html import html_table
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from teachonce.store.read.arrow import Table
+    from teachonce.store.read.arrow import StoreTable
 
 
 def open_store(
@@ -361,19 +361,21 @@ class FeatureStore(Sequence[Record]):
         )
         return order.batch_count(self._index)
 
-    def table(self, columns: str | Sequence[str] | None = None, floats: str = "float32") -> Table:
+    def table(
+        self, columns: str | Sequence[str] | None = None, floats: str = "float32"
+    ) -> StoreTable:
         """Return the store as an Arrow table with a row for each sequence.
 
         `columns` and `floats` as for `to_parquet`. The table has a `schema`, and `batches()` of
         about 16 MB, which are read on iteration.
         """
         # Imported here: reading and training do not wait for pyarrow.
-        from teachonce.store.read.arrow import Table
+        from teachonce.store.read.arrow import StoreTable
 
         metadata = {key: self.meta[key] for key in ("features", "identity", "software")}
         metadata["content"] = self.manifest.content()
         names = None if columns is None else names_of(columns)
-        return Table(self._index, self._streamer, metadata, names, floats)
+        return StoreTable(self._index, self._streamer, metadata, names, floats)
 
     def to_parquet(
         self,
@@ -446,7 +448,7 @@ class FeatureStore(Sequence[Record]):
         StoreError if it is missing or cannot be read."""
         data, written_with = self.teacher_file("tokenizer.json"), self.meta["software"]
         where = f"{self.path}: tokenizer.json in it"
-        return load_tokenizer(data, where, written_with.get("tokenizers"))
+        return parse_tokenizer(data, where, written_with.get("tokenizers"))
 
     def teacher_settings(self, name: str) -> dict[str, Any]:
         """Read a stored JSON object of the teacher, such as config.json. Raises StoreError if it is

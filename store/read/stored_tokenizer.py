@@ -55,7 +55,7 @@ PRE_TOKENIZERS = frozenset(
 PROCESSORS = frozenset({"BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"})
 
 
-def load_tokenizer(data: bytes, where: str, written_with: object = None) -> Tokenizer:
+def parse_tokenizer(data: bytes, where: str, written_with: object = None) -> Tokenizer:
     """Load the content of a tokenizer.json, with padding and truncation turned off.
 
     A tokenizer that is not plain is first loaded in a process with bounds. Raises StoreError if it

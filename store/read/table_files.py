@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from teachonce.store.errors import StoreError
-from teachonce.store.read.arrow import Table
+from teachonce.store.read.arrow import StoreTable
 from teachonce.support import files
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_free(path: Path) -> None:
 
 
 def write_parquet(
-    table: Table, path: Path, file_bytes: int, on_rows: Callable[[int], object]
+    table: StoreTable, path: Path, file_bytes: int, on_rows: Callable[[int], object]
 ) -> list[Path]:
     """Write a table to a file, or to files of about `file_bytes` each in a new folder.
 
@@ -53,7 +53,7 @@ def write_parquet(
 
 
 def _write_several(
-    table: Table, folder: Path, file_bytes: int, on_rows: Callable[[int], object]
+    table: StoreTable, folder: Path, file_bytes: int, on_rows: Callable[[int], object]
 ) -> list[str]:
     names, batches = list[str](), table.batches()
     # A file starts only if another batch exists, so none is empty.
@@ -65,7 +65,7 @@ def _write_several(
 
 def _write(
     batches: Iterator[Any],
-    table: Table,
+    table: StoreTable,
     path: Path,
     limit: int | None,
     on_rows: Callable[[int], object],
@@ -94,7 +94,7 @@ def _write(
 
 
 def dataset_of(
-    table: Table,
+    table: StoreTable,
     content: str,
     folder: str | Path | None,
     on_path: Callable[[Path], object],
@@ -122,7 +122,10 @@ def rows_name(content: str, schema: pa.Schema) -> str:
 
 
 def rows_in(
-    folder: Path, table: Table, content: str, on_path: Callable[[Path], object] = lambda path: None
+    folder: Path,
+    table: StoreTable,
+    content: str,
+    on_path: Callable[[Path], object] = lambda path: None,
 ) -> datasets.Dataset:
     """Open a table as a dataset: an Arrow file in `folder`, memory-mapped, and reused if it exists.
 
@@ -145,7 +148,7 @@ def rows_in(
 
 
 def streamed_dataset_of(
-    make: Callable[[], Table],
+    make: Callable[[], StoreTable],
 ) -> datasets.IterableDataset:
     """Open a table as a dataset that reads the store on each iteration.
 
@@ -161,6 +164,6 @@ def streamed_dataset_of(
     )
 
 
-def _examples(blocks: list[list[int]], make: Callable[[], Table]) -> Iterator[dict[str, Any]]:
+def _examples(blocks: list[list[int]], make: Callable[[], StoreTable]) -> Iterator[dict[str, Any]]:
     for batch in make().batches(np.array(blocks)):
         yield from batch.to_pylist()

@@ -18,7 +18,13 @@ from teachonce.store.tools.copy import stored_files
 from teachonce.store.tools.store_card import store_card
 from teachonce.store.tools.verify import verify_store
 from teachonce.support.errors import UserError
-from teachonce.support.hub import CARD, Repository, check_metadata, open_repository, with_metadata
+from teachonce.support.hub import (
+    CARD,
+    Repository,
+    check_card_metadata,
+    open_repository,
+    with_metadata,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -50,7 +56,7 @@ def push(
     """
     if "://" in str(path):
         raise UserError(f"{path}: only a store on this machine can be pushed; copy it here first")
-    check_metadata(license, language)
+    check_card_metadata(license, language)
     name = Path(path).absolute().name  # the folder's own name if the path is `.`
     with closing(open_store(path)) as store:
         target = open_repository(repository, "dataset", private, revision)

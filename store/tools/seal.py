@@ -51,7 +51,7 @@ def missing_parts(path: str | Path) -> set[int] | None:
     return set(range(counts["parts"])) - queued - local_staging_of(path).published()
 
 
-def complete(path: str | Path) -> bool:
+def is_complete(path: str | Path) -> bool:
     """Return whether every part of an unfinished store is published."""
     counts = PartQueue(path).ended()
     return counts is not None and local_staging_of(path).published() >= set(range(counts["parts"]))

@@ -210,7 +210,7 @@ def best_pieces(best: Sequence[Mapping[str, Any]], draws: int | None) -> str:
     return "  ".join(f"{piece['piece']} {figure(piece['probability'])}" for piece in best)
 
 
-def token_table(facts: Mapping[str, Any]) -> Table:
+def token_lines(facts: Mapping[str, Any]) -> Table:
     """Return the table of a sequence's tokens for a terminal."""
     from rich.markup import escape
     from rich.table import Table

@@ -137,7 +137,7 @@ def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**identity, "teacher": {**teacher, "id": without_paths(teacher["id"])}}
 
 
-def finished(path: str | Path) -> dict[str, Any] | None:
+def finished_root(path: str | Path) -> dict[str, Any] | None:
     """Return the root attributes of a finished store; None if there is none.
 
     Files that a killed writer left next to the store are removed. Raises UserError if the path is
@@ -154,7 +154,7 @@ def finished(path: str | Path) -> dict[str, Any] | None:
 def check_writable(path: str | Path, shared: bool = False) -> None:
     """Raise UserError unless a store can be started or continued at `path`. If `shared`, other
     processes may be writing it."""
-    if finished(path) is not None:
+    if finished_root(path) is not None:
         raise UserError(
             f"{path}: exists already and is finished; {ANOTHER}; or, if it is damaged, run"
             f" {command('repair', path)} and run the command again"
@@ -216,7 +216,7 @@ def root_of(staging: Staging) -> dict[str, Any] | None:
     return attributes
 
 
-def check_parts(staging: Staging) -> None:
+def check_part_entries(staging: Staging) -> None:
     """Raise StoreError if a published part of an unfinished store has no readable entry."""
     # Checked before the work: otherwise sealing would fail, hours later.
     with closing(staging.source()) as source:
@@ -245,7 +245,7 @@ def published_counts(path: str | Path) -> tuple[int, int]:
     return len(tokens), sum(tokens)
 
 
-def calibration(path: str | Path) -> Calibration | None:
+def stored_calibration(path: str | Path) -> Calibration | None:
     """Return (mean, deviation) float32 [D] of every hidden state of an unfinished store; None if
     one is missing.
 

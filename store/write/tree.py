@@ -145,7 +145,7 @@ def create(
     staging.begin()
 
 
-def complete(
+def write_missing(
     staging: Staging, attributes: dict[str, Any], features: Features, outside: OutsideParts
 ) -> None:
     """Write the missing groups of an unfinished store, and its missing arrays outside the parts.

@@ -43,9 +43,9 @@ class StoreWriter:
     # Functions of a path, for callers that have no writer yet.
     check_writable = staticmethod(existing.check_writable)
     check_joinable = staticmethod(existing.check_joinable)
-    finished, unfinished = staticmethod(existing.finished), staticmethod(existing.unfinished)
+    finished, unfinished = staticmethod(existing.finished_root), staticmethod(existing.unfinished)
     peek, published_counts = staticmethod(existing.peek), staticmethod(existing.published_counts)
-    calibration = staticmethod(existing.calibration)
+    calibration = staticmethod(existing.stored_calibration)
     changed_arguments = staticmethod(existing.changed_arguments)
 
     def __init__(self, staging: Staging, attributes: dict[str, Any], lease: WriteLease) -> None:
@@ -53,7 +53,7 @@ class StoreWriter:
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
         # The stored calibration counts, not the caller's: earlier parts are encoded relative to it.
-        self._calibration = existing.calibration(self.path) or {}
+        self._calibration = existing.stored_calibration(self.path) or {}
         self.software: dict[str, Any] = attributes["software"]  # of the process that started it
         self.outside = read_entries(attributes["arrays"], str(self.path))
         self.published: set[int] = staging.published()
@@ -95,9 +95,9 @@ class StoreWriter:
                         PartQueue(staging.path).remove()
                     staging.clear()
                 if existing.check_continued(staging, attributes):
-                    existing.check_parts(staging)
+                    existing.check_part_entries(staging)
                     root = existing.root_of(staging) or {}
-                    tree.complete(staging, root, features, arrays)
+                    tree.write_missing(staging, root, features, arrays)
                 else:
                     tree.create(staging, attributes, arrays.arrays(features))
                 return StoreWriter(staging, existing.root_of(staging) or attributes, write_lease)

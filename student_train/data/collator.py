@@ -48,7 +48,7 @@ from teachonce.student_train.data.token_cache import token_table
 from teachonce.student_train.data.vocabularies import vocabulary_map
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets
-from teachonce.student_train.losses.registry import features_of, reads_masked_tokens
+from teachonce.student_train.losses.registry import features_read, reads_masked_tokens
 from teachonce.student_train.settings.options import BatchPlan
 from teachonce.support.arrays import Array, starts
 from teachonce.support.console import counted
@@ -147,7 +147,7 @@ class Collator:
             self.table.counts if rare and self.table else None,
             options.max_masks,
         )
-        self.feature_groups = features_of(losses)
+        self.feature_groups = features_read(losses)
         names = dict.fromkeys(term.alignment for term in plan.terms if term.alignment)
         self.alignments = {name: Aligned.by(name, plan.terms) for name in names}
         for aligned in self.alignments.values():

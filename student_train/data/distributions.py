@@ -25,7 +25,7 @@ from teachonce.student_train.data.next_tokens import (
 from teachonce.student_train.losses.logits import LogitTargets, SharedTargets
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, NextTargets
-from teachonce.student_train.losses.registry import features_of
+from teachonce.student_train.losses.registry import features_read
 from teachonce.student_train.settings.terms import ALIGNMENTS, Strategy
 from teachonce.support.arrays import Array, ranges
 
@@ -50,7 +50,7 @@ class Aligned:
     @classmethod
     def by(cls, name: str, terms: Sequence[Term]) -> Aligned:
         losses = [term.loss for term in terms if term.alignment == name]
-        return cls(name, ALIGNMENTS[name], features_of(losses), {loss.teacher for loss in losses})
+        return cls(name, ALIGNMENTS[name], features_read(losses), {loss.teacher for loss in losses})
 
     @property
     def reader_key(self) -> tuple[str, bool]:

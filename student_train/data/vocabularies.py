@@ -11,14 +11,14 @@ from typing import Any
 
 from teachonce.align import AlignmentError, Vocabulary, VocabularyMap
 from teachonce.store import FeatureStore, StoreError, open_store
-from teachonce.store.read.stored_tokenizer import load_tokenizer, within_bounds
+from teachonce.store.read.stored_tokenizer import parse_tokenizer, within_bounds
 from teachonce.support.errors import UserError
 
 LETTERS = "Aé"  # `teachonce.training.wordpiece` normalises these to see what a normaliser folds
 LONGEST = 100  # characters that a normaliser may make of one character
 
 
-def check_vocabulary(store: FeatureStore) -> None:
+def check_teacher_vocabulary(store: FeatureStore) -> None:
     """Raise StoreError if reading the teacher's vocabulary exceeds the limits of time or memory."""
     # It is read again later without limits, by the same functions with the same result.
     data = store.teacher_file("tokenizer.json")
@@ -76,7 +76,7 @@ def has_teacher_tokenizer(vocab: str, stores: Sequence[FeatureStore], combined: 
 def _splits_alike(teacher: bytes, other: bytes) -> bool:
     # Read and written again: older files have merges in another form.
     one, two = (
-        json.loads(load_tokenizer(each, "tokenizer.json").to_str()) for each in (teacher, other)
+        json.loads(parse_tokenizer(each, "tokenizer.json").to_str()) for each in (teacher, other)
     )
     parts = ("added_tokens", "normalizer", "pre_tokenizer", "model")
     return all(one[part] == two[part] for part in parts)

@@ -227,7 +227,7 @@ def reads_masked_tokens(losses: Collection[Loss]) -> bool:
     )
 
 
-def features_of(losses: Iterable[Loss]) -> list[str]:
+def features_read(losses: Iterable[Loss]) -> list[str]:
     """List the feature groups that losses read, in the order of `FEATURES`."""
     features = {loss.feature for loss in losses}
     return [feature for feature in FEATURES if feature in features]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from teachonce.checkpoints.declared import longest_input
 from teachonce.student_train.data.batch import Inputs
-from teachonce.student_train.model.kinds import KINDS, Kind, first_state
+from teachonce.student_train.model.kinds import KINDS, ModelKind, first_state
 from teachonce.support.errors import UserError
 from teachonce.training.ranks import ALONE, Ranks
 
@@ -52,7 +52,7 @@ def has_attention(student: PreTrainedModel) -> bool:
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
-def size_of(student: Any) -> tuple[int, int]:
+def student_size(student: Any) -> tuple[int, int]:
     """Return a student's hidden size and number of layers.
 
     Raises UserError for a module that cannot be a student.
@@ -207,7 +207,7 @@ def _no_task(student: Any, *_: Any) -> Any:
 
 
 # A transformers model of another type, made by the caller of `train`.
-FOREIGN = Kind(
+FOREIGN = ModelKind(
     _no_task, {}, lm=_logits_by_forward, tag=_no_task, pooled=_no_task, classify=_no_task
 )
 
@@ -226,7 +226,7 @@ def _logits_of_own(student: Any, states: Tensor) -> Tensor:
 OWN = replace(FOREIGN, lm=_logits_of_own, pooled=first_state)
 
 
-def kind_of(student: Any) -> Kind:
+def kind_of(student: Any) -> ModelKind:
     """Return the entry of `KINDS` of a student; `FOREIGN` or `OWN` for a model of another kind."""
     if not isinstance(student, PreTrainedModel):
         return OWN
@@ -305,7 +305,7 @@ def bytes_of_text(student: Any, length: int) -> int:
     s h L (34 + 5 a s / h), Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198), equation 1;
     the term in a is 0 for fused attention.
     """
-    width, layers = size_of(student)
+    width, layers = student_size(student)
     eager = getattr(getattr(student, "config", None), "_attn_implementation", None) == "eager"
     heads = student.config.num_attention_heads if eager and has_attention(student) else 0
     return max(1, length * layers * (34 * width + 5 * heads * length))

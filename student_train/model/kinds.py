@@ -72,7 +72,7 @@ def _headless(*_: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """Defines the models of one kind of student. Its key in `KINDS` is its key in `SHAPES` and the
     `model_type` of its config.
 
@@ -232,12 +232,12 @@ def _as_configured(model: Any, states: Tensor, present: Tensor) -> Tensor:
     return (states * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
 
 
-def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel]) -> Kind:
-    return Kind(config, {"causal": model}, lm=lambda model, states: model.lm_head(states))
+def _decoder(config: Callable[..., PreTrainedConfig], model: type[PreTrainedModel]) -> ModelKind:
+    return ModelKind(config, {"causal": model}, lm=lambda model, states: model.lm_head(states))
 
 
-KINDS: dict[str, Kind] = {
-    "bert": Kind(  # Devlin et al. 2019
+KINDS: dict[str, ModelKind] = {
+    "bert": ModelKind(  # Devlin et al. 2019
         _bert,
         {
             "mlm": BertForMaskedLM,
@@ -269,7 +269,7 @@ KINDS: dict[str, Kind] = {
         pooled=first_state,
         classify=lambda model, pooled: model.dropout(model.bert.pooler(pooled[:, None])),
     ),
-    "modernbert": Kind(  # Warner et al. 2024: rotary positions, normalised before a block
+    "modernbert": ModelKind(  # Warner et al. 2024: rotary positions, normalised before a block
         _modernbert,
         {
             "mlm": ModernBertForMaskedLM,
@@ -296,7 +296,7 @@ KINDS: dict[str, Kind] = {
     "llama": _decoder(_gated(LlamaConfig), LlamaForCausalLM),  # Touvron et al. 2023
     "qwen2": _decoder(_gated(Qwen2Config), Qwen2ForCausalLM),
     "qwen3": _decoder(_gated(Qwen3Config), Qwen3ForCausalLM),
-    "bilstm": Kind(  # Mukherjee & Awadallah 2019 and 2020
+    "bilstm": ModelKind(  # Mukherjee & Awadallah 2019 and 2020
         _bilstm,
         {
             "mlm": BiLstmForMaskedLM,
@@ -309,18 +309,18 @@ KINDS: dict[str, Kind] = {
         drop=lambda model, states: model.dropout(states),
         classify=lambda model, pooled: model.dropout(model.projected(pooled)),
     ),
-    "static": Kind(_static, {"mlm": StaticModel}),
+    "static": ModelKind(_static, {"mlm": StaticModel}),
 }
 
 
-def find_models(kind: str) -> Kind:
-    """Find the `Kind` of a kind of student, of this package or of the package that adds it.
+def find_models(kind: str) -> ModelKind:
+    """Find the `ModelKind` of a kind of student, of this package or of the package that adds it.
 
-    Raises UserError if it cannot be imported, or is not a `Kind`.
+    Raises UserError if it cannot be imported, or is not a `ModelKind`.
     """
     if kind not in KINDS:
         loaded = load_outside(SHAPES[kind].models, GROUP, "--student")
-        if not isinstance(loaded, Kind):
+        if not isinstance(loaded, ModelKind):
             raise UserError(f"--student {kind}: expected a Kind, got {type(loaded).__name__}")
         KINDS[kind] = loaded
     return KINDS[kind]
@@ -337,7 +337,7 @@ def make_student(
     """Make a model with random weights: a masked LM, or for a task a classifier or tagger.
 
     positions: the largest number of tokens in a text; a BiLSTM has no limit.
-    settings: further arguments of `Kind.config`.
+    settings: further arguments of `ModelKind.config`.
     Raises UserError for an invalid `student`; see `parse_student`.
     """
     shape = parse_student(student, option)

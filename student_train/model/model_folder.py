@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from teachonce.checkpoints.field_checks import check_checkpoint
-from teachonce.checkpoints.loading import load, load_network
+from teachonce.checkpoints.loading import load_network, load_resolved
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.student_train.model.start_checks import checked_folder
 from teachonce.support.arrays import Array
@@ -53,9 +53,9 @@ class ModelFolder:
         self._class = AutoModelForCausalLM if causal else AutoModelForMaskedLM
         checked_folder(path, option)
         self._model = ResolvedModel(path, path)
-        self._config = load(AutoConfig, self._model, option, local_files_only=True)
+        self._config = load_resolved(AutoConfig, self._model, option, local_files_only=True)
         check_checkpoint(self._model, self._config)
-        tokenizer = load(AutoTokenizer, self._model, option, local_files_only=True)
+        tokenizer = load_resolved(AutoTokenizer, self._model, option, local_files_only=True)
         if not tokenizer.is_fast:
             raise UserError(
                 f"{option}: {path}: {type(tokenizer).__name__} is not a fast tokenizer, and its"

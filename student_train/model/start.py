@@ -20,9 +20,9 @@ from teachonce.student_train.model.decoder_cut import PARTS, cut_decoder
 from teachonce.student_train.model.model_folder import OUTPUT, ModelFolder, WeightSource
 from teachonce.student_train.model.start_checks import check_same_pieces, other_teacher
 from teachonce.student_train.model.teacher_layers import (
+    assigned_layers,
     cut_layers,
     layer_count,
-    layer_groups,
     take_transform,
 )
 from teachonce.student_train.settings.option_values import FOLDER
@@ -306,7 +306,7 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
         # Vectors of texts: a held-out loss of 3.94 from means of layers, 4.17 from single layers.
         return "teacher"
     # Masked LM: 4.57 nats a token from the first layers, 5.07 from means (BERT 128x2x2).
-    return f"layers:{','.join(str(group[0]) for group in layer_groups('', layers, count))}"
+    return f"layers:{','.join(str(group[0]) for group in assigned_layers('', layers, count))}"
 
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:

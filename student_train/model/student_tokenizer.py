@@ -55,7 +55,9 @@ def student_tokenizer(
     if size is not None and family:
         return _train_byte_level(store, blocks, others, size, family)
     if size is not None:
-        return train_wordpiece(_texts(store, blocks, others), size, store.tokenizer().normalizer)
+        return train_student_wordpiece(
+            _texts(store, blocks, others), size, store.tokenizer().normalizer
+        )
     if word == "teacher":
         return _from_teacher(store.tokenizer(), store, word, family)
     kind, colon, number = word.partition(":")
@@ -66,7 +68,7 @@ def student_tokenizer(
             " such as 8k, teacher, or a folder"
         )
     if kind == "words" and bool(colon) == (size is not None):
-        return _with_special_tokens(wordpiece.words_of(_texts(store, blocks, others), size))
+        return _with_special_tokens(wordpiece.word_vocabulary(_texts(store, blocks, others), size))
     if kind == "pruned" and size:
         return _from_teacher(pruned_tokenizer(store, size, blocks), store, word, family)
     if word == "mixed-vocab":
@@ -101,7 +103,7 @@ def check_student_tokenizer(tokenizer: Any, word: str, family: str) -> PreTraine
         UserError for a tokenizer that a student cannot use.
     """
     if not family:
-        wordpiece.check_student_tokenizer(tokenizer, word)
+        wordpiece.check_masking_tokenizer(tokenizer, word)
     elif not tokenizer.is_fast or not _spells_bytes(tokenizer, word):
         raise UserError(
             f"--vocab {word}: a decoder needs a fast tokenizer that encodes every byte (byte-level,"
@@ -217,7 +219,7 @@ def _train_byte_level(
     return PreTrainedTokenizerFast(tokenizer_object=trained, extra_special_tokens=further, **roles)
 
 
-def train_wordpiece(
+def train_student_wordpiece(
     texts: Iterable[str], size: int, teacher_normalizer: Any
 ) -> PreTrainedTokenizerFast:
     """Train a WordPiece vocabulary of `size` pieces; returns it as a transformers tokenizer."""

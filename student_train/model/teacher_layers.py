@@ -108,7 +108,7 @@ def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: Weigh
         return f"random layers: {why}"
     if "@" in how:
         _check_whole(how, student, store)
-    groups = layer_groups(layer_list, count, student.config.num_hidden_layers)
+    groups = assigned_layers(layer_list, count, student.config.num_hidden_layers)
     for name, target in inside.items():
         number, _, part = name.removeprefix(parts.layers).partition(".")
         names = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
@@ -158,7 +158,7 @@ def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> Non
             )
 
 
-def layer_groups(layer_list: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
+def assigned_layers(layer_list: str, teacher_layers: int, student_layers: int) -> list[list[int]]:
     """Assign teacher layers (from 1) to every student layer: the chosen ones, or by default all
     layers in consecutive groups.
 

@@ -24,7 +24,7 @@ from teachonce.student_train.output.card_code import (
     ENCODER,
     HOW_TO_SCORE,
     SCORER,
-    Head,
+    CardHead,
     head_for,
     how_to_embed,
     how_to_load,
@@ -143,7 +143,7 @@ def _recipe(report: dict[str, Any]) -> str:
     return f"\nRecipe `{recipe['name']}`{about}. After {recipe['source']}.\n"
 
 
-def _model_index(report: dict[str, Any], head: Head, title: str) -> str:
+def _model_index(report: dict[str, Any], head: CardHead, title: str) -> str:
     """Return the entry of the hub's metadata with the held-out figures, "" if there are none."""
     figures = {
         name.removeprefix("valid_"): value

@@ -19,7 +19,7 @@ MOST_NEW = 40
 
 
 @dataclass(frozen=True)
-class Head:
+class CardHead:
     """Describes a head for a card: the Auto class that loads it, its pipeline, a description, and
     code of an example text."""
 
@@ -30,19 +30,21 @@ class Head:
 
 
 HEADS = {
-    "mlm": Head(
+    "mlm": CardHead(
         "AutoModelForMaskedLM",
         "fill-mask",
         "masked language model",
         'f"The {predict.tokenizer.mask_token} is old."',
     ),
-    "causal": Head(
+    "causal": CardHead(
         "AutoModelForCausalLM", "text-generation", "language model (decoder)", '"Once upon a time"'
     ),
-    "classification": Head(
+    "classification": CardHead(
         "AutoModelForSequenceClassification", "text-classification", "classifier of texts"
     ),
-    "tagging": Head("AutoModelForTokenClassification", "token-classification", "tagger of tokens"),
+    "tagging": CardHead(
+        "AutoModelForTokenClassification", "token-classification", "tagger of tokens"
+    ),
 }
 CHAT = replace(HEADS["causal"], text='[{"role": "user", "content": "Hello"}]')
 SEVERAL_LABELS = replace(
@@ -57,10 +59,10 @@ NUMBERS = replace(SEVERAL_LABELS, noun="regression of texts")
 SCORER = replace(
     HEADS["classification"], pipeline="text-ranking", noun="reranker of pairs of texts"
 )
-ENCODER = Head(
+ENCODER = CardHead(
     "AutoModel", "feature-extraction", "encoder of texts", '"A text.", return_tensors=True'
 )
-EMBEDDER = Head("AutoModel", "sentence-similarity", "sentence embedding model")
+EMBEDDER = CardHead("AutoModel", "sentence-similarity", "sentence embedding model")
 HOW_TO_EMBED = """```python
 {imported}from sentence_transformers import SentenceTransformer
 
@@ -89,7 +91,7 @@ def output_kind_of_student(student: PreTrainedModel) -> OutputKind | None:
     return TaskSpec(kind, labels, problem_type=problem_type).output_kind
 
 
-def head_for(student: PreTrainedModel) -> Head:
+def head_for(student: PreTrainedModel) -> CardHead:
     """Return the head of a student's class, as a card describes it."""
     output_kind, head = output_kind_of_student(student), HEADS[head_of(student)]
     if student.config.num_labels == 1 and student.config.problem_type is None:
@@ -101,7 +103,7 @@ def head_for(student: PreTrainedModel) -> Head:
     return {"several labels": SEVERAL_LABELS, "numbers": NUMBERS}.get(str(output_kind), head)
 
 
-def how_to_load(student: PreTrainedModel, pairs: bool = False, head: Head | None = None) -> str:
+def how_to_load(student: PreTrainedModel, pairs: bool = False, head: CardHead | None = None) -> str:
     """Return Markdown with code that loads a student's folder and predicts for a text or a pair.
 
     head: the head with which it is loaded; None for the head of its class. If transformers does not

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from teachonce.checkpoints.checkpoint_tokenizer import save_tokenizer
 from teachonce.checkpoints.declared import declared_kind
-from teachonce.checkpoints.loading import FACTORIES, load
+from teachonce.checkpoints.loading import FACTORIES, load_resolved
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.support import files
@@ -38,7 +38,9 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
             )
 
     def load_local(factory: Any, path: str | Path) -> Any:
-        return load(factory, ResolvedModel(str(path), str(path)), caller, local_files_only=True)
+        return load_resolved(
+            factory, ResolvedModel(str(path), str(path)), caller, local_files_only=True
+        )
 
     config = load_local(AutoConfig, student)
     kind = declared_kind({"architectures": config.architectures})

@@ -53,11 +53,11 @@ def push(
     as `open_repository` does.
     """
     check_finished(Path(folder))
-    write_metadata(Path(folder), license, language)
+    write_card_metadata(Path(folder), license, language)
     return send(Path(folder), open_repository(repository, "model", private, revision), message)
 
 
-def write_metadata(folder: Path, license: str | None, language: Sequence[str]) -> None:
+def write_card_metadata(folder: Path, license: str | None, language: Sequence[str]) -> None:
     """Write licence and languages into the model card of a folder.
 
     Raises UserError for an invalid licence or language.

@@ -84,7 +84,7 @@ OF_LOSS = frozenset({
 })  # fmt: skip
 
 
-def judged(figures: Row, varied: Collection[str]) -> float:
+def comparable_figure(figures: Row, varied: Collection[str]) -> float:
     """Return a student's figure by its first comparable measure. The smallest is best; infinity if
     no measure is comparable.
 
@@ -98,7 +98,7 @@ def answers_alike(figures: Row) -> bool:
     """Return whether a student's figures are the figures of one that gives the same answer to
     everything: its scores (in percent) in all tasks that show it, or, without any, its validation.
 
-    figures: as `flat` returns them. A student that is always right, because all gold labels are
+    figures: as `flat_row` returns them. A student that is always right, because all gold labels are
     equal, does not count.
     """
     tasks = {name: end for name in figures for end in CONSTANT if name.endswith(f" {end}")}
@@ -114,7 +114,7 @@ def answers_alike(figures: Row) -> bool:
     return False
 
 
-def flat(row: Row) -> Row:
+def flat_row(row: Row) -> Row:
     """Return a row with its scores as columns `TASK SCORE`."""
     columns = {name: value for name, value in row.items() if name != SCORES}
     for task, scores in row.get(SCORES, {}).items():
@@ -127,10 +127,10 @@ def measures_of(rows: Sequence[Row], varied: Collection[str]) -> list[Measure]:
     """List the measures by which students can be ranked: scores of tasks, then validation figures,
     the most comparable first.
 
-    rows: as `flat` returns them. The validation loss is comparable only if no setting in `OF_LOSS`
-    varies.
+    rows: as `flat_row` returns them. The validation loss is comparable only if no setting in
+        `OF_LOSS` varies.
     """
-    # `flat` joins a task and its score by a space, which no other column has.
+    # `flat_row` joins a task and its score by a space, which no other column has.
     names = dict.fromkeys(name for row in rows for name in row if " " in name)
     tasks = [_of_task(name) for name in names if not name.endswith(NO_SCORE)]
     return [m for m in (*tasks, *comparable(varied)) if any(m.of(row) < math.inf for row in rows)]
@@ -152,7 +152,7 @@ def _of_task(column: str) -> Measure:
 def measure_of(rows: Sequence[Row]) -> Measure | None:
     """Return the measure by which students are ranked; None if they have no measure in common."""
     varied = {name for row in rows for name in row}
-    return next(iter(measures_of([*map(flat, rows)], varied)), None)
+    return next(iter(measures_of([*map(flat_row, rows)], varied)), None)
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
@@ -161,10 +161,10 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     Students whose answers are alike by `answers_alike` come after the others, and last those
     without a figure.
     """
-    measures = measures_of([*map(flat, rows)], {name for row in rows for name in row})
+    measures = measures_of([*map(flat_row, rows)], {name for row in rows for name in row})
 
     def sort_key(row: Row) -> tuple[bool, bool, list[float]]:
-        figures = flat(row)
+        figures = flat_row(row)
         values = [measure.of(figures) for measure in measures]
         return values[:1] == [math.inf], answers_alike(figures), values
 
@@ -186,7 +186,7 @@ def over_seeds(rows: Sequence[Row], varied: Sequence[str]) -> list[Row]:
     """
     measure, settings = measure_of(rows), [name for name in varied if name != "seed"]
     groups = dict[tuple[str, ...], list[Row]]()
-    for row in map(flat, rows):
+    for row in map(flat_row, rows):
         groups.setdefault(tuple(str(row.get(name)) for name in settings), []).append(row)
     several = [group for group in groups.values() if len(group) > 1]
     if "seed" not in varied or measure is None or not several:
@@ -221,7 +221,7 @@ def describe_best(rows: Sequence[Row], means: Sequence[Row] = ()) -> str:
             " nothing held out can be compared. Raise --held-out (for decoders also --max-length),"
             " add mlm to --loss (masked LMs only), or score them with downstream"
         )
-    best, last = flat(rows[0]), [row for row in rows if measure.of(flat(row)) == math.inf]
+    best, last = flat_row(rows[0]), [row for row in rows if measure.of(flat_row(row)) == math.inf]
     without = f"; {len(last)} without it come last" if last else ""
     if answers_alike(best):
         return (

@@ -21,7 +21,7 @@ from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.student_train.arguments import with_store_defaults
 from teachonce.student_train.data.collator import Collator
-from teachonce.student_train.data.vocabularies import check_vocabulary
+from teachonce.student_train.data.vocabularies import check_teacher_vocabulary
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.freezing import merge_low_rank
 from teachonce.student_train.model.pruning import pruned, shared_pieces
@@ -99,9 +99,9 @@ def open_stores(options: TrainOptions) -> Iterator[list[FeatureStore]]:
 
 def check_tokenizers(store: FeatureStore) -> None:
     """Raise StoreError if the installed tokenizers package produces other tokens than the stored
-    ones, or if reading the stored vocabulary exceeds the limits of `check_vocabulary`."""
+    ones, or if reading the stored vocabulary exceeds the limits of `check_teacher_vocabulary`."""
     check_tokens(store)
-    check_vocabulary(store)
+    check_teacher_vocabulary(store)
 
 
 def train_student(

@@ -8,12 +8,12 @@ from typing import Any
 
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.data.blocks import has_gold, output_kind_of, view_of
-from teachonce.student_train.losses.registry import LOSSES, features_of, losses_for, named
+from teachonce.student_train.losses.registry import LOSSES, features_read, losses_for, named
 from teachonce.student_train.model.freezing import check_frozen, check_rank, check_unfrozen
 from teachonce.student_train.model.start_checks import check_start_source, check_word_vectors
-from teachonce.student_train.plan.several_stores import check_combinable, check_labels
+from teachonce.student_train.plan.several_stores import check_combinable, check_same_labels
 from teachonce.student_train.plan.train_plan import Stage, StoreSplit, TrainPlan, plan_of
-from teachonce.student_train.plan.vector_space import check_space
+from teachonce.student_train.plan.vector_space import check_similarity
 from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import ALIGNMENTS
@@ -32,7 +32,7 @@ def checked_plan(options: TrainOptions, store: FeatureStore, *others: FeatureSto
     check_rank(options)
     _check_vectors(plan)
     for source in plan.sources:
-        check_labels(store, source.store)
+        check_same_labels(store, source.store)
         if options.projection == "student" and source.store.features.width != store.features.width:
             raise UserError(
                 f"--projection student: the teacher of {source.store.path} has hidden size"
@@ -60,7 +60,7 @@ def check_memory(plan: TrainPlan) -> None:
 
     from teachonce.student_train.data.cache import check_cache
 
-    kinds = set(features_of(term.loss for term in plan.terms))
+    kinds = set(features_read(term.loss for term in plan.terms))
     needs = [(store, kinds, _views(plan, store)) for store in plan.stores]
     check_cache(plan.options.cache, torch.device(plan.options.device), needs)
 
@@ -90,7 +90,7 @@ def _check_needs(plan: TrainPlan) -> None:
     # The checks of losses do not cover this: with other features of the same kind the training
     # would run, but would not be the recipe's.
     options, stores, needs = plan.options, plan.stores, plan.options.needs
-    read = features_of(term.loss for term in plan.terms)
+    read = features_read(term.loss for term in plan.terms)
     count = needs.get("stores", 1)
     if len(stores) < count:
         raise UserError(
@@ -138,7 +138,7 @@ def _check_tied(needs: Mapping[str, Any], store: FeatureStore) -> None:
 
 def _check_vectors(plan: TrainPlan) -> None:
     """Raise UserError for a loss of text vectors if `--combine outputs` is given, if the stores'
-    vectors differ in size, or if `check_space` refuses a store."""
+    vectors differ in size, or if `check_similarity` refuses a store."""
     options, stores = plan.options, plan.stores
     losses = [term.loss for term in plan.terms if term.loss.of_vectors]
     first = stores[0].features.embedding
@@ -150,7 +150,7 @@ def _check_vectors(plan: TrainPlan) -> None:
             " give --combine losses, or one --store"
         )
     for store in stores:
-        check_space(store)
+        check_similarity(store)
     for other in stores[1:]:
         spec = other.features.embedding
         if spec is not None and spec.width != first.width:

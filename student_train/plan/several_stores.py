@@ -8,13 +8,13 @@ from itertools import zip_longest
 from teachonce.store import FeatureStore, TaskSpec
 from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.student_train.losses.loss import Term
-from teachonce.student_train.losses.registry import features_of
+from teachonce.student_train.losses.registry import features_read
 from teachonce.support.errors import UserError
 
 LOSSES = "give --combine losses, which works with any stores"
 
 
-def check_labels(first: FeatureStore, other: FeatureStore) -> None:
+def check_same_labels(first: FeatureStore, other: FeatureStore) -> None:
     """Raise UserError unless the teachers of two stores have the same task and labels."""
     one, two = first.task, other.task
     if one == two:
@@ -61,7 +61,7 @@ def check_combinable(terms: Sequence[Term], first: FeatureStore, other: FeatureS
     features that `terms` compare can be averaged."""
     _check_pieces(first, other)
     _check_texts(first, other)
-    read = features_of(term.loss for term in terms)
+    read = features_read(term.loss for term in terms)
     if chunked := [term.name for term in terms if term.loss.teacher == "observed"]:
         raise UserError(
             f"--combine outputs: --loss {chunked[0]} needs the probability of the text, which the"

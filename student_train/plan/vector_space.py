@@ -55,7 +55,7 @@ def inherited_settings(stores: Sequence[FeatureStore]) -> dict[str, Any]:
     return settings | {"prompts": {**prompts, name: text}, "default_prompt": name}
 
 
-def check_space(store: FeatureStore) -> None:
+def check_similarity(store: FeatureStore) -> None:
     """Raise UserError for a teacher with a distance as similarity and vectors that are not
     normalised."""
     # Losses of vectors compare directions only: a student does not reproduce the lengths.

@@ -385,7 +385,7 @@ class OptionFields:
         " separately), layers, layers.N, head, projection.",
         words=values.PARTS,
         read=values.parse_parts,
-        check=values.check_parts,
+        check=values.check_student_parts,
         scope={STAGE},
     )
     prune_to: MaybePathWord = option(

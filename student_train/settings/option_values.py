@@ -112,7 +112,7 @@ def parse_parts(words: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
-def check_parts(parts: Sequence[str]) -> None:
+def check_student_parts(parts: Sequence[str]) -> None:
     """Raise UserError unless every word names a part of a student."""
     for part in parts:
         if not is_part(part):

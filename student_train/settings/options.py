@@ -48,11 +48,11 @@ from teachonce.support.errors import UserError
 from teachonce.support.option_types import NotGiven
 from teachonce.support.options import (
     check_value,
-    check_values,
     default_of,
     flag_of,
     options_of,
     parse_value,
+    parse_values,
     scoped,
 )
 from teachonce.support.packages import check_library
@@ -96,7 +96,7 @@ class TrainOptions(OptionFields):
 
     def __post_init__(self) -> None:
         self._parse_stores_and_stages()
-        check_values(self)
+        parse_values(self)
         for number, stage in enumerate(self.stages, 1):
             check_stage(stage, f"stage {number}")
             for name in stage.keys() - {"unfreeze"}:

@@ -69,7 +69,7 @@ def find_recipe(name: str) -> Recipe:
     return recipes[inner]
 
 
-def described(name: str, recipe: Recipe) -> dict[str, str]:
+def recipe_record(name: str, recipe: Recipe) -> dict[str, str]:
     """Return name, description and source of a recipe for the record of a training, without the
     folder of its file. `name` is as given."""
     source = recipe.source

@@ -104,7 +104,7 @@ class ShapeKind:
     token_types: whether there are token type embeddings (first and second text).
     causal: whether it is a decoder, trained on next tokens.
     family: for a decoder, the family of its byte-level vocabulary (`training/byte_level.py`).
-    models: for a kind of another package, `module:attribute` of its `Kind`; see `model/kinds.py`.
+    models: for a kind of another package, `module:attribute` of its `ModelKind` (`model/kinds.py`).
     """
 
     read: Callable[[str, str], Shape]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teachonce.student_train.output.ranking import SCORES
-from teachonce.student_train.sweep.runs import Pruned, Run, Runs, validations
-from teachonce.student_train.sweep.scores import FILE, Task, score
+from teachonce.student_train.sweep.runs import Pruned, Run, SweepRuns, validations
+from teachonce.student_train.sweep.scores import FILE, ScoringTask, score
 from teachonce.student_train.sweep.trials import RunSource
 from teachonce.support.errors import UserError, first_line, os_error_line
 from teachonce.support.redaction import redacted
@@ -38,7 +38,7 @@ class Work:
     """Holds a student to train, and the tasks on which to score it."""
 
     options: TrainOptions
-    tasks: tuple[Task, ...]
+    tasks: tuple[ScoringTask, ...]
 
     def train(
         self, stores: list[FeatureStore], prepared: Prepared | None, end_reason: EndReason, say: Say
@@ -80,7 +80,7 @@ class Work:
         return dict(report["result"])
 
 
-def reason(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Describe an error in one line; an unforeseen error with its file and line."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
@@ -108,12 +108,12 @@ def finish(
     except Pruned as pruned:
         return "pruned", {}, str(pruned)
     except Exception as error:  # the other students are trained all the same
-        return "failed", {}, reason(error)
+        return "failed", {}, error_line(error)
     try:
         out = work.options.out_folder()
         scores = {t.name: score(t, str(out), out.name, out.parent, say) for t in work.tasks}
     except Exception as error:
-        return "finished", result, f"its scoring failed: {reason(error)}"
+        return "finished", result, f"its scoring failed: {error_line(error)}"
     return "finished", {**result, SCORES: scores} if scores else result, ""
 
 
@@ -147,8 +147,8 @@ class Execution:
     """
 
     source: RunSource
-    runs: Runs
-    tasks: tuple[Task, ...]
+    runs: SweepRuns
+    tasks: tuple[ScoringTask, ...]
     total: str
     say: Say
 

@@ -29,7 +29,7 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep.execution import Execution, Say
 from teachonce.student_train.sweep.page.report import write_report
 from teachonce.student_train.sweep.processes import Processes, shared_cores
-from teachonce.student_train.sweep.runs import Run, Runs
+from teachonce.student_train.sweep.runs import Run, SweepRuns
 from teachonce.student_train.sweep.scores import ScoringPlan, check_scored, read_plan, score
 from teachonce.student_train.sweep.space import Point, Space, arguments_of, corners, points, varied
 from teachonce.student_train.sweep.table import CSV, show, table, table_of_references
@@ -101,7 +101,7 @@ class Sweep:
             )
         with closing(_sweep_lease(self.folder)) as lease:
             # Under the lease: another sweep may have written its last students just now.
-            runs = Runs(self.folder, self.space, changed, self.trials is not None)
+            runs = SweepRuns(self.folder, self.space, changed, self.trials is not None)
             # Earlier scores stay: the first run rewrites runs.json before models are scored again.
             runs.references = {**dict.fromkeys(plan.models, {}), **runs.references}
             total = "" if self.trials else f"/{len(planned)}"
@@ -110,9 +110,9 @@ class Sweep:
             problems = _references(plan, runs, say)
             _show(runs, as_json, say, problems)
 
-    def _source(self, runs: Runs, planned: list[tuple[Point, TrainOptions]]) -> RunSource:
+    def _source(self, runs: SweepRuns, planned: list[tuple[Point, TrainOptions]]) -> RunSource:
         """Return the search, or the list of the planned students. Raises UserError as `Trials` and
-        `Runs.check_retained` do."""
+        `SweepRuns.check_retained` do."""
         if self.trials:
             make, seed = partial(self._add_run, runs), planned[0][1].seed
             return Trials(self.space, self.trials, seed, runs, make, self.prune or "median")
@@ -122,7 +122,7 @@ class Sweep:
         halves = self.prune == "asha"
         return ListedRuns(runs, Study("asha", runs.varied, "--prune asha") if halves else None)
 
-    def _add_run(self, runs: Runs, point: Point, options: TrainOptions | None = None) -> Run:
+    def _add_run(self, runs: SweepRuns, point: Point, options: TrainOptions | None = None) -> Run:
         """Add the run of a point to the sweep, and return it. options: the options of the point,
         if they are known."""
         options = options or self._options(point)
@@ -187,13 +187,13 @@ class Sweep:
         self, execution: Execution, device: str, home: DriverNode, saved: Callable[[], str]
     ) -> None:
         ray = library("ray", "ray", "--ray")
-        from teachonce.student_train.sweep.on_ray import Cluster
+        from teachonce.student_train.sweep.on_ray import RayWorkers
 
         assert self.ray is not None
         with stoppable(saved) as stop, cluster(ray, self.ray, stop):
             gpus = gpus_of_worker(ray, self.ray_gpus, device)
             try:
-                execution.at_once(Cluster(ray, self.ray, gpus, home, stop, execution.say))
+                execution.at_once(RayWorkers(ray, self.ray, gpus, home, stop, execution.say))
             except ray.exceptions.RayError as error:
                 raise UserError(
                     f"--ray {self.ray}: the cluster no longer responds ({short(error)}); run the"
@@ -254,7 +254,7 @@ def _check(planned: list[TrainOptions], stores: list[FeatureStore]) -> dict[Path
     return {options.out_folder(): prepare(options, *stores) for options in starts.values()}
 
 
-def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> list[str]:
+def _references(plan: ScoringPlan, runs: SweepRuns, say: Callable[[str], object]) -> list[str]:
     """Score the reference models. Returns a line for each failure."""
     problems = []
     for name, model in plan.models.items():
@@ -270,7 +270,9 @@ def _references(plan: ScoringPlan, runs: Runs, say: Callable[[str], object]) -> 
     return problems
 
 
-def _show(runs: Runs, as_json: bool, say: Callable[[str], object], problems: list[str]) -> None:
+def _show(
+    runs: SweepRuns, as_json: bool, say: Callable[[str], object], problems: list[str]
+) -> None:
     """Print the table and the best student. Raises UserError if runs have failed."""
     rows = ranked(runs.finished())
     means = over_seeds(rows, runs.varied)

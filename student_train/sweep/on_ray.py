@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from teachonce.student_train.sweep.execution import Event, Say, Work, finish, reason
+from teachonce.student_train.sweep.execution import Event, Say, Work, error_line, finish
 from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 from teachonce.support.lease import BEAT, MISSED, Taken, check_free
@@ -77,7 +77,7 @@ def worker(work: Work, home: DriverNode, mailbox: Any, key: Key) -> tuple[str, A
     try:
         home.enter()
     except (UserError, OSError) as error:
-        return "refused", {}, f"{host}: {reason(error)}"
+        return "refused", {}, f"{host}: {error_line(error)}"
     try:
         from teachonce.student_train.output.run import open_stores
 
@@ -88,7 +88,7 @@ def worker(work: Work, home: DriverNode, mailbox: Any, key: Key) -> tuple[str, A
                 work, stores, None, end_reason, lambda line: mailbox.say.remote(key, line)
             )
     except Exception as error:  # the other students are trained all the same
-        return "failed", {}, f"on {host}: {reason(error)}"
+        return "failed", {}, f"on {host}: {error_line(error)}"
 
 
 def _wait_until_free(out: Path) -> None:
@@ -104,7 +104,7 @@ def _wait_until_free(out: Path) -> None:
         time.sleep(1)
 
 
-class Cluster:
+class RayWorkers:
     """Runs workers as Ray tasks, one for each student that the nodes have room for."""
 
     deaths = 3

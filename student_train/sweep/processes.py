@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, parent_process, process
 
-from teachonce.student_train.sweep.execution import Event, Work, finish, reason
+from teachonce.student_train.sweep.execution import Event, Work, error_line, finish
 from teachonce.support.environment import variable
 from teachonce.support.signals import Stopped, stoppable
 
@@ -109,7 +109,7 @@ def in_child(work: Work, gpu: int | None, parent: connection.Connection) -> None
                 with open_stores(work.options) as stores:
                     ended = finish(work, stores, None, end_reason, say)
             except Exception as error:
-                ended = ("failed", {}, reason(error))
+                ended = ("failed", {}, error_line(error))
             parent.send(("ended", *ended))
     # BrokenPipeError: the parent has ended, and nobody reads the events.
     except (Stopped, BrokenPipeError) as stopped:

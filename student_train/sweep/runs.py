@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from teachonce.student_train.output.ranking import SCORES, SWEEP, Row, ranked
 from teachonce.student_train.output.report import read_record
-from teachonce.student_train.sweep.space import Space, described
+from teachonce.student_train.sweep.space import Space, space_record
 from teachonce.student_train.sweep.table import CSV, write_csv
 from teachonce.support import files
 from teachonce.support.console import counted
@@ -54,14 +54,14 @@ class Run:
         return {**self.settings, "folder": self.folder.name, **self.result}
 
 
-class Runs:
+class SweepRuns:
     """Stores the runs of a sweep and writes runs.json, sweep.json and sweep.csv as they change."""
 
     def __init__(self, folder: Path, space: Space, varied: Sequence[str], searched: bool) -> None:
         """Read the runs.json of an earlier command. Raises UserError if its ranges differ."""
         self.folder, self.varied, self.runs = folder, varied, list[Run]()
         # As it is read back from the file, where a tuple is a list.
-        self.space = json.loads(json.dumps(described(space) if searched else None))
+        self.space = json.loads(json.dumps(space_record(space) if searched else None))
         before = read_runs(folder) or {"space": self.space, "runs": []}
         self.earlier: list[dict[str, Any]] = before["runs"]
         # Scores of other models, by name and task.

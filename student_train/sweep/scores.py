@@ -15,7 +15,7 @@ from typing import Any
 
 from teachonce.student_train.output.ranking import DEVIATION, QUARTILES, SCORED
 from teachonce.support.errors import UserError
-from teachonce.support.options import words_of
+from teachonce.support.options import command_words
 from teachonce.support.parsing import read_json, read_toml, schema_violation
 
 FILE = "scores.json"
@@ -26,7 +26,7 @@ CHECK = (sys.executable, "-c", "from teachonce.downstream.early_checks import ma
 
 
 @dataclass(frozen=True)
-class Task:
+class ScoringTask:
     """Holds a run of `downstream` for each student: its name in the table, and its arguments."""
 
     name: str
@@ -42,7 +42,7 @@ class Task:
 class ScoringPlan:
     """Lists the tasks on which to score each student, and other models to compare with, by name."""
 
-    tasks: tuple[Task, ...] = ()
+    tasks: tuple[ScoringTask, ...] = ()
     models: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,7 +64,9 @@ def read_plan(path: Path) -> ScoringPlan:
                 raise UserError(f"{path}: [{table}] {name!r}: {expected}")
     if problem := _refused(tasks, models):
         raise UserError(f"{path}: {problem}")
-    return ScoringPlan(tuple(Task(name, tuple(words_of(t))) for name, t in tasks.items()), models)
+    return ScoringPlan(
+        tuple(ScoringTask(name, tuple(command_words(t))) for name, t in tasks.items()), models
+    )
 
 
 def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
@@ -84,7 +86,7 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def score(
-    task: Task, model: str, name: str, sweep: Path, say: Callable[[str], object]
+    task: ScoringTask, model: str, name: str, sweep: Path, say: Callable[[str], object]
 ) -> Mapping[str, float]:
     """Score a model unless its scores exist; return its main figures by name, shares in percent.
 
@@ -104,7 +106,7 @@ def score(
     return _figures(read_json(file, SHAPE), file)
 
 
-def check_scored(task: Task, model: str, name: str, sweep: Path) -> None:
+def check_scored(task: ScoringTask, model: str, name: str, sweep: Path) -> None:
     """Raise UserError if the scores of a reference model `name` are of another model."""
     folder, scored = task.folder(sweep, name), model
     with suppress(OSError, ValueError, TypeError, LookupError):  # none yet, or `score` reports it

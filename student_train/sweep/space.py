@@ -149,6 +149,6 @@ def corners(space: Space) -> Iterator[Point]:
             yield {**first, name: value}
 
 
-def described(space: Space) -> dict[str, Any]:
+def space_record(space: Space) -> dict[str, Any]:
     """Describe a space as JSON, for comparison with an earlier command's."""
     return {n: vars(e) if isinstance(e, Interval) else list(e) for n, e in space.items()}

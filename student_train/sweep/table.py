@@ -20,7 +20,7 @@ from teachonce.student_train.output.ranking import (
     SPREADS,
     Row,
     compares_losses,
-    flat,
+    flat_row,
     ranked,
 )
 from teachonce.student_train.output.report import read_report, store_contents
@@ -52,10 +52,10 @@ def table(rows: Sequence[Row], varied: Sequence[str]) -> list[list[str]]:
     # Values of different losses cannot be compared.
     incomparable = () if compares_losses(varied) else (LOSS.name,)
     columns = [*(varied or ["folder"]), *(name for name in names if name not in incomparable)]
-    scores = dict.fromkeys(name for row in rows for name in flat(row) if name not in row)
+    scores = dict.fromkeys(name for row in rows for name in flat_row(row) if name not in row)
     columns += [name for name in scores if not name.endswith(SPREADS)]
     lines = [columns]
-    for row in map(flat, rows):
+    for row in map(flat_row, rows):
         cells = (row.get(column, "") for column in columns)
         lines.append([_cell(cell) for cell in cells])
     return lines
@@ -70,7 +70,7 @@ def _cell(value: object) -> str:
 
 def table_of_references(references: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Return the headings, then a line for each other model; [] if none has scores."""
-    rows = {name: flat({SCORES: scores}) for name, scores in references.items() if scores}
+    rows = {name: flat_row({SCORES: scores}) for name, scores in references.items() if scores}
     if not rows:
         return []
     names = dict.fromkeys(name for row in rows.values() for name in row)
@@ -83,7 +83,7 @@ def table_of_references(references: Mapping[str, Mapping[str, Any]]) -> list[lis
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write every figure of every student, unrounded."""
-    rows = [flat(row) for row in rows]
+    rows = [flat_row(row) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()

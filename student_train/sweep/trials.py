@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from teachonce.student_train.output.ranking import judged
-from teachonce.student_train.sweep.runs import Run, Runs, validations
+from teachonce.student_train.output.ranking import comparable_figure
+from teachonce.student_train.sweep.runs import Run, SweepRuns, validations
 from teachonce.student_train.sweep.space import Interval, Point, Space
 from teachonce.support.packages import library
 
@@ -56,7 +56,7 @@ class Study:
     def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
         """Report a validation, which a resumed run may repeat; return the reason why the run ends,
         or "" to continue."""
-        value, trial = judged(figures, self._varied), self.trials[run.number]
+        value, trial = comparable_figure(figures, self._varied), self.trials[run.number]
         if not math.isfinite(value):
             return ""
         steps = trial.user_attrs.get("steps", [])
@@ -84,7 +84,7 @@ class Study:
 class ListedRuns:
     """Yields runs that are listed in advance; a `study` prunes some of them."""
 
-    def __init__(self, runs: Runs, study: Study | None = None) -> None:
+    def __init__(self, runs: SweepRuns, study: Study | None = None) -> None:
         """Restore the state of an earlier command from runs.json and the validations."""
         self._runs, self._study = iter(list(runs.runs)), study
         if study is not None:
@@ -114,7 +114,7 @@ class Trials(Study):
         space: Space,
         count: int,
         seed: int,
-        runs: Runs,
+        runs: SweepRuns,
         make: Callable[[Point], Run],
         prune: str = "median",
     ) -> None:
@@ -193,7 +193,7 @@ class Trials(Study):
         """Report a finished run to Optuna. It ranks a pruned trial by its last figure, and one
         without a figure below all others."""
         states, trial = self.optuna.trial.TrialState, self.trials[run.number]
-        value = judged(run.result, self.runs.varied)
+        value = comparable_figure(run.result, self.runs.varied)
         if run.state == "finished" and math.isfinite(value):
             self.study.tell(trial, value)
         elif run.state == "pruned":

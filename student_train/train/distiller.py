@@ -24,7 +24,7 @@ from teachonce.student_train.model.any_student import (
     own_projection,
     pooled_tokens,
     shared_pass,
-    size_of,
+    student_size,
 )
 from teachonce.student_train.plan.train_plan import every_term, terms_of
 from teachonce.student_train.settings.options import TrainOptions
@@ -76,7 +76,7 @@ class Distiller(nn.Module):
         super().__init__()
         self.student, self.terms = student, tuple(terms)
         self.bf16, self.ranks = bf16, ranks
-        width, self.layers = size_of(student)
+        width, self.layers = student_size(student)
         self.projections = nn.ModuleDict()
         self.projected_losses = set[str]()  # by the student's own projection
         self.every = tuple(every) or self.terms

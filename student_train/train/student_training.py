@@ -22,7 +22,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.data.batch import StudentBatch
 from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.losses.loss import Term
-from teachonce.student_train.model.any_student import size_of
+from teachonce.student_train.model.any_student import student_size
 from teachonce.student_train.model.freezing import set_frozen
 from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
 from teachonce.student_train.settings.option_fields import describe_changed_settings
@@ -121,7 +121,7 @@ def train(
             " them, or give another out"
         )
     stores = [store, *(other for other, _ in others)]
-    plan = plan_of(options.resolved(), *stores, layers=size_of(student)[1])
+    plan = plan_of(options.resolved(), *stores, layers=student_size(student)[1])
     collators = [collator, *(c for _, c in others)]
     if line := check_held_out(plan, collators):
         say(line)

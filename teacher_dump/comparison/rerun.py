@@ -18,7 +18,7 @@ import torch
 from tqdm.auto import tqdm
 
 from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
-from teachonce.checkpoints.sentence_settings import read_settings
+from teachonce.checkpoints.sentence_settings import read_sentence_settings
 from teachonce.checkpoints.text_vectors import POOLINGS
 from teachonce.store import Features, FeatureStore, Record, TaskSpec, UserError
 from teachonce.store.errors import StoreError
@@ -258,7 +258,7 @@ def _prompt(store: FeatureStore, model: ResolvedModel, stored: str | None) -> st
         return stored
     if not vectors.prompt:
         return ""
-    prompts = read_settings(model, None).prompts
+    prompts = read_sentence_settings(model, None).prompts
     prompt = next((name for name, text in prompts.items() if text == vectors.prompt), None)
     if prompt is None:
         raise UserError(

@@ -22,7 +22,7 @@ from teachonce.teacher_dump.corpus.labelled_text import (
 )
 from teachonce.teacher_dump.corpus.tables import (
     TABLES,
-    Table,
+    TextTable,
     cell_of,
     has_cell,
     names_in,
@@ -47,7 +47,7 @@ from teachonce.teacher_dump.corpus.text_files import (
     BLOCK,
     CorpusError,
     Seen,
-    ignore,
+    ignore_bytes,
     no_column,
     read_lines,
     suffix_of,
@@ -59,7 +59,7 @@ MAX_NAMES = 1 << 17  # labels to collect: more than any teacher has
 SizeAndHash = tuple[int, str]  # number of bytes, and their SHA-256
 
 
-def read_rows(path: Path, columns: Columns, seen: Seen = ignore) -> Iterator[LabelledText]:
+def read_rows(path: Path, columns: Columns, seen: Seen = ignore_bytes) -> Iterator[LabelledText]:
     """Read the texts of a file by its suffix. `seen` receives the bytes that are read."""
     if suffix_of(path) == ".txt":
         check_untagged(path)
@@ -75,7 +75,7 @@ def has_columns(path: Path, columns: Columns) -> bool:
     return suffix in TABLES and not (suffix == ".tsv" and is_tagged(path, columns.names()))
 
 
-def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledText]:
+def table_texts(table: TextTable, columns: Columns, name: str) -> Iterator[LabelledText]:
     """Read the texts of a table, called `name` in errors; a blank row is an empty text. Raises
     CorpusError for a table without rows, and for a column that is missing or has no text."""
     if not table.columns:
@@ -114,7 +114,7 @@ def table_texts(table: Table, columns: Columns, name: str) -> Iterator[LabelledT
             yield labelled_row(row, text_columns, label, number, where)
 
 
-def _check_header(table: Table, column: str) -> None:
+def _check_header(table: TextTable, column: str) -> None:
     """Raise CorpusError if the name of the chosen column looks like a text: the header is
     missing."""
     if len(column.split()) > NAME_WORDS or len(column) > NAME_CHARACTERS or column.endswith(ENDS):
@@ -245,7 +245,7 @@ class FileSource(CorpusSource):
 
     def first(self) -> LabelledText | None:
         # Without a hash: a file that is packed is read to its end for it, before and afterwards.
-        return next(self._read(ignore), None)
+        return next(self._read(ignore_bytes), None)
 
     def _read(self, seen: Seen) -> Iterator[LabelledText]:
         try:

@@ -24,7 +24,7 @@ from teachonce.teacher_dump.corpus.class_names import features_in, with_class_na
 from teachonce.teacher_dump.corpus.text_files import (
     CorpusError,
     Seen,
-    ignore,
+    ignore_bytes,
     inner_return,
     read_lines,
     seen_whole,
@@ -42,7 +42,7 @@ Rows = Iterator[tuple[int, Row | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Holds named columns and their rows.
 
     columns: the names, in order; the names in the first rows if each row names its cells. A nested
@@ -64,7 +64,7 @@ class Table:
     header: bool = False
 
 
-def open_table(path: Path, seen: Seen = ignore) -> Table:
+def open_table(path: Path, seen: Seen = ignore_bytes) -> TextTable:
     """Open a table and read its header or first row. `seen` receives the bytes that are read.
 
     Raises CorpusError if the file cannot be parsed, also while rows are read, and OSError.
@@ -109,7 +109,7 @@ def names_in(row: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _of_rows(rows: Rows, name: str, unit: str) -> Table:
+def _of_rows(rows: Rows, name: str, unit: str) -> TextTable:
     """Create a table, called `name` in errors, from rows that name their columns."""
     first = list[tuple[int, Row | None]]()  # blank lines, then the first row
     for numbered in rows:
@@ -124,7 +124,7 @@ def _of_rows(rows: Rows, name: str, unit: str) -> Table:
     # Of several rows: the first may lack the text, and any may have a number in its place.
     cells = {n: [cell_of(row, n) for row in full if has_cell(row, n)] for n in names}
     textual = [name for name in names if any(map(_has_text, cells[name]))]
-    return Table(names, textual, where, lambda columns: chain(first, rows), unit)
+    return TextTable(names, textual, where, lambda columns: chain(first, rows), unit)
 
 
 def _has_text(cell: Any) -> bool:
@@ -139,7 +139,7 @@ def is_message(item: Any) -> bool:
     return isinstance(item, dict) and any(keys <= item.keys() for keys in MESSAGE_KEYS)
 
 
-def _delimited(path: Path, seen: Seen) -> Table:
+def _delimited(path: Path, seen: Seen) -> TextTable:
     """Open a .tsv or .csv file; its header is the first row that is not blank.
 
     Raises CorpusError if the header is divided by another separator, and for a row whose number of
@@ -166,7 +166,7 @@ def _delimited(path: Path, seen: Seen) -> Table:
     sample = list(islice(rows, SAMPLE_ROWS))
     full = [row for _, row in sample if row is not None]
     textual = [name for name in header if not all(_is_number(row[name]) for row in full)]
-    return Table(header, textual, where, lambda columns: chain(sample, rows), header=True)
+    return TextTable(header, textual, where, lambda columns: chain(sample, rows), header=True)
 
 
 def _is_blank(row: list[str]) -> bool:
@@ -238,7 +238,7 @@ def _check_object(row: Any, where: str) -> None:
         )
 
 
-def _json(path: Path, seen: Seen) -> Table:
+def _json(path: Path, seen: Seen) -> TextTable:
     rows = _array(path, seen) if suffix_of(path) == ".json" else _objects(path, seen)
     return _of_rows(rows, str(path), "line")
 
@@ -305,7 +305,7 @@ def _skip_blanks(text: str, position: int) -> int:
     return position
 
 
-def _parquet(path: Path, seen: Seen) -> Table:
+def _parquet(path: Path, seen: Seen) -> TextTable:
     import pyarrow.parquet as pq
 
     with _readable(path), pq.ParquetFile(path) as file:
@@ -323,7 +323,7 @@ def _parquet(path: Path, seen: Seen) -> Table:
             records = (row for batch in batches for row in batch.to_pylist())
             yield from _named_rows(records, features, str(path))
 
-    return Table([name for name, _ in kinds], textual, str(path), rows, "row", others)
+    return TextTable([name for name, _ in kinds], textual, str(path), rows, "row", others)
 
 
 @contextmanager
@@ -390,7 +390,7 @@ def _named_rows(rows: Iterable[Row], features: Mapping[str, Any], where: str) ->
         yield number, {k: with_class_names(cell, features.get(k), place) for k, cell in cells}
 
 
-def dataset_table(rows: Any, where: str) -> Table:
+def dataset_table(rows: Any, where: str) -> TextTable:
     """Create a table from a dataset of `datasets`, loaded or streamed."""
     described = rows.features.to_dict() if rows.features else {}
     numbered = _named_rows(rows, described, where)
@@ -426,7 +426,7 @@ def saved_dataset(path: Path, split: str | None = None) -> Any:
     return dataset[split]
 
 
-TABLES: dict[str, Callable[[Path, Seen], Table]] = {
+TABLES: dict[str, Callable[[Path, Seen], TextTable]] = {
     ".jsonl": _json,
     ".ndjson": _json,
     ".json": _json,

@@ -18,7 +18,7 @@ from teachonce.teacher_dump.corpus.text_files import (
     CorpusError,
     Seen,
     conversion,
-    ignore,
+    ignore_bytes,
     is_packed,
     read_lines,
     stem_of,
@@ -184,7 +184,7 @@ def _have_entities(lines: list[str]) -> bool:
 
 
 def tagged_sentences(
-    path: Path, seen: Seen = ignore, parts_of_speech: bool = False
+    path: Path, seen: Seen = ignore_bytes, parts_of_speech: bool = False
 ) -> Iterator[list[TaggedWord]]:
     """Read the sentences of a file of words and tags; see `tagged_layout`.
 

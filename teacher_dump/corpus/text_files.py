@@ -56,7 +56,7 @@ Seen = Callable[[bytes], object]
 """A function that is called with all bytes of a file in order, as it is read."""
 
 
-def ignore(raw: bytes) -> None:
+def ignore_bytes(raw: bytes) -> None:
     """Discard the bytes, for callers that hash nothing."""
 
 
@@ -154,7 +154,7 @@ class _Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def open_bytes(path: Path, seen: Seen = ignore) -> Iterator[io.BufferedReader]:
+def open_bytes(path: Path, seen: Seen = ignore_bytes) -> Iterator[io.BufferedReader]:
     """Open a file, decompressed. For a compressed file `seen` receives the compressed bytes."""
     if not is_packed(path):
         with path.open("rb") as file:
@@ -171,7 +171,7 @@ def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
     If the file has changed when the block ends, `seen` receives an extra block, so that the hash
     differs.
     """
-    if seen is ignore:
+    if seen is ignore_bytes:
         yield
         return
     before = hashlib.sha256()
@@ -215,7 +215,7 @@ STDIN = Path("stdin")
 """Standard input: `read_lines` compares by identity, so a file named stdin is read as a file."""
 
 
-def read_lines(path: Path, seen: Seen = ignore, longest: int | None = None) -> Iterator[str]:
+def read_lines(path: Path, seen: Seen = ignore_bytes, longest: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 file, or of STDIN, without their ends.
 
     `longest` is the maximum number of bytes of a line, and so of the memory for it; by default

@@ -25,7 +25,7 @@ from teachonce.store.format.identity import object_in
 from teachonce.store.tools.info import unread_line
 from teachonce.support.background import BackgroundCalls, prefetched
 from teachonce.support.console import counted, takes_option
-from teachonce.support.differences import described, differences, first_few
+from teachonce.support.differences import describe_differences, differences, first_few
 from teachonce.support.errors import ANOTHER, UserError
 from teachonce.support.lease import Lease
 from teachonce.support.packages import software
@@ -37,11 +37,11 @@ from teachonce.teacher_dump.job.parts import (
     NumberedPart,
     check_published,
     count,
-    first_of,
+    first_part,
     parts_of,
 )
 from teachonce.teacher_dump.job.plan import DumpPlan, StageOne, planned
-from teachonce.teacher_dump.job.progress import Progress
+from teachonce.teacher_dump.job.progress import DumpProgress
 from teachonce.teacher_dump.job.versions import check_numbers
 from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
@@ -111,7 +111,7 @@ def dump(
             plan.check_growth()
             if finished is None:
                 return _dump(plan, say, stop)
-            counts = check_finished(options.out, finished, plan.identity, plan.features)
+            counts = count_finished(options.out, finished, plan.identity, plan.features)
             say(f"{options.out}: was finished before, by the same command; nothing to do")
             return DumpSummary(*counts, *_advice(plan), finished_before=True)
 
@@ -136,7 +136,7 @@ def _dump(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> DumpSumma
     # the pass that was started last.
     words = word_counts(plan)
     with closing(prefetched(cut, PARTS_AHEAD)) as parts:
-        first = first_of(parts, plan, say, copy_plan)
+        first = first_part(parts, plan, say, copy_plan)
         say(plan.features_line())
         grown_from = plan.growth.store if plan.growth else None
         # Before the writer opens the store: a refusal must not change it.
@@ -172,7 +172,7 @@ def open_writer(
     receives its progress. Pass the store's `lease` if other processes write parts, too, and a
     `first_pass` if this process writes the first part.
     """
-    from teachonce.teacher_dump.job.part_writing import calibration
+    from teachonce.teacher_dump.job.part_writing import measured_calibration
 
     teacher, growth, out, versions = plan.teacher, plan.growth, plan.options.out, software()
     # The writer compares the arguments, too, but the calibration before it takes minutes.
@@ -184,7 +184,7 @@ def open_writer(
         # Copied parts remain encoded relative to their own calibration, so new parts must use it.
         calibration=growth.store.calibration
         if growth
-        else calibration(plan, first, say, first_pass),
+        else measured_calibration(plan, first, say, first_pass),
         files=teacher.files(),
         weights=teacher.weights() if plan.options.weights else {},
         head=plan.stored_head(),
@@ -258,7 +258,7 @@ def _write(
     )
     with (
         BackgroundCalls(BATCHES_BEHIND, say) as behind,
-        Progress(None if copy_plan else plan.corpus, limit, by_documents, say) as progress,
+        DumpProgress(None if copy_plan else plan.corpus, limit, by_documents, say) as progress,
     ):
 
         def advance(tokens: int) -> None:
@@ -307,7 +307,7 @@ def check_existing(options: DumpOptions, shared: bool = False) -> dict[str, Any]
     return stored
 
 
-def check_finished(
+def count_finished(
     out: Path | str, stored: Mapping[str, Any], identity: Mapping[str, Any], features: Features
 ) -> tuple[int, int, int, int]:
     """Count documents, sequences, tokens and parts of a finished store.
@@ -336,7 +336,7 @@ def check_same_dump(out: Path | str, changes: Iterable[tuple[str, str, str]]) ->
     """Raise UserError if the finished store at `out` was made with other arguments. `changes` is
     the result of `differences`."""
     changes = list(changes)
-    differ = described(changes)
+    differ = describe_differences(changes)
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in changes)

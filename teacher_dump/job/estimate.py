@@ -33,11 +33,11 @@ from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.dump import BATCHES_BEHIND, word_counts
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.parts import NumberedPart, cut_parts, first_of
+from teachonce.teacher_dump.job.parts import NumberedPart, cut_parts, first_part
 from teachonce.teacher_dump.job.plan import DumpPlan, planned
 from teachonce.teacher_dump.windows.cutting import encoder
-from teachonce.teacher_dump.windows.label_numbers import ignore
-from teachonce.teacher_dump.windows.window import Window, length_batches, storable, tokens_of
+from teachonce.teacher_dump.windows.label_numbers import ignore_line
+from teachonce.teacher_dump.windows.window import Window, count_tokens, length_batches, storable
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.teacher import Teacher
@@ -142,9 +142,9 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
     one_part = replace(options, part_tokens=sample_size, limit=None)
     sampled = replace(plan, corpus=sample, options=one_part)
     parts = cut_parts(sampled, Counter(), stop, sample, None)
-    windows = first_of(parts, plan, say)
+    windows = first_part(parts, plan, say)
     # The teacher reads the first part only; the tokens of the others are just counted.
-    sample_tokens = tokens_of(windows) + sum(map(tokens_of, parts))
+    sample_tokens = count_tokens(windows) + sum(map(count_tokens, parts))
     tokens = round(sample_tokens * sample.characters / sample.sampled_characters)
     if options.limit is not None:
         tokens = min(tokens, options.limit)
@@ -153,14 +153,15 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
         out = Path(folder) / f"sample{PurePath(options.out).suffix}"
         sampled = replace(sampled, options=replace(one_part, out=out))
         windows = _affordable(sampled, windows)
-        say(f"{'sample':9} {counted(tokens_of(windows), 'token')} through the teacher, three times")
+        sampled_tokens = counted(count_tokens(windows), "token")
+        say(f"{'sample':9} {sampled_tokens} through the teacher, three times")
         pass_time = _pass_seconds(sampled, windows)
         dump_time = _dump_seconds(sampled, windows, stop)
         # The most: every part but the last has at least `part_tokens`.
         number = ceil(tokens / options.part_tokens)
         by_feature = _bytes_by_feature(sampled, out, windows, tokens, options.part_tokens)
         teacher_bytes = _teacher_bytes(plan, stored_sizes(out))
-    size = tokens_of(windows)
+    size = count_tokens(windows)
     return Estimate(
         documents=sample.documents,
         tokens=tokens,
@@ -180,7 +181,7 @@ def _bytes_by_feature(
     sampled: DumpPlan, out: Path, windows: list[Window], tokens: int, part_tokens: int
 ) -> dict[str, float]:
     """Estimate the size in bytes of all parts, by feature, from the part that holds the sample."""
-    size, parts = tokens_of(windows), ceil(tokens / part_tokens)
+    size, parts = count_tokens(windows), ceil(tokens / part_tokens)
     sizes = stored_sizes(out, 0)
     totals = {"metadata": float(sizes.pop(METADATA) * parts)}
     none = (0,) * sampled.features.views
@@ -270,7 +271,7 @@ def _affordable(sampled: DumpPlan, windows: list[Window]) -> list[Window]:
     """
     probe = windows[:PROBE]
     _pass_seconds(sampled, probe)  # the warm-up
-    rate = tokens_of(probe) / _pass_seconds(sampled, probe)
+    rate = count_tokens(probe) / _pass_seconds(sampled, probe)
     ends = itertools.accumulate(len(window.ids) for window in windows)
     return windows[: max(PROBE, sum(end <= rate * SECONDS for end in ends))]
 
@@ -290,14 +291,14 @@ def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
 def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float:
     """Dump the sample as one part; return the seconds for it, without those for making the
     store."""
-    from teachonce.teacher_dump.job.part_writing import calibration, write_part
+    from teachonce.teacher_dump.job.part_writing import measured_calibration, write_part
 
     words, teacher = word_counts(sampled), sampled.teacher
     writer = StoreWriter.create_or_resume(
         sampled.options.out,
         identity={},  # hashing the teacher's weights takes seconds, and nobody opens this store
         features=sampled.features,
-        calibration=calibration(sampled, windows, ignore),
+        calibration=measured_calibration(sampled, windows, ignore_line),
         files=teacher.files(),
         weights=_sampled_weights(teacher) if sampled.options.weights else {},
         head=sampled.stored_head(),

@@ -27,14 +27,14 @@ from teachonce.store.tools.documents import document_numbers, stored_digests
 from teachonce.store.tools.merge import fact_differences, facts, is_merged, may_differ
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
-from teachonce.support.differences import ABSENT, described, differences, first_few
+from teachonce.support.differences import ABSENT, describe_differences, differences, first_few
 from teachonce.support.errors import UserError
 from teachonce.support.packages import other_versions
 from teachonce.teacher_dump.corpus.documents import Corpus, Document
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.versions import changes_no_value
 from teachonce.teacher_dump.windows.sequences import window_digests
-from teachonce.teacher_dump.windows.window import Window, tokens_of
+from teachonce.teacher_dump.windows.window import Window, count_tokens
 
 # The 16 bytes of `store.tools.documents` as NumPy's fixed-width bytes, which it can sort.
 DIGEST = "S16"
@@ -102,8 +102,8 @@ class Growth:
         if changes:
             raise UserError(
                 f"--grow-from {self.store.path}: was made by another teacher or with other options:"
-                f" {first_few(described(changes))}; use the store's teacher and options, or dump"
-                " the whole corpus without --grow-from"
+                f" {first_few(describe_differences(changes))}; use the store's teacher and options,"
+                " or dump the whole corpus without --grow-from"
             )
 
     def compare(self, windows: Iterable[Window], say: Callable[[str], object]) -> CopyPlan:
@@ -221,7 +221,7 @@ class _DocumentHashes:
         def digests() -> Iterator[tuple[int, bytes]]:
             for _, group in groupby(windows, attrgetter("document")):
                 document = list(group)
-                tokens.append(tokens_of(document))
+                tokens.append(count_tokens(document))
                 yield from window_digests(document)
 
         hashes = _DocumentHashes(digests())

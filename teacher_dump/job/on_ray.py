@@ -33,7 +33,7 @@ from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.job.dump import check_existing, written_line
 from teachonce.teacher_dump.job.growing import Growth
 from teachonce.teacher_dump.job.inputs import check_inputs, settings_lines
-from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import ProcessSummary, share
 
@@ -59,7 +59,7 @@ def driver_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.ray")
 
 
-def worker(job: WorkerJob, shard: Shard) -> ProcessSummary | str:
+def worker(job: WorkerJob, shard: ProcessShard) -> ProcessSummary | str:
     """Write parts until the store is finished. Return the report of this process, or the message of
     an error, which names the node."""
     # Errors are returned as text: Ray would wrap an exception in a RayTaskError, as it does a bug.
@@ -149,7 +149,7 @@ class _Driver:
         self._limit = DEATHS + 2 * places
         while len(self._running) < places + 1:
             # Only a preference (`PartQueue.take`): two workers may have the same place.
-            shard = Shard(self._started % (places or 1), places or 1)
+            shard = ProcessShard(self._started % (places or 1), places or 1)
             self._running.append(self._worker.remote(self._job, shard))
             self._started += 1
 

@@ -22,7 +22,7 @@ TEXT_HEADS = ("embedding", "score")
 MAX_DRAWS = 2**16 - 1  # for one token: a store counts them in uint16
 
 
-class Shard(NamedTuple):
+class ProcessShard(NamedTuple):
     """Holds the place of one process among the processes that write one store together.
 
     place: 0..size - 1, like torchrun's RANK. size: the number of processes.
@@ -32,7 +32,7 @@ class Shard(NamedTuple):
     size: int
 
 
-def shard_of(spec: str | None) -> Shard | None:
+def shard_of(spec: str | None) -> ProcessShard | None:
     """Return the shard of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
 
     Returns None if it is the only process. Raises UserError if `--shard` is not i/n, or if a
@@ -40,10 +40,10 @@ def shard_of(spec: str | None) -> Shard | None:
     """
     if spec is None:
         size = torchrun_number("WORLD_SIZE", 1)
-        return Shard(torchrun_number("RANK", 0), size) if size > 1 else None
+        return ProcessShard(torchrun_number("RANK", 0), size) if size > 1 else None
     index, processes = (whole_number(word) for word in spec.partition("/")[::2])
     if index is not None and processes is not None and index < processes:
-        return Shard(index, processes)
+        return ProcessShard(index, processes)
     raise UserError(
         f"--shard {spec}: expected i/n, where i is one of the numbers 0 to n - 1, such as 0/4"
     )

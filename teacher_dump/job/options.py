@@ -24,9 +24,9 @@ from teachonce.support.options import (
     INNER_SHARE,
     NOT_NEGATIVE,
     at_least,
-    check_values,
     names_options,
     option,
+    parse_values,
 )
 from teachonce.support.ray_cluster import check_address, check_gpus
 from teachonce.teacher_dump.corpus.labelled_text import pair_of
@@ -292,7 +292,7 @@ class DumpOptions:
 
     def __post_init__(self) -> None:
         self._fill_in()
-        check_values(self)
+        parse_values(self)
         if self.part_tokens < 1:
             raise UserError(f"part_tokens {self.part_tokens}: expected at least 1")
         check_together(self)

@@ -17,7 +17,7 @@ from teachonce.support.background import Calls
 from teachonce.support.console import counted
 from teachonce.teacher_dump.job.parts import FirstPass, NumberedPart, sequences_of
 from teachonce.teacher_dump.job.plan import DumpPlan
-from teachonce.teacher_dump.job.progress import Progress
+from teachonce.teacher_dump.job.progress import DumpProgress
 from teachonce.teacher_dump.teacher.forward import BatchOutput, ReadLogits, forward
 from teachonce.teacher_dump.teacher.heads import (
     Decoder,
@@ -33,7 +33,7 @@ from teachonce.teacher_dump.windows.masked_views import (
     mask_spans,
     masked_input,
 )
-from teachonce.teacher_dump.windows.window import Window, length_batches, tokens_of
+from teachonce.teacher_dump.windows.window import Window, count_tokens, length_batches
 
 # Every eighth window of a first part of PART_TOKENS is read; of a part below 32,768 tokens, all.
 CALIBRATION_TOKENS = 1 << 14
@@ -153,7 +153,7 @@ def _put(part: PartWriter, view: int, rows: Array, output: BatchOutput, features
         part.put_logits(view, rows, output.logits)
 
 
-def calibration(
+def measured_calibration(
     plan: DumpPlan,
     windows: list[Window],
     say: Callable[[str], object],
@@ -173,13 +173,13 @@ def calibration(
     stored = StoreWriter.calibration(out) if StoreWriter.peek(out) else None
     if stored:
         return stored
-    step = max(1, tokens_of(windows) // CALIBRATION_TOKENS)
+    step = max(1, count_tokens(windows) // CALIBRATION_TOKENS)
     inputs = [w.ids for w in windows]
     sampled = np.arange(0, len(windows), step)
     groups = length_batches([len(inputs[i]) for i in sampled], plan.options.tokens_per_batch)
     batches = [sampled[batch] for batch in groups]
     states: dict[str, list[Array]] = {name: [] for name in teacher.hidden.groups}
-    tokens = tokens_of([windows[i] for i in sampled])
+    tokens = count_tokens([windows[i] for i in sampled])
     maps = sum(len(batch) * max(len(inputs[i]) for i in batch) ** 2 for batch in batches)
     fits = maps * len(plan.features.attention) <= KEPT_WEIGHTS
     # The outputs are stored if possible: a second pass over a small first part took three of ten
@@ -200,7 +200,7 @@ def calibration(
         keys = [DrawKey(plan.options.seed, 0, i) for i in range(len(windows))]
         tally, read = cache.tally, _reader(teacher.decoder, plan.features, keys, windows)
     start = time.perf_counter()
-    with Progress(None, tokens, False, say, "calibrate") as progress:
+    with DumpProgress(None, tokens, False, say, "calibrate") as progress:
         for output in forward(teacher, windows, inputs, batches, 0, tally, read):
             for name, values in output.hidden.items():
                 states[name].append(values)

@@ -20,9 +20,9 @@ from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.job.growing import CopyPlan
 from teachonce.teacher_dump.job.plan import DumpPlan
 from teachonce.teacher_dump.windows.chats import ChatRenderer
-from teachonce.teacher_dump.windows.label_numbers import Labels, ignore
+from teachonce.teacher_dump.windows.label_numbers import Labels, ignore_line
 from teachonce.teacher_dump.windows.sequences import windows_of
-from teachonce.teacher_dump.windows.window import Window, tokens_of
+from teachonce.teacher_dump.windows.window import Window, count_tokens
 
 if TYPE_CHECKING:
     from teachonce.teacher_dump.teacher.forward import BatchOutput
@@ -88,7 +88,7 @@ def cut_parts(
     stop: Stop,
     documents: Iterable[Document],
     limit: int | None,
-    say: Callable[[str], object] = ignore,
+    say: Callable[[str], object] = ignore_line,
 ) -> Iterator[list[Window]]:
     """Cut documents into windows with numbers of gold labels, and group the windows into parts with
     at most `limit` tokens in all. `say` receives a line if labels are converted."""
@@ -110,7 +110,7 @@ def cut_parts(
     return gathered(_stoppable(stop, windows), options.part_tokens, limit)
 
 
-def first_of(
+def first_part(
     parts: Iterator[list[Window]],
     plan: DumpPlan,
     say: Callable[[str], object],
@@ -165,7 +165,7 @@ def count(done: Counter[str], part: list[Window]) -> None:
     # By number, so that documents without any window count as well.
     done["documents"] = part[-1].document + 1
     done["sequences"] += len(part)
-    done["tokens"] += tokens_of(part)
+    done["tokens"] += count_tokens(part)
     # Unlike `sequences`, which includes what --grow-from copied: `cut` is a share of `read`.
     done["read"] += len(part)
     done["cut"] += sum(w.lost > 0 for w in part)

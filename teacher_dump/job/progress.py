@@ -11,12 +11,12 @@ from tqdm.auto import tqdm
 
 from teachonce.support.console import counted
 from teachonce.teacher_dump.corpus.documents import Corpus
-from teachonce.teacher_dump.windows.window import Window, tokens_of
+from teachonce.teacher_dump.windows.window import Window, count_tokens
 
 EVERY = 30.0  # seconds between lines within a part, without a terminal
 
 
-class Progress:
+class DumpProgress:
     """Counts tokens and estimates their total from the share of the corpus that was read.
 
     The share is counted in characters, or in documents with `by_documents`. Without a `corpus`, and
@@ -50,7 +50,7 @@ class Progress:
 
     def begin(self, part: Sequence[Window]) -> None:
         """Count a part that starts: its tokens, and how much of the corpus has been read."""
-        self._tokens += tokens_of(part)
+        self._tokens += count_tokens(part)
         if self._by_documents:
             self._seen = part[-1].document + 1
         else:
@@ -66,7 +66,7 @@ class Progress:
 
     def skip(self, part: Sequence[Window]) -> None:
         """Count a part that was published before."""
-        tokens = tokens_of(part)
+        tokens = count_tokens(part)
         # Not added to `_here`: speed and time left count only what the teacher reads in this run.
         self._done += tokens
         self.bar.update(tokens)
@@ -89,7 +89,7 @@ class Progress:
         """Print a line for a written part, without a terminal."""
         if not self.bar.disable:
             return
-        tokens = tokens_of(part)
+        tokens = count_tokens(part)
         line = part_line(number, len(part), tokens, seconds, self._tokens)
         self._reported = time.perf_counter()
         self._say(line + self._left())

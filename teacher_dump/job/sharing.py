@@ -22,7 +22,7 @@ from typing import Any
 from teachonce.store import StoreWriter
 from teachonce.store.containers.paths import staging_of
 from teachonce.store.extras.word_counts import WordCounts
-from teachonce.store.tools.seal import complete, missing_parts, seal
+from teachonce.store.tools.seal import is_complete, missing_parts, seal
 from teachonce.store.write.part_queue import PartQueue, QueuedPart
 from teachonce.support.background import BackgroundCalls
 from teachonce.support.errors import UserError
@@ -33,20 +33,20 @@ from teachonce.teacher_dump.job.dump import (
     BATCHES_BEHIND,
     DumpSummary,
     check_existing,
-    check_finished,
+    count_finished,
     open_writer,
     summary,
     word_counts,
     written_line,
 )
 from teachonce.teacher_dump.job.inputs import open_corpus
-from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.parts import (
     NumberedPart,
     check_published,
     count,
-    first_of,
+    first_part,
     other_sequences,
     parts_of,
 )
@@ -55,9 +55,9 @@ from teachonce.teacher_dump.job.progress import part_line
 from teachonce.teacher_dump.windows.window import (
     Unreadable,
     Window,
+    count_tokens,
     is_whole,
     packed,
-    tokens_of,
     unpacked,
 )
 
@@ -76,7 +76,7 @@ class ProcessSummary:
 
 
 def share(
-    options: DumpOptions, shard: Shard, say: Callable[[str], object] = lambda line: None
+    options: DumpOptions, shard: ProcessShard, say: Callable[[str], object] = lambda line: None
 ) -> ProcessSummary:
     """Write parts of a store together with other processes, until it is finished.
 
@@ -99,7 +99,7 @@ class _Worker:
     """Fills the queue if no other process does, writes parts, and seals the store."""
 
     def __init__(
-        self, plan: DumpPlan, shard: Shard, say: Callable[[str], object], stop: Stop
+        self, plan: DumpPlan, shard: ProcessShard, say: Callable[[str], object], stop: Stop
     ) -> None:
         self.plan, self.shard, self.say, self.stop = plan, shard, say, stop
         self.out, self.queue = plan.options.out, PartQueue(plan.options.out)
@@ -141,7 +141,7 @@ class _Worker:
         if attributes is None:
             return False
         identity = self._identity(attributes)
-        check_finished(self.out, attributes, identity, self.plan.features)
+        count_finished(self.out, attributes, identity, self.plan.features)
         return True
 
     def _store_exists(self) -> bool:
@@ -221,7 +221,7 @@ class _Worker:
                 calls,
             )
             calls.call(calls.published)
-        size = tokens_of(windows)
+        size = count_tokens(windows)
         self.made["parts"] += 1
         self.made["tokens"] += size
         seconds = time.perf_counter() - start
@@ -229,7 +229,7 @@ class _Worker:
 
     def _seal(self) -> bool:
         """Seal the store if every part is published. Returns whether the store is finished."""
-        if not complete(self.out):
+        if not is_complete(self.out):
             return False
         counts = self.queue.ended()
         if self.plan.growth:
@@ -322,7 +322,7 @@ class _QueueFiller:
             plan.check_growth()
             words = word_counts(plan)
             self._copy_plan, parts = parts_of(plan, self._counters, stop, say)
-            first = first_of(parts, plan, say, self._copy_plan)
+            first = first_part(parts, plan, say, self._copy_plan)
             # Read before the published parts: a part that leaves the queue in between is then found
             # among the published ones (`_offer`).
             self._queued = self._queue.numbers()

@@ -158,7 +158,7 @@ def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.float(), labels, reduction="sum")
 
 
-def train(
+def train_embeddings(
     model: MixedTeacher,
     mixer: Mixer,
     options: MixedVocabOptions,

@@ -14,11 +14,11 @@ from teachonce.support.options import (
     SHARE,
     Range,
     at_least,
-    check_values,
     default_of,
     flag_of,
     names_options,
     option,
+    parse_values,
     same_option,
 )
 from teachonce.teacher_dump.job.contradictions import check_head
@@ -196,7 +196,7 @@ class MixedVocabOptions:
     checkpoint_every: int = option(500, "Save a checkpoint every N steps.", within=at_least(1))
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
         if not isinstance(self.dump, StageOneDump):
             raise UserError("dump: expected the options of a StageOneDump")
         if self.dump.precision == "fp16":

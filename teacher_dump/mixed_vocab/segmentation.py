@@ -20,7 +20,7 @@ from teachonce.store.format.sequences import spans_of
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.windows.cutting import Encode, encoder
-from teachonce.teacher_dump.windows.masked_views import word_spans
+from teachonce.teacher_dump.windows.masked_views import maskable_spans
 from teachonce.teacher_dump.windows.window import length_batches, padded
 
 MASKED = 20  # at most, pieces of a sequence; Zhao et al. 2021, section 4.2
@@ -110,10 +110,10 @@ class MixedBatch:
 def word_numbers(text: str, *offsets: Array) -> Array:
     """Return the word number of each character of a text: int64 [characters], ascending from 0.
 
-    Words are found by `masked_views.word_spans`. If a token (offsets int [T, 2]) covers characters
-    of several words, these and all between them are one word.
+    Words are found by `masked_views.maskable_spans`. If a token (offsets int [T, 2]) covers
+    characters of several words, these and all between them are one word.
     """
-    spans = np.concatenate([word_spans(text), *offsets]).astype(np.int64)
+    spans = np.concatenate([maskable_spans(text), *offsets]).astype(np.int64)
     # Special tokens have empty spans, which join nothing.
     spans = spans[spans[:, 0] < spans[:, 1]]
     # A boundary strictly inside a span divides no words: spans that only touch stay apart.

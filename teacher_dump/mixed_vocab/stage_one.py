@@ -43,7 +43,7 @@ from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, check_
 from teachonce.teacher_dump.windows.cutting import iter_windows
 from teachonce.training.wordpiece import (
     SPECIALS,
-    check_student_tokenizer,
+    check_masking_tokenizer,
     fewer_pieces,
     train_wordpiece,
     vocabulary_size,
@@ -131,7 +131,7 @@ def _trained(
     ranks: Ranks,
 ) -> StageOne:
     from teachonce.checkpoints.checkpoint_tokenizer import tokenizer_files
-    from teachonce.teacher_dump.mixed_vocab.embedding_training import train
+    from teachonce.teacher_dump.mixed_vocab.embedding_training import train_embeddings
     from teachonce.teacher_dump.mixed_vocab.segmentation import Mixer, Side
 
     settings = options.dump
@@ -145,7 +145,7 @@ def _trained(
         parts = gathered(windows, settings.part_tokens, settings.limit)
         return (window.text for window in itertools.chain.from_iterable(parts))
 
-    tokenizer = student_tokenizer(options.vocab, texts(), teacher)
+    tokenizer = mixed_vocab_tokenizer(options.vocab, texts(), teacher)
     if line := fewer_pieces(options.vocab, len(tokenizer)):
         say(f"text      {line}")
     network = _network(options, teacher, tokenizer, say)
@@ -167,7 +167,7 @@ def _trained(
         "max_length": longest,
         "limit": settings.limit,
     }
-    embeddings = train(network, mixer, options, started, stop, say, ranks)
+    embeddings = train_embeddings(network, mixer, options, started, stop, say, ranks)
     vocab = MixedVocab(embeddings, files["tokenizer.json"], files["tokenizer_config.json"])
     corpus.check_unchanged()
     return StageOne(vocab, options.arguments(), started["corpus"])
@@ -189,7 +189,7 @@ def _network(
     from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher
 
     settings = options.dump
-    same = shared_pieces(teacher.tokenizer, tokenizer) if options.tie else None
+    same = student_ids(teacher.tokenizer, tokenizer) if options.tie else None
     network = MixedTeacher(teacher, len(tokenizer), options.width, settings.seed, same)
     say(
         f"student   {len(tokenizer):,} pieces of hidden size {options.width}; the teacher has"
@@ -207,7 +207,7 @@ def _network(
     return network
 
 
-def shared_pieces(teacher: Any, student: Any) -> Array:
+def student_ids(teacher: Any, student: Any) -> Array:
     """Find the student's id of each piece of the teacher: int64 [V], -1 if the student lacks it.
 
     Raises UserError if equal pieces of the two vocabularies do not mean equal text.
@@ -230,7 +230,7 @@ def shared_pieces(teacher: Any, student: Any) -> Array:
     return same
 
 
-def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
+def mixed_vocab_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
     """Train a fast tokenizer if `word`, the value of `--vocab`, is a size; load it if `word` is a
     folder.
 
@@ -248,5 +248,5 @@ def student_tokenizer(word: str, texts: Iterator[str], teacher: Teacher) -> Any:
         )
         return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=512, **SPECIALS)
     tokenizer = load_tokenizer(ResolvedModel(word, f"--vocab {word}"))
-    check_student_tokenizer(tokenizer, word)
+    check_masking_tokenizer(tokenizer, word)
     return tokenizer

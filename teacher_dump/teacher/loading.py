@@ -26,7 +26,7 @@ from teachonce.checkpoints.loading import (
 from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
 from teachonce.checkpoints.sentence_settings import (
     SentenceSettings,
-    fit_tokenizer,
+    apply_settings,
     listed_modules,
     read_classifier,
 )
@@ -41,7 +41,7 @@ from teachonce.teacher_dump.teacher.layer_check import (
     padding_changes_numbers,
     reads_ahead,
 )
-from teachonce.teacher_dump.teacher.teacher import Head, Teacher, VectorOptions
+from teachonce.teacher_dump.teacher.teacher import Teacher, TeacherHead, VectorOptions
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CHECKPOINT_VECTORS = VectorOptions()
@@ -91,7 +91,7 @@ def load_teacher(
     check_tokenizer(tokenizer)
     network, kind = load_with_head(resolved, config, head, options)
     pairs = read_classifier(resolved) if kind == "classification" else SentenceSettings()
-    fit_tokenizer(tokenizer, pairs, shorten=True)
+    apply_settings(tokenizer, pairs, shorten=True)
     task = task_of(network.config, kind, resolved.name)
     network = network.eval().to(device)
     outputs = len(task.labels) if task else int(network.config.vocab_size)
@@ -111,7 +111,7 @@ def load_teacher(
         resolved,
         network,
         tokenizer,
-        Head(kind, decoder, task, embedder),
+        TeacherHead(kind, decoder, task, embedder),
         hidden,
         attention,
         notes=notes,
@@ -177,7 +177,7 @@ def _static_teacher(
     check_pieces(tokenizer, network.config.vocab_size, model.name)
     embedder = text_vectors(model, tokenizer, network.config.hidden_size, *vectors)
     embedder.head.to(device)
-    head = Head(EMBEDDING, text_vectors=embedder)
+    head = TeacherHead(EMBEDDING, text_vectors=embedder)
     network.train(False).to(device)
     notes = unread_settings(model)
     return Teacher(model, network, tokenizer, head, hidden, attention, notes=notes)

@@ -31,7 +31,7 @@ from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 
 
 @dataclass(frozen=True)
-class Head:
+class TeacherHead:
     """Describes the head of a teacher.
 
     kind: a key of `loading.FACTORIES`, or `embedding`; None if the checkpoint has no head, or none
@@ -74,10 +74,10 @@ class Teacher:
 
     `name` is what the user typed, `revision` the commit on the hub (None for a folder). `trusted`
     is True if Python code of the checkpoint may run. `head`, `decoder`, `task` and `text_vectors`
-    are the fields of `Head`. `notes` are lines about fields of the checkpoint's files that nothing
-    reads. `one_length` is True if padding changes the output for a text: each batch then has texts
-    of the same length. `first_token` is the id that `start_with` lets the tokenizer put in front of
-    each text, or None.
+    are the fields of `TeacherHead`. `notes` are lines about fields of the checkpoint's files that
+    nothing reads. `one_length` is True if padding changes the output for a text: each batch then
+    has texts of the same length. `first_token` is the id that `start_with` lets the tokenizer put
+    in front of each text, or None.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Teacher:
         resolved: ResolvedModel,
         model: PreTrainedModel,
         tokenizer: Any,
-        head: Head,
+        head: TeacherHead,
         hidden: str,
         attention: str,
         notes: Sequence[str] = (),

@@ -22,7 +22,7 @@ from teachonce.store.format.sequences import spans_of
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.windows.chats import learnt_of, messages_of
-from teachonce.teacher_dump.windows.masked_views import cjk_positions, joins, word_spans
+from teachonce.teacher_dump.windows.masked_views import cjk_positions, joins, maskable_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
 SEGMENT = 50_000  # characters of a long document that are tokenized at once to find cuts
@@ -45,8 +45,8 @@ def iter_windows(
     `tokenizer` is a fast tokenizer of transformers. With stride 0 the concatenated windows are the
     document. With stride N windows overlap: each begins at the first word that is at most N tokens
     before the end of the previous window. Cuts are made before whitespace and CJK characters, else
-    between words (`masked_views.word_spans`). A word longer than a window is cut inside, but not
-    between a letter and its combining marks.
+    between words (`masked_views.maskable_spans`). A word longer than a window is cut inside, but
+    not between a letter and its combining marks.
 
     `counters` receives `no_tokens` (windows left out) and `surrogates` (characters replaced).
     Raises UserError for a slow tokenizer, for a `max_length` or `stride` out of range, and for a
@@ -208,7 +208,7 @@ class Cutter:
         self._encode = encode
         self._max_length, self._budget, self._stride = sizes
         # int64 and contiguous: np.searchsorted would copy any other array at every call.
-        spans = word_spans(text).astype(np.int64)
+        spans = maskable_spans(text).astype(np.int64)
         self._word_begin, self._word_end = spans.T.copy()
         # Before whitespace: in many vocabularies a token begins with the space before its word.
         blanks = [match.start() for match in re.finditer(r"(?<=\S)\s", text)]

@@ -36,7 +36,7 @@ WHOLE = re.compile(r"-?\d+\.0")  # an integer in a pandas column with missing va
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name for a label without a name
 
 
-def ignore(line: str) -> None:
+def ignore_line(line: str) -> None:
     """Discard a line, for callers that print nothing."""
 
 
@@ -49,7 +49,9 @@ class Labels:
     tags are converted to the teacher's scheme.
     """
 
-    def __init__(self, task: TaskSpec, teacher: str, say: Callable[[str], object] = ignore) -> None:
+    def __init__(
+        self, task: TaskSpec, teacher: str, say: Callable[[str], object] = ignore_line
+    ) -> None:
         self.task, self._teacher, self._say = task, teacher, say
         ids = {str(number): number for number in range(-1, len(task.labels))}
         if any(name.lstrip("-").isdigit() for name in task.labels):
@@ -68,7 +70,11 @@ class Labels:
 
     @classmethod
     def of_corpus(
-        cls, task: TaskSpec, teacher: str, corpus: Corpus, say: Callable[[str], object] = ignore
+        cls,
+        task: TaskSpec,
+        teacher: str,
+        corpus: Corpus,
+        say: Callable[[str], object] = ignore_line,
     ) -> Labels:
         """Compare all labels that `Corpus.check` found with the teacher's. Raises UserError like
         `check`."""

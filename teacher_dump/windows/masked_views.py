@@ -78,7 +78,7 @@ def _word_pattern() -> re.Pattern[str]:
     )
 
 
-def word_spans(text: str) -> Array:
+def maskable_spans(text: str) -> Array:
     """Find the words of a text: int32 [W, 2] of (begin, end), ascending.
 
     A word is one Chinese or Japanese character, a maximal run of letters, digits and underscores
@@ -90,7 +90,7 @@ def word_spans(text: str) -> Array:
     return np.fromiter(chain.from_iterable(spans), np.int32).reshape(-1, 2)
 
 
-def words_of(text: str) -> list[str]:
+def maskable_words(text: str) -> list[str]:
     """Return the words of a text as strings."""
     words: list[str] = _word_pattern().findall(text)
     return words
@@ -117,14 +117,14 @@ def mask_spans(
     is 0 (mask token) with probability 0.8, 1 (random token) 0.1, 2 (unchanged) 0.1 (Devlin et al.
     2019, section 3.1). View 0 has no masks.
     """
-    spans = word_spans(text)
+    spans = maskable_spans(text)
     if view == 0 or len(spans) == 0:
         return np.empty((0, 3), np.int32)
     draws = _uniform(1 + 2 * len(spans), DrawKey(seed, view, sequence), _SPANS)
     count = min(len(spans), max(1, int(probability * len(spans) + draws[0])))
     order, chance = draws[1:].reshape(2, -1)
     if counts is not None:
-        order = sampling_keys(order, rare_weights(counts.of(words_of(text))))
+        order = sampling_keys(order, rare_weights(counts.of(maskable_words(text))))
     masked = np.sort(np.argsort(order, kind="stable")[:count])
     action = np.digitize(chance[masked], (0.8, 0.9))
     return np.column_stack((spans[masked], action)).astype(np.int32)
@@ -199,7 +199,7 @@ def count_words(corpus: Corpus) -> WordCounts:
         # A share for each source: else several languages would be counted in the first one alone.
         remaining = COUNTED_WORDS // len(corpus.sources)
         for row in source.rows():
-            words = words_of(storable(row.text, Counter()))
+            words = maskable_words(storable(row.text, Counter()))
             counts.update(words)
             remaining -= len(words)
             if remaining <= 0:

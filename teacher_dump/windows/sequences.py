@@ -37,7 +37,7 @@ from teachonce.teacher_dump.windows.cutting import (
     fast_backend,
     iter_windows,
 )
-from teachonce.teacher_dump.windows.masked_views import word_spans
+from teachonce.teacher_dump.windows.masked_views import maskable_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
 TRIES = 16  # cuts that are tried before one whose tokens differ from transformers' is accepted
@@ -260,7 +260,7 @@ def iter_truncated(
 
 def _inside(text: str, position: int) -> bool:
     """Return whether a character position is inside a word of the text."""
-    spans = word_spans(text) if position else np.empty((0, 2))
+    spans = maskable_spans(text) if position else np.empty((0, 2))
     return bool(((spans[:, 0] < position) & (position < spans[:, 1])).any())
 
 

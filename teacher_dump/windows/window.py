@@ -55,7 +55,7 @@ class Window:
     messages: Array | None = None
 
 
-def tokens_of(windows: Iterable[Window]) -> int:
+def count_tokens(windows: Iterable[Window]) -> int:
     """Count the tokens of windows."""
     return sum(len(window.ids) for window in windows)
 

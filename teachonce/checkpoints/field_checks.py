@@ -59,7 +59,7 @@ def unlisted(kind: str, given: Mapping[str, Any], known: Collection[str] = ()) -
     return [name for name in given if name not in listed and name not in known]
 
 
-def flat(given: Mapping[str, Any], tables: Collection[str]) -> Iterator[tuple[str, Any]]:
+def dotted_fields(given: Mapping[str, Any], tables: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each field. The fields in nested `tables` have dotted names, such as
     `model_args.dtype`."""
     for name, value in given.items():

@@ -43,8 +43,8 @@ from teachonce.checkpoints.field_checks import check_checkpoint
 from teachonce.checkpoints.labels import task_of
 from teachonce.checkpoints.names import ResolvedModel
 from teachonce.checkpoints.sentence_settings import (
+    apply_settings,
     declared_activation,
-    fit_tokenizer,
     read_classifier,
 )
 from teachonce.checkpoints.unreadable import damaged_file
@@ -78,7 +78,7 @@ def without_log_lines() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> Any:
+def load_resolved(factory: Any, model: ResolvedModel, flag: str = "", **options: Any) -> Any:
     """Call `factory.from_pretrained` for the resolved commit, without log lines.
 
     flag: the option that names the model, for errors; "" for --model.
@@ -131,7 +131,7 @@ HALVES = {name for name in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.values() if "En
 def load_config(model: ResolvedModel) -> Any:
     """Load the config. Raises UserError for an encoder-decoder, an adapter, and a refused field
     (`fields.FIELDS`)."""
-    config = load(AutoConfig, model)
+    config = load_resolved(AutoConfig, model)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if model.gguf and causal and not config.architectures:
         # transformers makes the config.json of a GGUF file without architectures.
@@ -149,7 +149,7 @@ def load_config(model: ResolvedModel) -> Any:
 
 def load_tokenizer(model: ResolvedModel) -> Any:
     """Load the tokenizer. Raises UserError if it has only special tokens."""
-    tokenizer = load(AutoTokenizer, model)
+    tokenizer = load_resolved(AutoTokenizer, model)
     # For a folder without tokenizer files transformers creates a tokenizer without pieces.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(
@@ -196,7 +196,7 @@ def load_network(
 
     Raises UserError if the checkpoint lacks parameters of the base model, or if their sizes differ.
     """
-    network, report = load(factory, model, flag, output_loading_info=True, **options)
+    network, report = load_resolved(factory, model, flag, output_loading_info=True, **options)
     if model.gguf and hasattr(network.config, "quantization_config"):
         del network.config.quantization_config  # the weights were dequantised when they were read
     # With `ignore_mismatched_sizes` these weights are random, as missing ones are.
@@ -212,7 +212,7 @@ def load_network(
             f"{subject} lacks {counted(len(encoder), 'weight')} of its encoder, such as"
             f" {encoder[0]}; copy the whole checkpoint"
         )
-    # transformers ignores weights that the network lacks, and `load` switches its warning off.
+    # transformers ignores weights that the network lacks, and its warning is switched off.
     check_all_read(network, sorted(report["unexpected_keys"]), name)
     check_no_whole_numbers(network, model.folder(), name)
     network.config.return_dict = True  # this project reads outputs by name
@@ -364,7 +364,7 @@ def load_with_tokenizer(model: ResolvedModel, head: str = "none") -> tuple[Any, 
     tokenizer = _padding_tokenizer(model)
     network, kind = load_with_head(model, config, head, {"dtype": torch.float32})
     if kind == "classification":
-        fit_tokenizer(tokenizer, read_classifier(model), shorten=True)
+        apply_settings(tokenizer, read_classifier(model), shorten=True)
     _match_inputs(tokenizer, network)
     return tokenizer, network
 

@@ -31,8 +31,8 @@ from teachonce.checkpoints.sentence_settings import (
     SentenceSettings,
     library_class,
     listed_modules,
-    read_json,
-    read_settings,
+    read_folder_json,
+    read_sentence_settings,
 )
 from teachonce.checkpoints.unreadable import folder_errors
 from teachonce.support.errors import UserError
@@ -141,7 +141,7 @@ def read_sentence_folder(
             f" Transformer or {STATIC} ({MODULES}); give a folder whose vectors come from one"
         )
     static = kinds[0] == STATIC
-    settings = read_settings(model, None if static else listed[0][1])
+    settings = read_sentence_settings(model, None if static else listed[0][1])
     check_modules(model)
     return _head(model, listed[1:], settings.truncate_dim, width if static else None), settings
 
@@ -164,7 +164,7 @@ def check_modules(model: ResolvedModel) -> None:
             f" with the pooling of its training, or without {MODULES} for the mean"
         )
     for kind, path in listed:
-        config = read_json(model, f"{path}/config.json") if kind == "Dense" else None
+        config = read_folder_json(model, f"{path}/config.json") if kind == "Dense" else None
         word = config.get("activation_function") if isinstance(config, dict) else None
         if word is None:
             continue
@@ -224,7 +224,7 @@ def _module(model: ResolvedModel, kind: str, path: str) -> Any:
     from sentence_transformers.sentence_transformer import modules
 
     root = model.root or model.path_or_id
-    config = read_json(model, f"{path}/config.json")
+    config = read_folder_json(model, f"{path}/config.json")
     if config is None and kind == "Normalize":  # older releases saved it without a config.json
         config = {}
     if not isinstance(config, dict):

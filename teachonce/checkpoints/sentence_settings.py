@@ -14,7 +14,7 @@ from typing import Any
 from teachonce.checkpoints.field_checks import (
     check_field,
     check_fields,
-    flat,
+    dotted_fields,
     unlisted,
 )
 from teachonce.checkpoints.fields import FIELDS, LENGTHS, MODULES, OLD_LENGTHS, SETTINGS
@@ -94,7 +94,7 @@ def module_weights(model: ResolvedModel) -> list[Path]:
 
 def _entries(model: ResolvedModel) -> list[tuple[str, str]] | None:
     """Read type and path of each module as they are written; None if there is no modules.json."""
-    modules = read_json(model, MODULES)
+    modules = read_folder_json(model, MODULES)
     if modules is None:
         return None
     try:
@@ -114,7 +114,7 @@ def _entries(model: ResolvedModel) -> list[tuple[str, str]] | None:
     return listed
 
 
-def read_json(model: ResolvedModel, file: str) -> Any:
+def read_folder_json(model: ResolvedModel, file: str) -> Any:
     """Read a file of the folder; None if it is missing. Raises UserError if it is not JSON."""
     path = finder(model)(file)
     if path is None:
@@ -134,7 +134,7 @@ def library_class(model: ResolvedModel) -> str:
     return str(_table(model, SETTINGS).get("model_type") or EMBEDDER)
 
 
-def read_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
+def read_sentence_settings(model: ResolvedModel, transformer: str | None) -> SentenceSettings:
     """Read SETTINGS, and LENGTHS of the transformer in the subfolder `transformer` (None: only
     SETTINGS). Raises UserError for refused fields and wrong values."""
     table = _table(model, SETTINGS)
@@ -150,7 +150,7 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
     """Read the settings of a CrossEncoder's folder; for other checkpoints return empty settings.
 
     Raises UserError for a default prompt, for modules after the transformer, and like
-    `read_settings`.
+    `read_sentence_settings`.
     """
     if library_class(model) != RERANKER:
         return SentenceSettings()
@@ -207,7 +207,7 @@ def check_activation(where: str, name: object, file: str) -> None:
         )
 
 
-def fit_tokenizer(tokenizer: Any, settings: SentenceSettings, shorten: bool = False) -> None:
+def apply_settings(tokenizer: Any, settings: SentenceSettings, shorten: bool = False) -> None:
     """Apply the folder's lower-casing and maximum length to a fast tokenizer. As in
     sentence-transformers, these override the tokenizer's own files.
 
@@ -259,7 +259,7 @@ def _lengths(model: ResolvedModel, transformer: str, task: str) -> tuple[int | N
     for file in dict.fromkeys((*paths, LENGTHS)):
         if content := _table(model, file):
             break
-    fields = dict(flat(content, ARGUMENTS.names))
+    fields = dict(dotted_fields(content, ARGUMENTS.names))
     top_level = {
         name: value
         for name, value in content.items()
@@ -303,7 +303,7 @@ def _check_outputs(
 
 
 def _table(model: ResolvedModel, file: str) -> dict[str, Any]:
-    table = read_json(model, file)
+    table = read_folder_json(model, file)
     if table is not None and not isinstance(table, dict):
         raise UserError(f"{model.name}: {file} is not a table of settings; copy the whole folder")
     return table or {}

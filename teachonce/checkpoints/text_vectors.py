@@ -10,7 +10,7 @@ import torch
 from teachonce.checkpoints.fields import MODULES, SETTINGS
 from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.checkpoints.sentence_folder import VectorHead, read_sentence_folder
-from teachonce.checkpoints.sentence_settings import SentenceSettings, fit_tokenizer
+from teachonce.checkpoints.sentence_settings import SentenceSettings, apply_settings
 from teachonce.store.format.features import EmbeddingSpec
 from teachonce.support.errors import UserError, first_line
 
@@ -71,7 +71,7 @@ def text_vectors(
         )
     # Dropout would make vectors random.
     _check_fit(head.eval(), name)
-    fit_tokenizer(tokenizer, settings)
+    apply_settings(tokenizer, settings)
     text = _prompt(name, settings, prompt)
     if text and getattr(tokenizer, "truncation_side", "right") == "left":
         raise UserError(

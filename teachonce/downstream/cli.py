@@ -20,7 +20,7 @@ from teachonce.downstream.settings import (
     MlmSettings,
     SearchSettings,
     SpeedSettings,
-    check_new,
+    check_new_folder,
 )
 from teachonce.support import files
 from teachonce.support.commands import GroupedCommand, examples, version_option
@@ -139,7 +139,7 @@ def _check_out(options: DownstreamOptions) -> None:
     if options.out:
         files.check_utf8(options.out)
         if not options.resume:
-            check_new(options.out, resumable=options.task == "mlm" and not options.as_is)
+            check_new_folder(options.out, resumable=options.task == "mlm" and not options.as_is)
 
 
 def _say(options: DownstreamOptions, model: str = "") -> Callable[[str], None]:
@@ -210,7 +210,9 @@ def _made_early(out: Path) -> Iterator[None]:
     # Before the work: a folder that cannot be made is an error now, not after hours.
     out.mkdir(parents=True, exist_ok=True)
     with closing(Lease(out)):
-        check_new(out, resumable=False)  # again: a run may have ended while this one loaded torch
+        check_new_folder(
+            out, resumable=False
+        )  # again: a run may have ended while this one loaded torch
         try:
             yield
         finally:

@@ -40,12 +40,12 @@ from teachonce.support.click_types import LocalPath
 from teachonce.support.errors import UserError, suggest, suggest_path
 from teachonce.support.options import (
     click_option,
+    command_words,
     default_of,
     flag_of,
     is_flag,
     options_of,
     read_words,
-    words_of,
 )
 from teachonce.support.packages import check_library
 from teachonce.teacher_dump.corpus.tables import is_table
@@ -239,7 +239,7 @@ def _check_task(name: str, table: Any) -> DownstreamOptions:
         raise UserError(f'{where}: expected task = "classify", or another of {", ".join(TASKS)}')
     for key, value in table.items():
         _check_key(where, key, value)
-    arguments = [*words_of(table), "--model", STUDENT, "--out", "scores"]
+    arguments = [*command_words(table), "--model", STUDENT, "--out", "scores"]
     try:
         # Parsed by click as the command line is, so that ranges and choices are checked, too.
         command = click.Command("downstream", params=parameters())

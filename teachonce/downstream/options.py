@@ -27,10 +27,10 @@ from teachonce.support.options import (
     Range,
     at_least,
     check_value,
-    check_values,
     flag_of,
     names_options,
     options_of,
+    parse_values,
 )
 from teachonce.training.optimizer import OPTIMIZERS, check_optimizer
 from teachonce.training.trackers import TRACKERS, check_known, parse_trackers
@@ -350,7 +350,7 @@ class DownstreamOptions:
     )
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
         self._check_scope()
         given = self.given()
         for one, other in CONTRADICTING:

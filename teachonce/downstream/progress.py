@@ -14,7 +14,7 @@ from teachonce.support.console import counted
 from teachonce.training.loop import pace
 
 COUNTED = "non_padding"
-"""The value of `include_num_input_tokens_seen` with which `Progress` can report tokens/s."""
+"""The value of `include_num_input_tokens_seen` that `TrainingProgress` needs for tokens/s."""
 
 QUIET = 30.0
 """Seconds without a line, after which a pipe gets one."""
@@ -29,7 +29,7 @@ class ReplacingPrinter(TrainerCallback):
         trainer.add_callback(self)
 
 
-class Progress(ReplacingPrinter):
+class TrainingProgress(ReplacingPrinter):
     """Prints steps and epochs before the first step; step, training loss, `measures`, speed and
     time left at every evaluation.
 

@@ -11,7 +11,7 @@ from typing import Any
 from teachonce.downstream.options import LARGEST_SEED, OPTIONS
 from teachonce.support import files
 from teachonce.support.errors import UserError
-from teachonce.support.options import KEY, check_values
+from teachonce.support.options import KEY, parse_values
 
 
 def _from_option(name: str, default: Any = None) -> Any:
@@ -19,7 +19,7 @@ def _from_option(name: str, default: Any = None) -> Any:
     return dataclasses.field(default=default, metadata={KEY: OPTIONS[name]})
 
 
-def check_new(out: Path, resumable: bool = True) -> None:
+def check_new_folder(out: Path, resumable: bool = True) -> None:
     """Raise UserError if `out` exists, unless it is a folder that is empty, or has only temporary
     files of a process that was killed."""
     if files.is_taken(out) and (not out.is_dir() or any(map(_is_finished, out.iterdir()))):
@@ -46,7 +46,7 @@ class _Checked:
     """Refuses, with UserError, a value of a setting that the command line refuses."""
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
 
 
 @dataclass(frozen=True)

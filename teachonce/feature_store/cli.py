@@ -343,11 +343,11 @@ class _WithNegativeNumber(click.Command):
 def show(path: str, number: int, view: int, allow_partial: bool) -> Iterator[Output]:
     """Print one sequence: text, tokens, most likely pieces. -1 is the last one."""
     from teachonce.store.read.store import open_store
-    from teachonce.store.tools.show import headline, printable, sequence_facts, token_table
+    from teachonce.store.tools.show import headline, printable, sequence_facts, token_lines
 
     facts = sequence_facts(open_store(path, allow_partial=allow_partial), number, view)
     lines = [printable(line) for text in facts["texts"] for line in text.split("\n")]
-    yield Output(facts, [headline(facts), *lines, token_table(facts)])
+    yield Output(facts, [headline(facts), *lines, token_lines(facts)])
 
 
 @command("page store.zarr --sequence 17,42", "page store.zarr --vocab 5k --out look.html")

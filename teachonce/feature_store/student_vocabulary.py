@@ -16,7 +16,7 @@ from teachonce.store.errors import VERIFY, StoreError
 from teachonce.store.read.store import FeatureStore
 from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
 from teachonce.student_train.data.student_tokens import tokenize
-from teachonce.student_train.data.vocabularies import check_vocabulary, vocabulary_map
+from teachonce.student_train.data.vocabularies import check_teacher_vocabulary, vocabulary_map
 from teachonce.student_train.model.student_tokenizer import (
     check_pair_form,
     default_max_length,
@@ -46,7 +46,7 @@ class StudentVocabulary:
                 f"{store.path}: holds no tokenizer.json of the teacher, and --vocab is compared"
                 " with its pieces; leave --vocab out, or dump again"
             )
-        check_vocabulary(store)
+        check_teacher_vocabulary(store)
         self.vocab, self.store, self.separator = vocab, store, store.features.separator
         self.made_of: SpreadSample = spread_sample(store, VOCABULARY_TOKENS)
         blocks = None if self.made_of.whole else self.made_of.blocks

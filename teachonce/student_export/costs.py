@@ -75,7 +75,7 @@ def costs_of(
                 process.join()
     if isinstance(result, Exception):
         raise result
-    return Costs(size_of(path), *result)
+    return Costs(export_size(path), *result)
 
 
 def _ended(code: int) -> str:
@@ -98,7 +98,7 @@ def _ended(code: int) -> str:
     )
 
 
-def size_of(path: Path) -> int:
+def export_size(path: Path) -> int:
     """Return the size in bytes of a file with its companions of the same stem (OpenVINO's .xml and
     .bin), or of the weights in a folder."""
     if path.is_dir():

@@ -25,7 +25,7 @@ from teachonce.student_export.cards import (
     write_programs,
 )
 from teachonce.student_export.checking import ExportCheck, export_check, random_texts
-from teachonce.student_export.costs import Costs, costs_of, size_of
+from teachonce.student_export.costs import Costs, costs_of, export_size
 from teachonce.student_export.formats import ExportFormat
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.loaded_student import LoadedStudent, VectorNetwork, load_student
@@ -236,7 +236,7 @@ def _exported(
             f"{file}: written, but not compared with the student: {module} is missing;"
             f" `pip install {package}`, then export again to another --out"
         )
-        return Exported(file, check.measure, None, None, Costs(size_of(path)), in_float)
+        return Exported(file, check.measure, None, None, Costs(export_size(path)), in_float)
     run = format.open_repeatable
     score = check.score(run(path, student.output, 1)) if check.score else None
     costs = _costs(student, name, path)

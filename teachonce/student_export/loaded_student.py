@@ -25,7 +25,7 @@ from teachonce.checkpoints.loading import (
 )
 from teachonce.checkpoints.names import ResolvedModel, resolve_model, resolve_vectors
 from teachonce.checkpoints.sentence_folder import check_modules, module_kinds
-from teachonce.checkpoints.sentence_settings import read_settings
+from teachonce.checkpoints.sentence_settings import read_sentence_settings
 from teachonce.checkpoints.static import longest_text
 from teachonce.checkpoints.text_vectors import text_vectors
 from teachonce.student_export.options import DECODER
@@ -212,7 +212,7 @@ def _static(folder: Path) -> LoadedStudent:
     from transformers import PreTrainedTokenizerFast
 
     model = Embedder(str(folder)).model
-    settings = read_settings(resolve_vectors(str(folder)), None)
+    settings = read_sentence_settings(resolve_vectors(str(folder)), None)
     first = model[0]
     names = first.tokenizer.get_vocab()
     # Any piece will do without such a name: the mask leaves padding out of the mean.

@@ -13,10 +13,10 @@ from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import MaybePath, SomePath, Words
 from teachonce.support.options import (
     Range,
-    check_values,
     flag_of,
     names_options,
     option,
+    parse_values,
     same_option,
 )
 
@@ -129,7 +129,7 @@ class ExportOptions:
     score_column: str | None = _column("score")
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
         if not self.to:
             raise UserError(f"--to is missing: give one of {', '.join(FORMATS)}")
         unable = [name for name in self.to if self.quantize not in FORMATS[name].quantised]

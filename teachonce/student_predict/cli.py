@@ -65,11 +65,11 @@ def main(**values: Any) -> None:
     from transformers.utils import logging
 
     from teachonce.student_predict.answers import Predictor, tsv_lines
-    from teachonce.student_predict.loading import load
+    from teachonce.student_predict.loading import load_runner
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    predictor = Predictor(*load(options.folder, options.file), inputs, options.top)
+    predictor = Predictor(*load_runner(options.folder, options.file), inputs, options.top)
     objects = (json.dumps(answer, ensure_ascii=False) for answer in predictor.answers())
     for line in tsv_lines(predictor) if options.format == "tsv" else objects:
         click.echo(line)

@@ -43,7 +43,7 @@ LONGEST = 2**31 - 1
 AGAIN = "export the student again"
 
 
-def load(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
+def load_runner(folder: Path, file: str | None = None) -> tuple[StudentInputs, Runner]:
     """Load the folder of a student, or `file` of an export (None: the first that export.json
     lists).
 

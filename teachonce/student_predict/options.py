@@ -10,7 +10,7 @@ from teachonce.checkpoints.names import EXPORTED, resolve_vectors
 from teachonce.student_export.options import DECODER
 from teachonce.support.errors import UserError
 from teachonce.support.option_types import MaybePath
-from teachonce.support.options import at_least, check_values, names_options, option
+from teachonce.support.options import at_least, names_options, option, parse_values
 
 
 def check_folder(folder: Path) -> None:
@@ -71,7 +71,7 @@ class PredictOptions:
     text_b_column: str | None = _column("text_b")
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
         if self.input and self.texts:
             raise UserError("give texts on the command line or --input, not both")
         if self.columns and not self.input:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from teachonce.support.errors import did_you_mean, nearest, suggest, suggest_path
+from teachonce.support.errors import did_you_mean, most_similar, suggest, suggest_path
 
 version_option = click.version_option(package_name="teachonce", message="%(prog)s %(version)s")
 
@@ -82,7 +82,7 @@ def _described(error: click.UsageError) -> tuple[str, str]:
         options = [param for param in params if isinstance(param, click.Option)]
         names = [name for option in options for name in (*option.opts, *option.secondary_opts)]
         # Without the dashes, which all options have in common.
-        near = nearest(error.option_name.lstrip("-"), [name.lstrip("-") for name in names])
+        near = most_similar(error.option_name.lstrip("-"), [name.lstrip("-") for name in names])
         return f"{error.option_name}: no such option", did_you_mean(f"--{near}") if near else ""
     if isinstance(error, click.MissingParameter) and error.param:
         return f"{_name(error.param, ctx)} is missing", ""

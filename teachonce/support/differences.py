@@ -83,7 +83,7 @@ NOUNS = {
 GROUPS = ("identity.arguments.", "identity.", "arguments.", "features.")
 
 
-def described(changes: Iterable[tuple[str, str, str]]) -> list[str]:
+def describe_differences(changes: Iterable[tuple[str, str, str]]) -> list[str]:
     """Describe `differences` of a store's identity and features: "--views is A in the store and B
     now". A value in both identity and features is listed once."""
     lines = (f"{_readable(key)} is {old} in the store and {new} now" for key, old, new in changes)
@@ -119,7 +119,7 @@ def check_same(
     changes: the result of `differences`. versions: libraries that changed since then, which may be
         the cause.
     """
-    differ = described(changes)
+    differ = describe_differences(changes)
     if differ:
         also = f", and the same versions ({versions})" if versions else ""
         raise UserError(

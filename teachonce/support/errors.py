@@ -126,7 +126,7 @@ def suggest(word: str, known: Iterable[str], least: float = 0.6) -> str:
     Returns "" if none is similar, or if the word itself is known. Differences of case and of spaces
     at the ends count least. least: the smallest similarity, as `difflib` measures it, 0 to 1.
     """
-    near = nearest(word, known, least)
+    near = most_similar(word, known, least)
     return did_you_mean(near) if near else ""
 
 
@@ -135,7 +135,7 @@ def did_you_mean(text: object) -> str:
     return f"did you mean {text}? "
 
 
-def nearest(word: str, known: Iterable[str], least: float = 0.6) -> str:
+def most_similar(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """Return the known word that is most similar to this one; see `suggest`."""
     names = list(known)
     # difflib compares letters with their case: to it, `MLM` and `mlm` have nothing in common.
@@ -156,5 +156,5 @@ def suggest_path(path: str | Path) -> str:
             names = [entry.name for entry in islice(entries, NEIGHBOURS)]
     except OSError:
         return ""
-    near = nearest(missing.name, names)  # the names alone: the folder is the same for all
+    near = most_similar(missing.name, names)  # the names alone: the folder is the same for all
     return did_you_mean(missing.parent / near) if near else ""

@@ -59,7 +59,7 @@ LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
 FRONT = "---\n"
 
 
-def check_metadata(license: str | None, languages: Sequence[str]) -> None:
+def check_card_metadata(license: str | None, languages: Sequence[str]) -> None:
     """Raise UserError for a licence or language that the hub does not accept."""
     if license is not None and not LICENSE.fullmatch(license):
         raise UserError(
@@ -76,9 +76,9 @@ def check_metadata(license: str | None, languages: Sequence[str]) -> None:
 def with_metadata(card: str, license: str | None, languages: Sequence[str]) -> str:
     """Return a card whose metadata have these entries; existing entries are replaced.
 
-    Raises UserError as `check_metadata` does.
+    Raises UserError as `check_card_metadata` does.
     """
-    check_metadata(license, languages)
+    check_card_metadata(license, languages)
     new = {"license": license, "language": list(languages)}
     # JSON is YAML, too, and its quotes keep the language `no` (Norwegian) from being read as false.
     lines = [f"{name}: {json.dumps(value)}\n" for name, value in new.items() if value]

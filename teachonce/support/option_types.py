@@ -5,7 +5,7 @@
         out: MaybePath = option(None, "Folder of the student.")
 
 A type checker accepts `Settings(out="x")`, and takes `settings.out` for `Path | None`. At run time
-the annotations convert nothing: `check_values` converts a given value to the type that is read.
+the annotations convert nothing: `parse_values` converts a given value to the type that is read.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
             check_values(self)
 
 The options of a command (`click_options`), the parsing of TOML (`read_values`) and the checks of
-values (`check_values`) are derived from the fields. They are the same for the command line, TOML
+values (`parse_values`) are derived from the fields. They are the same for the command line, TOML
 and Python. A field that was made without `option` is not an option.
 """
 
@@ -231,7 +231,7 @@ def _type_of(settings: type[Any], name: str) -> _ValueType:
     return _ValueType(kind, NoneType in kinds, choices, typing.get_args(plain))
 
 
-def check_values(settings: Any) -> None:
+def parse_values(settings: Any) -> None:
     """Parse the values of a dataclass that are given as text, in place; see `parse_value`.
 
     Raises UserError for the first value that the option of its field does not accept.
@@ -403,7 +403,7 @@ def is_flag(settings: type[Any], name: str) -> bool:
     return _type_of(settings, name).kind is bool
 
 
-def words_of(table: Mapping[str, Any]) -> list[str]:
+def command_words(table: Mapping[str, Any]) -> list[str]:
     """Return a TOML table as words of a command line: true gives the flag alone, false nothing, and
     a list repeats its option."""
     words = list[str]()

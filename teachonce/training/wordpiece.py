@@ -41,7 +41,7 @@ def vocabulary_size(word: str) -> int | None:
     return int(match[1]) * (1000 if match[2] else 1) if match else None
 
 
-def check_student_tokenizer(tokenizer: Any, word: str) -> None:
+def check_masking_tokenizer(tokenizer: Any, word: str) -> None:
     """Raise UserError unless a student can have this tokenizer of `--vocab`."""
     if not tokenizer.is_fast or None in (tokenizer.mask_token_id, tokenizer.pad_token_id):
         raise UserError(
@@ -98,7 +98,7 @@ def train_wordpiece(
     return tokenizer
 
 
-def words_of(texts: Iterable[str], size: int | None) -> Tokenizer:
+def word_vocabulary(texts: Iterable[str], size: int | None) -> Tokenizer:
     """Make a vocabulary of lower-cased words, split at white space (Mukherjee & Awadallah 2019,
     section 6).
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel
 from teachonce.checkpoints.declared import AFTER_PADDING, first_position
 from teachonce.checkpoints.field_checks import unlisted
 from teachonce.checkpoints.fields import CONFIG, FIELDS, LENGTHS, SETTINGS
-from teachonce.checkpoints.sentence_settings import SentenceSettings, fit_tokenizer
+from teachonce.checkpoints.sentence_settings import SentenceSettings, apply_settings
 from teachonce.store import open_store
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
@@ -400,7 +400,7 @@ def test_a_tokenizer_that_lower_cases_stays_as_it_is(
     tokenizer = make_tokenizer("wordpiece")
     tokenizer.backend_tokenizer.normalizer = normalizer
     before = tokenizer.backend_tokenizer.to_str()
-    fit_tokenizer(tokenizer, SentenceSettings(lower_case=True))
+    apply_settings(tokenizer, SentenceSettings(lower_case=True))
     assert tokenizer.backend_tokenizer.to_str() == before
 
 

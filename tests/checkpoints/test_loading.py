@@ -37,9 +37,9 @@ from teachonce.checkpoints.checkpoint_tokenizer import note_on_pieces
 from teachonce.checkpoints.declared import DECLARED, another_head, declared_head
 from teachonce.checkpoints.fields import CONFIG
 from teachonce.checkpoints.loading import (
-    load,
     load_config,
     load_network,
+    load_resolved,
     load_tokenizer,
     load_with_fresh_head,
 )
@@ -346,7 +346,7 @@ def test_progress_bars_are_then_as_before(
     folder: Path, shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging, "_tqdm_active", shown)
-    load(AutoConfig, resolve_model(str(folder)))
+    load_resolved(AutoConfig, resolve_model(str(folder)))
     assert logging.is_progress_bar_enabled() == shown
 
 
@@ -399,11 +399,13 @@ def test_what_is_loaded_is_the_commit_that_was_resolved(
     model.save_pretrained(folder)
     cached(repository, new, folder)  # somebody pushes, and the client fetches it in the meantime
     assert resolved.revision == old and resolve_model("acme/mini").revision == new
-    assert load(AutoModel, resolved).get_input_embeddings().weight.any()
-    assert not load(AutoModel, resolve_model("acme/mini")).get_input_embeddings().weight.any()
+    assert load_resolved(AutoModel, resolved).get_input_embeddings().weight.any()
+    assert (
+        not load_resolved(AutoModel, resolve_model("acme/mini")).get_input_embeddings().weight.any()
+    )
     teacher = load_teacher(resolved)
     assert teacher.revision == old and teacher.base.get_input_embeddings().weight.any()
-    assert load(AutoTokenizer, resolved).tokenize("lighthouse")
+    assert load_resolved(AutoTokenizer, resolved).tokenize("lighthouse")
 
 
 OWN_CODE = """

@@ -28,7 +28,7 @@ from teachonce.checkpoints.static import StaticConfig, StaticModel
 from teachonce.downstream.tasks.fine_tune import default_lr
 from teachonce.downstream.tasks.pair import Pair, PairScore
 from teachonce.downstream.tasks.tagging import read_tagged
-from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces
+from teachonce.downstream.tasks.word_windows import joined, run_starts, word_pieces
 from teachonce.store import TaskSpec
 from teachonce.student_export.checking import export_check
 from teachonce.student_export.loaded_student import load_student
@@ -146,7 +146,7 @@ def test_a_tagger_of_words(make_tokenizer: Tokenizers, tmp_path: Path) -> None:
     right = []
     for sentence in read_tagged(test):
         ids, pieces = word_pieces(tokenizer, *joined(sentence.words), 128)
-        first = first_of(pieces)
+        first = run_starts(pieces)
         best = model(input_ids=torch.tensor([ids])).logits[0].argmax(-1).tolist()
         said = [labels[best[position]] for position in first]
         right += [tag == guess for tag, guess in zip(sentence.tags, said, strict=True)]

@@ -17,7 +17,7 @@ from transformers import TrainerState
 
 from teachonce.downstream.cli import main
 from teachonce.downstream.mlm.masked_trainer import MlmTrainer
-from teachonce.downstream.progress import Progress
+from teachonce.downstream.progress import TrainingProgress
 from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.fine_tune import fine_tune
@@ -114,7 +114,7 @@ def test_a_tracker_is_refused_early(file: Path, tmp_path: Path) -> None:
 
 def test_a_loss_that_is_reported_is_the_mean_since_the_last_evaluation() -> None:
     lines: list[str] = []
-    progress = Progress(lines.append, {"held-out loss": "eval_loss"}, "seed 0, ")
+    progress = TrainingProgress(lines.append, {"held-out loss": "eval_loss"}, "seed 0, ")
     state = TrainerState(max_steps=20)
     progress.on_train_begin(None, state, None)
     for step, loss in ((4, 3.0), (6, 6.0)):
@@ -133,7 +133,7 @@ def test_a_loss_that_is_reported_is_the_mean_since_the_last_evaluation() -> None
 
 def test_a_pipe_hears_of_a_long_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    progress = Progress(lines.append, {}, "seed 0, ")
+    progress = TrainingProgress(lines.append, {}, "seed 0, ")
     state = TrainerState(max_steps=20)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     progress.on_train_begin(None, state, None)

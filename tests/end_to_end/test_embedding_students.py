@@ -37,7 +37,7 @@ from teachonce.student_train.train.student_training import train
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job import part_writing
-from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import share
 from tests.downstream.search.collections import collection
@@ -155,7 +155,7 @@ def test_it_goes_on_after_a_stop(
         dumped(embedder, corpus, out, **asked)
     assert dumped(embedder, corpus, out, **asked) == out
     shared = tmp_path / "shared.zarr"
-    share(dump_options(embedder, corpus, shared, **asked), Shard(0, 1))
+    share(dump_options(embedder, corpus, shared, **asked), ProcessShard(0, 1))
     for path in (out, shared):
         assert open_store(path).manifest.content() == wanted.manifest.content()
 

@@ -34,7 +34,7 @@ from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import part_writing
 from teachonce.teacher_dump.job.growing import _match_hashes
-from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.sequences import window_digests, windows_as_in
 from tests.end_to_end.support import STUDENT, Words, ok, refused, says, tree
@@ -239,7 +239,7 @@ def test_several_processes_and_stops(
     old = dumped(teacher, first, tmp_path / "old.zarr", **OPTIONS)
     changes = {**OPTIONS, "grow_from": old, "part_tokens": 200}
     alone = dumped(teacher, text, tmp_path / "alone.zarr", **changes)
-    share(dump_options(teacher, text, tmp_path / "shared.zarr", **changes), Shard(0, 1))
+    share(dump_options(teacher, text, tmp_path / "shared.zarr", **changes), ProcessShard(0, 1))
     broken, stops = tmp_path / "broken.zarr", 0
     for step in range(30):
         with monkeypatch.context() as patch:
@@ -269,7 +269,7 @@ def test_a_store_that_is_removed_before_the_end(
             old.unlink()
 
     with pytest.raises(UserError, match=r"old\.zarr: was deleted or moved while it was being read"):
-        share(options, Shard(0, 1), say)
+        share(options, ProcessShard(0, 1), say)
     assert StoreWriter.peek(out, "sealed") is None
 
 

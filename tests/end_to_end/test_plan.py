@@ -18,7 +18,7 @@ from teachonce.store import open_store
 from teachonce.store.format.sequences import SEPARATOR
 from teachonce.store.tools.info import bytes_on_disk, read_by_default
 from teachonce.student_train.arguments import default_losses
-from teachonce.student_train.losses.registry import features_of, losses_for
+from teachonce.student_train.losses.registry import features_read, losses_for
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import estimate as estimating
@@ -153,7 +153,7 @@ def test_a_dump_says_what_no_default_loss_reads(
     with open_store(path) as store:
         kind = store.task.output_kind if store.task else None
         losses = losses_for(kind, default_losses(given, [store]))
-        assert set(features_of(losses)) == read_by_default(store.features)
+        assert set(features_read(losses)) == read_by_default(store.features)
     lines = (*said.splitlines(), *ok(feature_store, "info", path).splitlines())
     found = [line for line in lines if line.startswith("unread")]
     assert len(found) == (2 if unread else 0)

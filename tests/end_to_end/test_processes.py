@@ -39,7 +39,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.lease import Lease
 from teachonce.support.options import click_options, read_words
 from teachonce.teacher_dump.job import sharing
-from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.training.ranks import join_ranks
 from tests.end_to_end.support import ROOT, Words, ok, refused, report_of, says
@@ -161,7 +161,7 @@ def test_one_process_goes_on_where_several_were_killed(
 
 def refused_to_share(job: Job, **changes: Any) -> str:
     with pytest.raises(UserError) as printed:
-        sharing.share(options_of(job, part_tokens=PART_TOKENS, **changes), Shard(1, 2))
+        sharing.share(options_of(job, part_tokens=PART_TOKENS, **changes), ProcessShard(1, 2))
     return str(printed.value)
 
 
@@ -223,7 +223,7 @@ def test_a_part_that_was_taken_over_is_left_to_the_other(
 
     options = options_of(job, part_tokens=PART_TOKENS)
     with mock.patch.object(PartQueue, "take", robbed):
-        done = sharing.share(options, Shard(0, 1), said.append)
+        done = sharing.share(options, ProcessShard(0, 1), said.append)
     assert any(line.startswith("part 1 is left to another process") for line in said)
     assert done.store and done.store.parts == done.parts - 1
     job.log.touch()
@@ -251,7 +251,7 @@ def test_sealed_by_hand_where_the_last_process_was_killed(
         mock.patch.object(sharing, "seal", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
-        sharing.share(options_of(job, part_tokens=PART_TOKENS), Shard(0, 1))
+        sharing.share(options_of(job, part_tokens=PART_TOKENS), ProcessShard(0, 1))
     with pytest.raises(StoreError, match="is not finished"):
         open_store(job.out)
     said = ok(feature_store, "seal", job.out)

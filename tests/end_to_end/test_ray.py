@@ -33,7 +33,7 @@ from teachonce.support.ray_cluster import DriverNode, node_capacity
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.on_ray import WorkerJob, driver_path, share_on_ray, worker
-from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.options import DumpOptions
 from teachonce.teacher_dump.job.sharing import ProcessSummary
 from tests.end_to_end.support import STUDENT, Words, refused, says
@@ -120,7 +120,7 @@ def test_a_worker_with_other_software_or_another_disk_is_refused(
     def message(**changes: Any) -> str:
         options = changes.pop("options", task.options)
         home = replace(task.home, **{"driven": driver_path(place(options)), **changes})
-        found = worker(WorkerJob(options, home), Shard(0, 1))
+        found = worker(WorkerJob(options, home), ProcessShard(0, 1))
         assert isinstance(found, str) and "\n" not in found
         return found
 
@@ -141,11 +141,11 @@ def test_a_worker_with_another_corpus_or_a_wrong_clock(task: WorkerJob) -> None:
     clock. A worker with another corpus is refused."""
     now = time.time
     with mock.patch("time.time", lambda: now() + 3600):
-        done = worker(task, Shard(0, 1))
+        done = worker(task, ProcessShard(0, 1))
     assert isinstance(done, ProcessSummary) and done.store and done.parts == done.store.parts > 2
     corpus = Path(task.options.corpus[0])
     corpus.write_text(corpus.read_text() + "One more.\n")
-    found = worker(task, Shard(0, 1))
+    found = worker(task, ProcessShard(0, 1))
     assert isinstance(found, str)
     says(found, f"{socket.gethostname()}: ", "finished with other arguments", "bytes) is")
 

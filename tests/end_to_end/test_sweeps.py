@@ -21,8 +21,8 @@ from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import job, processes, scores
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.execution import Work
-from teachonce.student_train.sweep.runs import Runs
-from teachonce.student_train.sweep.scores import ScoringPlan, Task
+from teachonce.student_train.sweep.runs import SweepRuns
+from teachonce.student_train.sweep.scores import ScoringPlan, ScoringTask
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import ROOT, STUDENT, Words, invoke, ok, refused, says, start
 from tests.end_to_end.test_resume import wait_for
@@ -270,7 +270,7 @@ def test_scores_of_a_reference_model_are_its_own(
     tmp_path: Path, scores: dict[str, Any], figures: dict[str, float]
 ) -> None:
     """In an earlier sweep its name in [models] may belong to another model."""
-    task, runs = Task("mood", ("--seeds", "1")), Runs(tmp_path, {}, [], searched=False)
+    task, runs = ScoringTask("mood", ("--seeds", "1")), SweepRuns(tmp_path, {}, [], searched=False)
     folder = task.folder(tmp_path, "teacher")
     folder.mkdir(parents=True)
     (folder / "scores.json").write_text(json.dumps(scores))

@@ -25,13 +25,13 @@ from teachonce.store.tools.verify import verify
 from teachonce.student_train.cli import main as student_train
 from teachonce.support.arrays import Array
 from teachonce.teacher_dump.cli import main as teacher_dump
-from teachonce.teacher_dump.job.option_values import Shard
+from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.windows.masked_views import (
     DrawKey,
     MaskVocabulary,
+    maskable_spans,
     masked_input,
-    word_spans,
 )
 from tests.align.support import check_laws
 from tests.end_to_end.support import Words, ok, refused, says
@@ -149,7 +149,7 @@ def check_mask(record: Record) -> None:
     """Return whole words, and the tokens that share a character with such a word."""
     assert not record.views[0].mask.any() and len(record.views[0].spans) == 0
     spans, mask = record.views[1].spans, record.views[1].mask
-    words = {tuple(word) for word in word_spans(record.text).tolist()}
+    words = {tuple(word) for word in maskable_spans(record.text).tolist()}
     assert len(spans) > 0 and {tuple(span) for span in spans[:, :2].tolist()} <= words
     hidden = {place for begin, end, _ in spans for place in range(begin, end)}
     touched = [bool(hidden & set(range(begin, end))) for begin, end in record.offsets]
@@ -362,7 +362,7 @@ def test_processes_that_share_a_dump_make_the_same_store(
     }  # fmt: skip
     one, two = tmp_path / "one.zarr", tmp_path / "two.zarr"
     dumped(embedder, table, one, **asked)
-    share(dump_options(embedder, table, two, **asked), Shard(0, 1))
+    share(dump_options(embedder, table, two, **asked), ProcessShard(0, 1))
     assert len(open_store(two).manifest.parts) > 2
     contents = {open_store(path).manifest.content() for path in (one, two)}
     assert len(contents) == 1

@@ -28,7 +28,7 @@ from teachonce.feature_store.cli import main
 from teachonce.feature_store.page import lattice
 from teachonce.feature_store.page import nearest as module
 from teachonce.feature_store.page.lattice import Cluster, clusters
-from teachonce.feature_store.page.nearest import COUNT, nearest
+from teachonce.feature_store.page.nearest import COUNT, nearest_sequences
 from teachonce.feature_store.piece_names import PieceNames, direction
 from teachonce.store import FeatureStore, open_store
 from tests.browser import PHONE, WIDE, check_accessible, opened
@@ -330,7 +330,7 @@ def test_they_are_those_of_all_pairs(tmp_path: Path, store: Path, kind: str) -> 
         ]
     )
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    found = nearest(fs, [17, 3])
+    found = nearest_sequences(fs, [17, 3])
     assert found.among is not None and found.among.whole and kind[:5] in found.about
     for number in (17, 3):
         cosines = vectors @ vectors[number]
@@ -341,14 +341,14 @@ def test_they_are_those_of_all_pairs(tmp_path: Path, store: Path, kind: str) -> 
 
 def test_a_large_store_is_sampled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STATES", 1)
-    found = nearest(open_store(store), [17])
+    found = nearest_sequences(open_store(store), [17])
     assert found.among is not None and found.among.summary == "12 of 24 sequences, spread evenly"
     assert {other for other, _ in found.neighbours[17]} <= set(range(12))
 
 
 def test_a_store_may_have_no_vectors(tmp_path: Path) -> None:
     make_store(tmp_path / "a.zarr", replace(features_of(), hidden=(), attention=()), parts=1)
-    found = nearest(open_store(tmp_path / "a.zarr"), [0])
+    found = nearest_sequences(open_store(tmp_path / "a.zarr"), [0])
     assert found.neighbours == {} and "neither vectors of texts nor hidden states" in found.about
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from teachonce.store.errors import StoreError
-from teachonce.store.read.stored_tokenizer import encoded, is_plain, load_tokenizer
+from teachonce.store.read.stored_tokenizer import encoded, is_plain, parse_tokenizer
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, Change, _anywhere, _step
 from tests.making.models import TOKENIZER_KINDS, trained_tokenizer
 
@@ -82,7 +82,7 @@ def _altered(chance: random.Random) -> tuple[str, bytes]:
 
 def _use(data: bytes) -> None:
     try:
-        tokenizer = load_tokenizer(data, "it")
+        tokenizer = parse_tokenizer(data, "it")
         for text in TEXTS:
             encoded(tokenizer, [text], "it")
             encoded(tokenizer, [f"{text}\x1f{TEXT}"], "it", "\x1f")

@@ -105,10 +105,10 @@ def _wordpiece(lower: bool) -> Any:
     """Train a WordPiece. The library's own trainer gives different pieces in every process."""
     from tokenizers import normalizers
 
-    from teachonce.student_train.model.student_tokenizer import train_wordpiece
+    from teachonce.student_train.model.student_tokenizer import train_student_wordpiece
 
     normalizer = normalizers.BertNormalizer(lowercase=lower)
-    tokenizer = train_wordpiece(SENTENCES, VOCABULARY, normalizer)
+    tokenizer = train_student_wordpiece(SENTENCES, VOCABULARY, normalizer)
     tokenizer.model_max_length = MAX_LENGTH
     return tokenizer
 

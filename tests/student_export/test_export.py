@@ -32,7 +32,7 @@ from teachonce.downstream.tasks.sts import SentenceSimilarity
 from teachonce.student_export.cards import STUDENT, Exported, write_card
 from teachonce.student_export.checking import export_check, random_texts
 from teachonce.student_export.cli import main
-from teachonce.student_export.costs import Costs, costs_of, size_of
+from teachonce.student_export.costs import Costs, costs_of, export_size
 from teachonce.student_export.formats import onnx
 from teachonce.student_export.formats.registry import FORMATS
 from teachonce.student_export.job import export
@@ -548,9 +548,9 @@ def test_the_options_name_every_format() -> None:
 
 def test_the_size_of_a_folder_is_of_its_weights_in_one_format(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"12345")
-    assert size_of(tmp_path) == 5
+    assert export_size(tmp_path) == 5
     (tmp_path / "model.safetensors").write_bytes(b"123")
-    assert size_of(tmp_path) == 3
+    assert export_size(tmp_path) == 3
 
 
 @pytest.mark.parametrize(

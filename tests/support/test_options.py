@@ -37,13 +37,13 @@ from teachonce.support.options import (
     POSITIVE,
     SHARE,
     at_least,
-    check_values,
     click_option,
     click_options,
     click_type,
     default_of,
     option,
     options_of,
+    parse_values,
     read_values,
     read_words,
     scoped,
@@ -75,7 +75,7 @@ class Settings:
     inner: tuple[str, ...] = field(default=())  # not an option
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
 
 
 def _command() -> click.Command:
@@ -157,7 +157,7 @@ class Checked:
                                      check=_no_nose)  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
 
 
 def test_an_option_with_a_check_of_its_own_is_refused_alike() -> None:
@@ -232,7 +232,7 @@ class Listed:
     kinds: str = option("a", "Kinds.")
 
     def __post_init__(self) -> None:
-        check_values(self)
+        parse_values(self)
 
 
 @pytest.mark.parametrize(

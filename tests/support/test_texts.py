@@ -14,7 +14,7 @@ import pytest
 
 from teachonce.store import StoreError
 from teachonce.store.format.layout import part_number
-from teachonce.support.differences import described, differences
+from teachonce.support.differences import describe_differences, differences
 from teachonce.support.errors import UserError, first_line, library_error_line
 from teachonce.support.html import MOST, html_table
 from teachonce.support.parsing import whole_number
@@ -73,7 +73,7 @@ def test_keys_are_described_as_options_or_in_words() -> None:
         ({"bos": "a\nb"}, {"bos": ""}, "", "--bos is 'a\\nb' in the store and '' now"),
         ({"sources": [{"n": 1}]}, {"sources": [{"n": 2}]}, "identity.corpus", "(source 1, n) is"),
     ):
-        (line,) = described(differences(then, now, group))
+        (line,) = describe_differences(differences(then, now, group))
         assert expected in line
 
 

@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 
 from teachonce.store.containers.bucket import Bucket, is_bucket
 from teachonce.store.containers.disk_cache import FetchedBytes
-from teachonce.store.containers.network import ABSENT, RangeIgnored, Retrier, check_length
+from teachonce.store.containers.network import ABSENT, RangeIgnored, Retrier, check_body_length
 from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_number, part_of
@@ -101,7 +101,7 @@ class FsspecFiles:
         data = await self._range(address, low, high)
         if len(data) > high - low:
             raise RangeIgnored("the server ignores Range and sends whole objects")
-        check_length(name, data, high - low, size)
+        check_body_length(name, data, high - low, size)
         return FetchedBytes(np.frombuffer(data, np.uint8), size, set())
 
     async def _range(self, address: str, begin: int, end: int) -> bytes:

@@ -25,7 +25,7 @@ from teachonce.store.containers.interface import (
 from teachonce.store.containers.memory_map import OpenFiles
 from teachonce.store.containers.network import (
     ABSENT,
-    check_metadata,
+    check_root_metadata,
     fetch_attempts,
     with_refetches,
 )
@@ -201,7 +201,7 @@ class ZarrSource:
         file = f"{name}/zarr.json".lstrip("/")
         data = self.bytes(file)
         if self.remote:
-            check_metadata(self.path, file, data)
+            check_root_metadata(self.path, file, data)
         if data is None:
             raise StoreError(f"{self.path}: {file} is missing")
         if len(self._digests) > MAX_DIGESTS:

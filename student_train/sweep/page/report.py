@@ -21,7 +21,7 @@ from teachonce.student_train.output.ranking import (
     SCORES,
     Measure,
     answers_alike,
-    flat,
+    flat_row,
     measures_of,
 )
 from teachonce.student_train.output.report import SETTINGS, read_report, trained_losses
@@ -183,7 +183,7 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite figures of a row, including its scores."""
     return {
         name: v
-        for name, v in flat(row).items()
+        for name, v in flat_row(row).items()
         if not schema_violation(v, float) and math.isfinite(v)
     }
 

@@ -26,7 +26,7 @@ from teachonce.checkpoints.names import resolve_model
 from teachonce.downstream.lm.store_agreement import MEASURES, store_agreement
 from teachonce.downstream.lm.windows import (
     Documents,
-    Window,
+    ScoredWindow,
     read_documents,
     sliding_windows,
     start_token,
@@ -174,7 +174,7 @@ def text_figures(
     return {"primary": bits, "bits_per_byte": bits, "loss": loss, "perplexity": perplexity}
 
 
-def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
+def batches(windows: Sequence[ScoredWindow], pieces: int) -> Iterator[list[ScoredWindow]]:
     """Yield batches of windows of similar lengths, the longest first, so that a lack of memory
     shows at once. `pieces` is the size of the vocabulary."""
     order = sorted(windows, key=lambda window: window.begin - window.end)
@@ -186,7 +186,7 @@ def batches(windows: Sequence[Window], pieces: int) -> Iterator[list[Window]]:
 
 
 @torch.inference_mode()
-def _nats(predict: Predict, documents: Documents, windows: Sequence[Window]) -> Tensor:
+def _nats(predict: Predict, documents: Documents, windows: Sequence[ScoredWindow]) -> Tensor:
     """Return the summed cross-entropy in nats, float64, of all tokens that the windows predict."""
     longest = max(window.end - window.begin for window in windows)
     # Any id pads on the right, where no token of a causal model attends to it.

@@ -86,7 +86,7 @@ def _with_start(tokens: Tokens, start: int | None) -> Tokens:
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoredWindow:
     """Holds the tokens [begin, end) of a document. Tokens from `scored` on are predicted here.
 
     number: the document's.
@@ -98,7 +98,7 @@ class Window:
     end: int
 
 
-def sliding_windows(lengths: Sequence[int], size: int, shared: int) -> Iterator[Window]:
+def sliding_windows(lengths: Sequence[int], size: int, shared: int) -> Iterator[ScoredWindow]:
     """Cut documents of `lengths` tokens into windows of at most `size` tokens.
 
     Consecutive windows share `shared` tokens, 1 to size - 1: each predicted token has at least this
@@ -109,5 +109,5 @@ def sliding_windows(lengths: Sequence[int], size: int, shared: int) -> Iterator[
         begin, scored = 0, 1
         while scored < length:
             end = min(begin + size, length)
-            yield Window(number, begin, scored, end)
+            yield ScoredWindow(number, begin, scored, end)
             begin, scored = end - shared, end

@@ -47,7 +47,7 @@ def on_one_device(arguments: TrainingArguments) -> TrainingArguments:
     return arguments
 
 
-class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+class BlockDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Provides blocks of token ids [n, S] as a dataset of `input_ids`."""
 
     def __init__(self, rows: Array) -> None:

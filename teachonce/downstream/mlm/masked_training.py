@@ -27,20 +27,20 @@ from teachonce.checkpoints.loading import (
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
 from teachonce.downstream.mlm.masked_trainer import (
     BatchMasking,
+    BlockDataset,
     MaskedBatches,
     MlmTrainer,
-    Rows,
     StepsOfThisRun,
     TrainingMinutes,
     on_one_device,
 )
 from teachonce.downstream.mlm.text_blocks import blocks, hold_out
 from teachonce.downstream.options import OPTION
-from teachonce.downstream.progress import COUNTED, Progress
-from teachonce.downstream.settings import MlmSettings, check_new
+from teachonce.downstream.progress import COUNTED, TrainingProgress
+from teachonce.downstream.settings import MlmSettings, check_new_folder
 from teachonce.downstream.text_lines import read_lines
 from teachonce.student_train.model.kinds import make_student
-from teachonce.student_train.model.student_tokenizer import train_wordpiece
+from teachonce.student_train.model.student_tokenizer import train_student_wordpiece
 from teachonce.student_train.settings.shapes import SCRATCH, parse_student
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -152,12 +152,12 @@ def _run(
         model=model,
         args=_arguments(settings, every, ranks),
         ranks=ranks,
-        train_dataset=Rows(rows),
+        train_dataset=BlockDataset(rows),
         fixed_dev=held_out_batches(tokenizer, dev_rows),
         data_collator=BatchMasking(tokenizer, settings.mask_prob, settings.seed + 1),
         processing_class=tokenizer,
     )
-    Progress(say, {"held-out loss": "eval_loss"}, unit="block").follow(trainer)
+    TrainingProgress(say, {"held-out loss": "eval_loss"}, unit="block").follow(trainer)
     clock = TrainingMinutes()
     for callback in (clock, StepsOfThisRun(), *callbacks):
         trainer.add_callback(callback)
@@ -190,8 +190,8 @@ def _run(
         "curve": [row for row in trainer.state.log_history if "eval_loss" in row],
     }
     if ranks.is_main:
-        # It marks a finished training (`finished`): written after the weights, and before the
-        # checkpoints are removed.
+        # It marks a finished training for `resumed_figures`: written after the weights, and before
+        # the checkpoints are removed.
         files.write(settings.out / METRICS, json.dumps(figures, indent=1).encode())
         for checkpoint in settings.out.glob(CHECKPOINTS):
             shutil.rmtree(checkpoint)
@@ -248,7 +248,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
         logging_steps=every,
         save_steps=every,
         save_total_limit=1,
-        disable_tqdm=True,  # `Progress` does it
+        disable_tqdm=True,  # `TrainingProgress` does it
         include_num_input_tokens_seen=COUNTED,
         # So that each step has `batch_size` blocks, as the figure `tokens` takes for granted.
         dataloader_drop_last=True,
@@ -311,7 +311,7 @@ def load_masked_lm(resolved: ResolvedModel, say: Callable[[str], None] = print) 
     return model
 
 
-def finished(settings: MlmSettings) -> dict[str, Any] | None:
+def resumed_figures(settings: MlmSettings) -> dict[str, Any] | None:
     """Return the figures of a finished run that is to be resumed; None for any other run.
 
     Raises UserError if the run was started with other settings.
@@ -333,7 +333,7 @@ def recorded_settings(settings: MlmSettings) -> dict[str, Any]:
 
 def _check_out(settings: MlmSettings) -> None:
     if not settings.resume:
-        check_new(settings.out)
+        check_new_folder(settings.out)
         return
     _check_same_settings(settings)
     if (settings.out / METRICS).exists():
@@ -362,11 +362,11 @@ def train_tokenizer(lines: Sequence[str], size: str, max_length: int) -> Any:
     """Train a cased WordPiece tokenizer that contains every character of the lines.
 
     size: number of pieces (30k, 512); fewer if the lines yield fewer.
-    Raises UserError if `size` is too small for the characters, as `train_wordpiece` does.
+    Raises UserError if `size` is too small for the characters, as `train_student_wordpiece` does.
     """
     pieces = vocabulary_size(size)
     assert pieces is not None  # the option has refused other words
-    tokenizer = train_wordpiece(lines, pieces, None)
+    tokenizer = train_student_wordpiece(lines, pieces, None)
     tokenizer.model_max_length = max_length
     return tokenizer
 

@@ -18,17 +18,17 @@ from teachonce.downstream.mlm.masked_trainer import MlmTrainer, on_one_device
 from teachonce.downstream.mlm.masked_training import (
     SETTINGS_FILE,
     check_loss,
-    finished,
     held_out_batches,
     masking_tokenizer,
     recorded_settings,
+    resumed_figures,
     train_mlm,
 )
-from teachonce.downstream.mlm.text_blocks import Spelling, cut, spelling, tokens_of
+from teachonce.downstream.mlm.text_blocks import Spelling, cut, line_tokens, spelling
 from teachonce.downstream.options import check_option
 from teachonce.downstream.progress import Scoring
 from teachonce.downstream.score_tables import FILE, NATS, result_of
-from teachonce.downstream.settings import MlmSettings, check_new, seeds_from
+from teachonce.downstream.settings import MlmSettings, check_new_folder, seeds_from
 from teachonce.downstream.text_lines import read_lines
 from teachonce.downstream.trainer import TrackedRun, folder_of
 from teachonce.support.console import counted
@@ -81,7 +81,7 @@ def train_seeds(
     out, saved = settings.out, []
     runs: list[dict[str, Any]] = []
     if not settings.resume:
-        check_new(out)
+        check_new_folder(out)
     elif (out / FILE).exists():
         raise UserError(f"--resume: the training in {out} is finished; choose another --out")
     for seed in seeds_from(settings.seed, seeds):
@@ -93,7 +93,7 @@ def train_seeds(
             say(f"seed {seed}: {folder}")
         facts = RunDescription(folder, recorded_settings(one), "metrics.json and scores.json")
         with TrackedRun(log, facts, resume, say) as tracked:
-            figures = finished(one) or train_mlm(one, say, ranks, [tracked])
+            figures = resumed_figures(one) or train_mlm(one, say, ranks, [tracked])
             tested = str(folder), tests, settings.max_length, say, settings.text_column
             scored = _scores(*tested) if tests and ranks.is_main else ({}, {})
             scores, counts = ranks.broadcast(scored)
@@ -153,7 +153,7 @@ def _scores(
         arguments = TrainingArguments(output_dir=scratch, disable_tqdm=True, report_to="none",
                                       dataloader_pin_memory=torch.cuda.is_available())  # fmt: skip
         for name, text in lines.items():
-            flat = tokens_of(tokenizer, text, f"text {tests[name]}")
+            flat = line_tokens(tokenizer, text, f"text {tests[name]}")
             spelt = spelling(tokenizer, flat, text)
             _say_unknown(spelt, f"text {tests[name]}", tokenizer.unk_token, say)
             rows = cut(tokenizer, flat, length, f"text {tests[name]}")

@@ -43,10 +43,10 @@ def blocks(tokenizer: Any, lines: Sequence[str], length: int, name: str) -> Arra
 
     Tokens that do not fill a last block are dropped. Raises UserError if no block is filled.
     """
-    return cut(tokenizer, tokens_of(tokenizer, lines, name), length, name)
+    return cut(tokenizer, line_tokens(tokenizer, lines, name), length, name)
 
 
-def tokens_of(tokenizer: Any, lines: Sequence[str], name: str) -> Array:
+def line_tokens(tokenizer: Any, lines: Sequence[str], name: str) -> Array:
     """Return the token ids [n] of lines, with a sep token after each line."""
     pieces = list(_token_runs(tokenizer, lines, name))
     return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
@@ -68,17 +68,17 @@ class Spelling:
 
 
 def spelling(tokenizer: Any, flat: Array, lines: Sequence[str]) -> Spelling:
-    """Count tokens and characters of lines, whose token ids (from `tokens_of`) are `flat`."""
+    """Count tokens and characters of lines, whose token ids (from `line_tokens`) are `flat`."""
     has_unknown = bool(np.any(flat == tokenizer.unk_token_id))
     missing, unknown = _unknown(tokenizer, lines) if has_unknown else (0, 0)
     characters = sum(_characters(line) for line in lines)
-    # Less the sep that `tokens_of` puts after each line: it is not part of the text.
+    # Less the sep that `line_tokens` puts after each line: it is not part of the text.
     return Spelling(len(flat) - len(lines) - missing, characters - unknown, unknown)
 
 
 def _unknown(tokenizer: Any, lines: Sequence[str]) -> tuple[int, int]:
     """Count the unknown tokens of lines, and their characters."""
-    # Without the sep of `tokens_of`, which may be the unknown token, too.
+    # Without the sep of `line_tokens`, which may be the unknown token, too.
     tokens = characters = 0
     for begin in range(0, len(lines), AT_ONCE):
         batch = list(lines[begin : begin + AT_ONCE])
@@ -98,7 +98,7 @@ def _characters(text: str) -> int:
 
 
 def cut(tokenizer: Any, flat: Array, length: int, name: str) -> Array:
-    """Cut the token ids of `tokens_of` into blocks, int32 [n, length]. Raises UserError if there
+    """Cut the token ids of `line_tokens` into blocks, int32 [n, length]. Raises UserError if there
     are too few for one block; `name` names the text in it."""
     body = length - 2
     count = len(flat) // body

@@ -17,7 +17,7 @@ from teachonce.checkpoints.bilstm import BiLstmConfig
 from teachonce.checkpoints.checkpoint_tokenizer import note_on_pieces, save_tokenizer
 from teachonce.checkpoints.loading import declared_task, input_limit, load_tokenizer
 from teachonce.checkpoints.names import ResolvedModel, resolve_model
-from teachonce.downstream.progress import COUNTED, Progress
+from teachonce.downstream.progress import COUNTED, TrainingProgress
 from teachonce.downstream.score_tables import SHARES, result_of
 from teachonce.downstream.settings import FineTuneSettings, seeds_from
 from teachonce.downstream.tasks.example_warnings import (
@@ -232,7 +232,9 @@ def _one_seed(
         )
         _set_steps(trainer, settings, lr)
         measures = {heading: f"eval_{name}" for heading, name in task.measures.items()}
-        Progress(say, {"held-out loss": "eval_loss", **measures}, f"seed {seed}, ").follow(trainer)
+        TrainingProgress(say, {"held-out loss": "eval_loss", **measures}, f"seed {seed}, ").follow(
+            trainer
+        )
         trainer.add_callback(tracked)
         trainer.train()
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
@@ -324,7 +326,7 @@ def _scoring(folder: str) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "per_device_eval_batch_size": 64,
-        "disable_tqdm": True,  # `Progress` does it
+        "disable_tqdm": True,  # `TrainingProgress` does it
         # Without a GPU torch ignores it, and warns.
         "dataloader_pin_memory": torch.cuda.is_available(),
         "report_to": "none",

@@ -15,7 +15,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 from teachonce.downstream.options import check_option
 from teachonce.downstream.tasks.example_rows import read_rows
 from teachonce.downstream.tasks.task_interface import IGNORED, LabelTask
-from teachonce.downstream.tasks.word_windows import WORD_COLUMNS, first_of, joined, word_windows
+from teachonce.downstream.tasks.word_windows import WORD_COLUMNS, joined, run_starts, word_windows
 from teachonce.downstream.text_lines import check_unicode
 from teachonce.store import TaskSpec
 from teachonce.support.console import counted
@@ -216,7 +216,9 @@ class Tagging(LabelTask):
                         label = sentence.tags[word] if position == run.start else self.later
                         numbers[position] = number.get(label, IGNORED)
                 row = {"input_ids": window.ids, "attention_mask": [1] * len(window.ids)}
-                rows.append({**row, "labels": numbers, "first": first_of(runs), "example": example})
+                rows.append(
+                    {**row, "labels": numbers, "first": run_starts(runs), "example": example}
+                )
         several = [
             number for number, count in Counter(r["example"] for r in rows).items() if count > 1
         ]

@@ -91,7 +91,7 @@ def _stop(sizes: Sequence[int], begin: int, room: int) -> int:
     return end
 
 
-def first_of(pieces: Sequence[range]) -> list[int]:
+def run_starts(pieces: Sequence[range]) -> list[int]:
     """Return the start of each run, -1 for an empty run."""
     return [run.start if run else -1 for run in pieces]
 

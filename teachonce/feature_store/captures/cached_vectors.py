@@ -14,8 +14,8 @@ from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sampl
 from teachonce.feature_store.captures.schema import Numbers
 from teachonce.feature_store.captures.tables import (
     Cells,
-    Table,
     TableCapture,
+    TableFiles,
     first_width,
     holds_table,
     numbers,
@@ -28,7 +28,7 @@ LABEL = "label"
 VECTOR = Numbers(LABEL, "states", ("numbers",))
 
 
-def _has_vectors(table: Table) -> bool:
+def _has_vectors(table: TableFiles) -> bool:
     import pyarrow
 
     if LABEL not in table.columns:
@@ -37,7 +37,7 @@ def _has_vectors(table: Table) -> bool:
     return is_list(kind) and bool(pyarrow.types.is_floating(kind.value_type))
 
 
-def _text_columns(table: Table) -> list[str]:
+def _text_columns(table: TableFiles) -> list[str]:
     return [name for name in table.columns if is_text(table.schema.field(name).type)]
 
 

@@ -96,7 +96,7 @@ def index_bits(vocabulary: int) -> int:
     return max(1, int(np.ceil(np.log2(np.float32(vocabulary)))))
 
 
-def read_settings(path: Path) -> Compression | LegacyCompression:
+def read_compression(path: Path) -> Compression | LegacyCompression:
     """Read the YAML settings of a capture, or of a training that reads the capture.
 
     Raises UserError if they do not describe a compression of DistillKit.

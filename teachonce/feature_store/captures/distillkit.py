@@ -17,15 +17,15 @@ import numpy as np
 from teachonce.feature_store.captures.compressed_logprobs import (
     Compression,
     LegacyCompression,
-    read_settings,
+    read_compression,
 )
 from teachonce.feature_store.captures.formats import Format, ImportOptions
 from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sample, same_length
 from teachonce.feature_store.captures.schema import Numbers
 from teachonce.feature_store.captures.tables import (
     Cells,
-    Table,
     TableCapture,
+    TableFiles,
     first_width,
     holds_table,
     numbers,
@@ -54,7 +54,7 @@ PLAIN = (
 Layout = tuple[Numbers, ...]
 
 
-def _layout_of(table: Table) -> Layout | None:
+def _layout_of(table: TableFiles) -> Layout | None:
     """Return the columns that hold the logits, or None if the columns are not DistillKit's."""
     layouts: tuple[Layout, ...] = (NEW, LEGACY, PLAIN)
     names = set(table.columns)
@@ -97,7 +97,7 @@ class DistillKit(TableCapture):
                 " decompressed; give this file with --compression, or the settings of a training"
                 " that reads the capture"
             )
-        settings = read_settings(path)
+        settings = read_compression(path)
         if isinstance(settings, LegacyCompression) != (self._layout is LEGACY):
             raise UserError(
                 f"{path}: describes another compression than the columns"

@@ -17,8 +17,8 @@ from teachonce.feature_store.captures.sample import CaptureContents, Rows, Sampl
 from teachonce.feature_store.captures.schema import Numbers
 from teachonce.feature_store.captures.tables import (
     Cells,
-    Table,
     TableCapture,
+    TableFiles,
     first_width,
     holds_table,
     numbers,
@@ -42,7 +42,7 @@ def _engine_of(schema: Any) -> str:
     return engine.decode(errors="replace")
 
 
-def _is_of(engine: str, table: Table) -> bool:
+def _is_of(engine: str, table: TableFiles) -> bool:
     """Return whether a table has the columns of FIELDS, and its metadata name the engine."""
     # Captures of both engines have the same columns.
     return set(NAMES) <= set(table.columns) and _engine_of(table.schema) == engine

@@ -23,7 +23,7 @@ from teachonce.feature_store.captures.compressed_logprobs import (
 from teachonce.feature_store.captures.distillkit import SETTINGS
 from teachonce.store import EmbeddingSpec, FeatureStore, LogitsSpec, open_store
 from teachonce.store.read import derived_copies
-from teachonce.store.read.arrow import Table
+from teachonce.store.read.arrow import StoreTable
 from teachonce.store.read.table_files import rows_in
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -36,7 +36,7 @@ Columns = Sequence[str] | None
 
 
 @dataclass(frozen=True)
-class Exported:
+class CaptureExport:
     """Holds the result of an export. `note` is advice for the user."""
 
     target: str
@@ -51,7 +51,9 @@ class Exported:
         return f"{self.target}: {counted(self.rows, 'row')}, {readable(self.bytes)}{note}"
 
 
-def export_store(path: str, target: Path, kind: str, columns: Columns, floats: str) -> Exported:
+def export_store(
+    path: str, target: Path, kind: str, columns: Columns, floats: str
+) -> CaptureExport:
     """Write a store to `target`, which must not exist, in the format `kind` of `EXPORTS`.
 
     Raises UserError if the store lacks features that the format needs, StoreError for a damaged
@@ -79,14 +81,14 @@ def export_store(path: str, target: Path, kind: str, columns: Columns, floats: s
                     note = write(new)
             except OSError as error:
                 raise UserError(f"{target}: cannot be written: {files.reason(error)}") from error
-        return Exported(str(target), kind, len(store), _size(target), note)
+        return CaptureExport(str(target), kind, len(store), _size(target), note)
 
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
-def _datasets(store: FeatureStore, table: Table, new: Path) -> str:
+def _datasets(store: FeatureStore, table: StoreTable, new: Path) -> str:
     import datasets
 
     datasets.disable_progress_bars()

@@ -41,7 +41,7 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class Kind:
+class StatesFormat:
     """Defines a format of files with states: how they are found and read.
 
     normed: whether the last layer is captured after the final norm.
@@ -120,7 +120,7 @@ def _without_padding(ids: Array, mask: Array | None, teacher: TeacherFiles) -> i
 class HiddenFiles:
     """Reads a folder of files with states."""
 
-    def __init__(self, kind: Kind, options: ImportOptions, teacher: TeacherFiles) -> None:
+    def __init__(self, kind: StatesFormat, options: ImportOptions, teacher: TeacherFiles) -> None:
         self._kind, self._teacher = kind, teacher
         self._files = regular(kind.files(options.source))
         if not self._files:
@@ -187,7 +187,7 @@ class HiddenFiles:
         return Rows(hidden=dict(zip(self.contents.hidden, self._read(path).states, strict=True)))
 
 
-def _format(kind: Kind) -> Format:
+def _format(kind: StatesFormat) -> Format:
     return Format(
         kind.name,
         lambda path: bool(kind.files(path)),
@@ -196,5 +196,7 @@ def _format(kind: Kind) -> Format:
     )
 
 
-SPECULATORS = _format(Kind("speculators", _speculators_files, _read_speculators, normed=False))
-SPECFORGE = _format(Kind("specforge", _specforge_files, _read_specforge, normed=True))
+SPECULATORS = _format(
+    StatesFormat("speculators", _speculators_files, _read_speculators, normed=False)
+)
+SPECFORGE = _format(StatesFormat("specforge", _specforge_files, _read_specforge, normed=True))

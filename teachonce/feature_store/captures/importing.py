@@ -33,7 +33,7 @@ from teachonce.support.errors import UserError
 from teachonce.support.packages import software
 from teachonce.support.signals import Stop, stoppable
 from teachonce.teacher_dump.corpus.documents import Document
-from teachonce.teacher_dump.job.dump import check_finished, written_line
+from teachonce.teacher_dump.job.dump import count_finished, written_line
 from teachonce.teacher_dump.job.features import as_started
 from teachonce.teacher_dump.job.option_values import DEFAULT_MAX_LENGTH
 from teachonce.teacher_dump.job.parts import gathered
@@ -133,7 +133,7 @@ def import_capture(
         }
         say(f"capture   {capture_format.name}, {samples:,} samples, {_describe(features)}")
         if stored:
-            check_finished(options.target, stored, described, features)
+            count_finished(options.target, stored, described, features)
             say(f"{options.target}: was finished before, by the same command; nothing to do")
             return ImportSummary(capture_format.name, finished_before=True)
         if options.model is not None:

@@ -16,7 +16,7 @@ AGAIN = "capture this sample again, or remove it"
 
 
 @dataclass(frozen=True)
-class Kind:
+class NumberKind:
     """Describes a kind of number.
 
     description: its name in messages. kinds: letters of the accepted NumPy dtypes (`dtype.kind`).
@@ -35,17 +35,17 @@ INFINITE = float("inf")
 SQUARE = float(np.finfo(np.float32).max) ** 0.5
 KINDS = {
     # The vocabulary of a store has at most 2^31 ids (FORMAT.md, 5).
-    "ids": Kind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
-    "low": Kind("whole numbers below 65,536", "iu", 0, 2**16 - 1, np.int32),
-    "bits": Kind("0 or 1", "biu", 0, 1, np.int32),
-    "mask": Kind("0 or 1", "biuf", 0, 1, np.float32),
-    "bytes": Kind("whole numbers below 256", "iu", 0, 255, np.uint8),
+    "ids": NumberKind("whole numbers from 0", "iu", 0, 2**31 - 1, np.int64),
+    "low": NumberKind("whole numbers below 65,536", "iu", 0, 2**16 - 1, np.int32),
+    "bits": NumberKind("0 or 1", "biu", 0, 1, np.int32),
+    "mask": NumberKind("0 or 1", "biuf", 0, 1, np.float32),
+    "bytes": NumberKind("whole numbers below 256", "iu", 0, 255, np.uint8),
     # DistillKit packs ids into int64 and writes them as uint64: neither type holds both.
-    "words": Kind("whole numbers", "iu", -(2**63), 2**64 - 1, None),
-    "floats": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float32),
-    "states": Kind("finite numbers", "f", -SQUARE, SQUARE, np.float32),
-    "doubles": Kind("finite numbers", "f", -INFINITE, INFINITE, np.float64),
-    "logs": Kind("log-probabilities", "f", -INFINITE, INFINITE, np.float32),
+    "words": NumberKind("whole numbers", "iu", -(2**63), 2**64 - 1, None),
+    "floats": NumberKind("finite numbers", "f", -INFINITE, INFINITE, np.float32),
+    "states": NumberKind("finite numbers", "f", -SQUARE, SQUARE, np.float32),
+    "doubles": NumberKind("finite numbers", "f", -INFINITE, INFINITE, np.float64),
+    "logs": NumberKind("log-probabilities", "f", -INFINITE, INFINITE, np.float32),
 }
 """In `logs`, -inf marks an empty place."""
 
@@ -100,7 +100,7 @@ class Numbers:
             self._refuse(np.abs(cast) > kind.most, "has a square beyond float32", where)
         return cast
 
-    def _check_values(self, array: Array, kind: Kind, where: str) -> None:
+    def _check_values(self, array: Array, kind: NumberKind, where: str) -> None:
         if array.dtype.kind == "f":
             self._refuse(self._infinite(array), "is NaN or infinite", where)
         if self.kind == "mask":

@@ -25,7 +25,7 @@ Cells = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Table:
+class TableFiles:
     """Holds the files of one table, Arrow or Parquet, and its columns."""
 
     path: Path
@@ -88,7 +88,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
             yield batch
 
 
-def open_table(path: Path) -> Table | None:
+def open_table_files(path: Path) -> TableFiles | None:
     """Open a Parquet file, a folder of Parquet files, or a folder of `datasets`.
 
     Returns None for other paths. Raises UserError for a table that cannot be read, and for a folder
@@ -117,21 +117,21 @@ def open_table(path: Path) -> Table | None:
                 f"{other}: its columns are {types}, and the columns of {files[0]} {first}; remove"
                 " the files that belong to another table"
             )
-    return Table(path, files, columns, schemas)
+    return TableFiles(path, files, columns, schemas)
 
 
 class TableCapture:
     """Reads a capture in one table. Raises UserError unless `path` holds a table that `fits`;
     `wanted` describes such a table in messages."""
 
-    def __init__(self, path: Path, fits: Callable[[Table], object], expected: str) -> None:
-        table = open_table(path)
+    def __init__(self, path: Path, fits: Callable[[TableFiles], object], expected: str) -> None:
+        table = open_table_files(path)
         if table is None or not fits(table):
             columns = ", ".join(table.columns) if table else "none"
             raise UserError(
                 f"{path}: no {expected}; its columns are {columns}: check the path and --format"
             )
-        self._table: Table = table
+        self._table: TableFiles = table
         self.settings: dict[str, Any] = {}
 
     def files(self) -> list[Path]:
@@ -139,9 +139,9 @@ class TableCapture:
         return list(self._table.files)
 
 
-def holds_table(fits: Callable[[Table], object], path: Path) -> bool:
+def holds_table(fits: Callable[[TableFiles], object], path: Path) -> bool:
     """Return whether a path holds a table that `fits`."""
-    table = open_table(path)
+    table = open_table_files(path)
     return table is not None and bool(fits(table))
 
 
@@ -188,7 +188,7 @@ def _read_schema(path: Path) -> Any:
     raise UserError(f"{path}: is truncated; copy it again")
 
 
-def first_width(table: Table, field: Numbers) -> int:
+def first_width(table: TableFiles, field: Numbers) -> int:
     """Return the number of values per token (of a vector: its size) in the first row that has any.
 
     Raises UserError if no row has a value.

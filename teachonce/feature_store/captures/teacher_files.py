@@ -11,7 +11,7 @@ from teachonce.checkpoints.checkpoint_tokenizer import tokenizer_files
 from teachonce.checkpoints.declared import layers_of, longest_input
 from teachonce.checkpoints.fields import SETTINGS
 from teachonce.checkpoints.names import finder, resolve_model
-from teachonce.checkpoints.sentence_settings import read_settings
+from teachonce.checkpoints.sentence_settings import read_sentence_settings
 from teachonce.support.errors import UserError
 
 
@@ -85,7 +85,7 @@ def open_teacher(name: str | None) -> TeacherFiles:
     declared = config.get("vocab_size")  # often padded to a multiple, so more than the pieces
     vocabulary = max(pieces, declared) if isinstance(declared, int) else pieces
     known_by = Path(name).name if path.is_dir() else name
-    read_settings(model, None)
+    read_sentence_settings(model, None)
     settings = finder(model)(SETTINGS)
     return TeacherFiles(
         known_by, tokenizer, config, vocabulary, settings.read_bytes() if settings else None

@@ -31,7 +31,7 @@ class Nearest:
     neighbours: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
-def nearest(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
+def nearest_sequences(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
     """Find the nearest sequences of each given one.
 
     Compares the teacher's vectors of whole texts or, if the store has none, the means of a hidden

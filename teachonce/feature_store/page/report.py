@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from teachonce.feature_store.coverage import common_sizes, coverage
-from teachonce.feature_store.page.nearest import Nearest, nearest
+from teachonce.feature_store.page.nearest import Nearest, nearest_sequences
 from teachonce.feature_store.page.sequence import (
     SequenceSection,
     TokenRow,
@@ -42,7 +42,7 @@ def write_store_page(
     sections = [
         sequence_section(store, number, student, pieces, size <= MOST_ENTRIES) for number in numbers
     ]
-    near, fit = nearest(store, numbers), coverage(student) if student else None
+    near, fit = nearest_sequences(store, numbers), coverage(student) if student else None
     store.watch.check()  # raises if `forget` has rewritten the store in the meantime
     write_page(
         out,

@@ -26,8 +26,8 @@ from teachonce.downstream.mlm.text_blocks import (
     Spelling,
     blocks,
     hold_out,
+    line_tokens,
     spelling,
-    tokens_of,
 )
 from teachonce.downstream.settings import MlmSettings
 from teachonce.downstream.text_lines import read_lines
@@ -267,7 +267,7 @@ def test_a_separator_that_is_the_unknown_token(make_tokenizer: Tokenizers) -> No
     tokenizer.sep_token = tokenizer.unk_token
     lines = ["old lamp", "the light მზე"]
     known = sum(len(tokenizer.tokenize(line)) for line in ("old lamp", "the light"))
-    found = spelling(tokenizer, tokens_of(tokenizer, lines, "text"), lines)
+    found = spelling(tokenizer, line_tokens(tokenizer, lines, "text"), lines)
     assert found == Spelling(known, len("oldlampthelight"), unknown=len("მზე"))
 
 

@@ -14,7 +14,7 @@ from teachonce.downstream.settings import FineTuneSettings
 from teachonce.downstream.tasks.fine_tune import default_lr, fine_tune
 from teachonce.downstream.tasks.tagging import LATER, Entities, PartsOfSpeech, Sentence, read_tagged
 from teachonce.downstream.tasks.task_interface import IGNORED
-from teachonce.downstream.tasks.word_windows import first_of, joined, word_pieces, word_windows
+from teachonce.downstream.tasks.word_windows import joined, run_starts, word_pieces, word_windows
 from teachonce.store import TaskSpec
 from teachonce.support.errors import UserError
 from tests.downstream.support import splits, write_tagged
@@ -28,7 +28,7 @@ def test_first_piece_covers_the_first_character(kind: str, make_tokenizer: Token
     for text in SENTENCES:
         words = text.split()
         ids, pieces = word_pieces(tokenizer, *joined(words), 128)
-        first = first_of(pieces)
+        first = run_starts(pieces)
         spans = tokenizer(" ".join(words), return_offsets_mapping=True)["offset_mapping"]
         assert len(spans) == len(ids) and len(first) == len(words)
         begin = 0
@@ -40,7 +40,7 @@ def test_first_piece_covers_the_first_character(kind: str, make_tokenizer: Token
 
 def test_words_that_are_cut_off_have_no_piece(make_tokenizer: Tokenizers) -> None:
     ids, pieces = word_pieces(make_tokenizer("wordpiece"), *joined(["lamp"] * 20), 8)
-    first = first_of(pieces)
+    first = run_starts(pieces)
     assert len(ids) == 8
     kept = [position for position in first if position >= 0]
     assert 0 < len(kept) < 7 and set(first[len(kept) :]) == {-1}
@@ -61,7 +61,7 @@ def test_windows_have_every_word_once(kind: str, limit: int, make_tokenizer: Tok
     shared = sum(len(window.words) for window in windows) - len(words)
     assert shared > len(windows) or limit < 40  # texts without blanks are words as long as a window
     for window in windows:
-        firsts = dict(zip(window.words, first_of(window.pieces), strict=True))
+        firsts = dict(zip(window.words, run_starts(window.pieces), strict=True))
         assert all(firsts[word] > 0 for word in window.own)
     (whole,) = word_windows(tokenizer, *joined(words), 10_000)
     assert (whole.ids, whole.pieces) == word_pieces(tokenizer, *joined(words), None)

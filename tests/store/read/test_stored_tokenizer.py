@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from teachonce.store import StoreError, open_store
 from teachonce.store.read import stored_tokenizer
-from teachonce.store.read.stored_tokenizer import encoded, is_plain, json_object, load_tokenizer
+from teachonce.store.read.stored_tokenizer import encoded, is_plain, json_object, parse_tokenizer
 from teachonce.store.tools.stored_tokens import check_tokens
 from teachonce.store.tools.verify import verify
 from tests.integrity.odd_tokenizers import CHANGES, TEXT, _split, rewritten
@@ -87,8 +87,8 @@ def test_a_tokenizer_is_loaded_within_bounds_first(
     with monkeypatch.context() as patch:
         patch.setattr(stored_tokenizer, "MEMORY", 1 << 26)
         with pytest.raises(StoreError, match="^it(: loading it crashed| cannot be loaded)"):
-            load_tokenizer(data, "it")
-    assert load_tokenizer(data, "it").encode("abba").ids
+            parse_tokenizer(data, "it")
+    assert parse_tokenizer(data, "it").encode("abba").ids
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"{" * 5000, b"\xff"])
@@ -96,7 +96,7 @@ def test_what_is_no_tokenizer(data: bytes) -> None:
     assert not is_plain(data)
     for wrote, remedy in ((None, "a newer version of tokenizers"), ("0.9", ".* wrote it: 0.9$")):
         with pytest.raises(StoreError, match=f"it cannot be loaded .*; install {remedy}"):
-            load_tokenizer(data, "it", wrote)
+            parse_tokenizer(data, "it", wrote)
     if data != b"{}":
         with pytest.raises(StoreError, match="it is"):
             json_object(data, "it")
@@ -111,7 +111,7 @@ def test_padding_and_truncation_are_off(make_tokenizer: Any) -> None:
     backend = own(make_tokenizer)
     backend.enable_padding(length=10**9)
     backend.enable_truncation(4)
-    plain = load_tokenizer(backend.to_str().encode(), "it")
+    plain = parse_tokenizer(backend.to_str().encode(), "it")
     assert plain.padding is None and plain.truncation is None
     assert 4 < len(plain.encode("the story of the river " * 9).ids) < 999
 

@@ -25,7 +25,7 @@ from teachonce.student_train.losses.next_token import NextTargets, Predictions, 
 from teachonce.student_train.losses.next_token import kl as kl_next
 from teachonce.student_train.losses.registry import (
     LOSSES,
-    features_of,
+    features_read,
     find,
     help_text,
     loss_names,
@@ -67,10 +67,10 @@ def test_a_whole_text_is_compared_through_a_gelu_as_tokens_are() -> None:
 
 def test_what_losses_read_of_a_store() -> None:
     names = ["mlm", "kl", "hidden", "attention", "ce"]
-    assert features_of(losses_for(None, names)) == ["hidden", "logits", "attention"]
-    assert features_of(losses_for("one label", names)) == ["hidden", "task", "attention"]
-    assert features_of(losses_for(None, ["mlm"])) == []
-    assert features_of(losses_for(None, ["similarity", "embedding"])) == ["embedding"]
+    assert features_read(losses_for(None, names)) == ["hidden", "logits", "attention"]
+    assert features_read(losses_for("one label", names)) == ["hidden", "task", "attention"]
+    assert features_read(losses_for(None, ["mlm"])) == []
+    assert features_read(losses_for(None, ["similarity", "embedding"])) == ["embedding"]
 
 
 @pytest.mark.parametrize("loss", [each for each in LOSSES if each.student in ("vector", "scores")])

@@ -18,7 +18,7 @@ from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.model_folder import ModelFolder
 from teachonce.student_train.model.start import embedding_means, initialise, split_means
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
-from teachonce.student_train.model.teacher_layers import cut_layers, layer_count, layer_groups
+from teachonce.student_train.model.teacher_layers import assigned_layers, cut_layers, layer_count
 from teachonce.student_train.plan.checks import checked_plan
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
@@ -357,12 +357,12 @@ def test_random_changes_nothing(started: Start) -> None:
 
 
 def test_layer_groups() -> None:
-    assert layer_groups("", 6, 3) == [[1, 2], [3, 4], [5, 6]]
-    assert layer_groups("", 4, 3) == [[1], [2, 3], [4]]
-    assert layer_groups("1,5,12", 12, 3) == [[1], [5], [12]]
+    assert assigned_layers("", 6, 3) == [[1, 2], [3, 4], [5, 6]]
+    assert assigned_layers("", 4, 3) == [[1], [2, 3], [4]]
+    assert assigned_layers("1,5,12", 12, 3) == [[1], [5], [12]]
     for chosen, teacher, student in [("1,2", 4, 3), ("1,9", 4, 2), ("a,b", 4, 2), ("", 2, 3)]:
         with pytest.raises(UserError, match="--init"):
-            layer_groups(chosen, teacher, student)
+            assigned_layers(chosen, teacher, student)
 
 
 def test_a_modernbert_starts_from_embeddings_alone_of_a_bert(

@@ -26,7 +26,10 @@ from teachonce.store import FeatureStore, open_store
 from teachonce.student_train.model import pruning
 from teachonce.student_train.model.pruning import cut_tokenizer, pieces_of, retained_pieces
 from teachonce.student_train.model.start_checks import check_same_pieces
-from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
+from teachonce.student_train.model.student_tokenizer import (
+    student_tokenizer,
+    train_student_wordpiece,
+)
 from teachonce.student_train.output.run import run
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.support.arrays import Array
@@ -56,15 +59,15 @@ def test_every_character_of_the_corpus_is_known(store: FeatureStore) -> None:
 
 def test_training_does_not_depend_on_the_order_of_the_text() -> None:
     texts = ENGLISH + RUSSIAN + SLOVAK
-    one = train_wordpiece(texts, 350, None).get_vocab()
-    assert train_wordpiece(reversed(texts), 350, None).get_vocab() == one
+    one = train_student_wordpiece(texts, 350, None).get_vocab()
+    assert train_student_wordpiece(reversed(texts), 350, None).get_vocab() == one
 
 
 def test_the_most_frequent_words_become_whole_pieces() -> None:
     words = sorted({w for text in ENGLISH for w in text.split() if w.isalpha() and len(w) > 1})
     often, seldom = words[::2], words[1::2]
     texts = [" ".join(often * 50), " ".join(seldom * 2), *SENTENCES]
-    pieces = set(train_wordpiece(texts, 600, None).get_vocab())
+    pieces = set(train_student_wordpiece(texts, 600, None).get_vocab())
     assert set(often) <= pieces and len(set(seldom) - pieces) > len(seldom) / 2
 
 
@@ -83,7 +86,7 @@ def test_frequencies_count_in_full() -> None:
     texts = ["zebra " * 30_000, "apple " * 10_500]
     letters = len(SPECIALS) + len(set("zebraapple")) + len(set("ebrapple"))
     # There is room for one word of five characters.
-    pieces = train_wordpiece(texts, letters + 4, None).get_vocab()
+    pieces = train_student_wordpiece(texts, letters + 4, None).get_vocab()
     assert "zebra" in pieces and not {"apple", "##ple", "##pp", "ap"} & set(pieces)
 
 
@@ -103,19 +106,19 @@ def test_a_suggested_size_holds_the_letters_twice(
 ) -> None:
     texts, expected = SUGGESTED[case]
     assert suggested_size(texts, normalizer) == expected
-    assert len(train_wordpiece(texts, expected, normalizer)) <= expected
+    assert len(train_student_wordpiece(texts, expected, normalizer)) <= expected
 
 
 @pytest.mark.parametrize("size", [3, 60])
 def test_impossible_sizes_are_refused(size: int) -> None:
     with pytest.raises(UserError, match=f"--vocab {size}: .*characters.*give more"):
-        train_wordpiece(SENTENCES, size, None)
+        train_student_wordpiece(SENTENCES, size, None)
 
 
 def test_a_size_that_the_text_cannot_give_is_taken_as_far_as_it_goes() -> None:
-    most = train_wordpiece(SENTENCES, 100_000, None)
+    most = train_student_wordpiece(SENTENCES, 100_000, None)
     assert 600 < len(most) < 5000
-    assert most.get_vocab() == train_wordpiece(SENTENCES, len(most), None).get_vocab()
+    assert most.get_vocab() == train_student_wordpiece(SENTENCES, len(most), None).get_vocab()
     printed = fewer_pieces("100k", len(most))
     assert f"of {len(most):,} pieces, not 100,000 (--vocab 100k)" in printed
     for word in (str(len(most)), "teacher", "words", "./folder"):
@@ -146,7 +149,7 @@ def test_case_and_accents_are_folded_as_the_teacher_does(
     normalizer: normalizers.Normalizer | None, same: list[str], different: list[str]
 ) -> None:
     texts = [*ENGLISH, *SLOVAK, "A a E e É é е " * 3]
-    tokenizer = train_wordpiece(texts, 200, normalizer)
+    tokenizer = train_student_wordpiece(texts, 200, normalizer)
     for pair, equal in [(p, True) for p in same] + [(p, False) for p in different]:
         first, second = (tokenizer(c)["input_ids"] for c in pair)
         assert (first == second) == equal, pair

@@ -29,7 +29,10 @@ from teachonce.store.tools.store_card import teacher_name
 from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.kinds import make_student
 from teachonce.student_train.model.pruning import pruned, shared_pieces
-from teachonce.student_train.model.student_tokenizer import student_tokenizer, train_wordpiece
+from teachonce.student_train.model.student_tokenizer import (
+    student_tokenizer,
+    train_student_wordpiece,
+)
 from teachonce.student_train.output.card import hub_id
 from teachonce.student_train.output.card_code import how_to_embed, how_to_load
 from teachonce.student_train.output.pruning import prune_student
@@ -38,7 +41,7 @@ from teachonce.student_train.output.ranking import (
     answers_alike,
     compares_losses,
     describe_best,
-    flat,
+    flat_row,
     measure_of,
     measures_of,
     over_seeds,
@@ -248,7 +251,7 @@ def folders(store: FeatureStore, root: Path, student: str, **changes: Any) -> tu
         parameter.data.normal_(0, 0.2)
     model.save_pretrained(root / "student")
     tokenizer.save_pretrained(root / "student")
-    train_wordpiece(ENGLISH * 3, 200, None).save_pretrained(root / "small")
+    train_student_wordpiece(ENGLISH * 3, 200, None).save_pretrained(root / "small")
     return root / "student", root / "small"
 
 
@@ -294,7 +297,7 @@ def test_a_static_student_reads_the_same_of_a_text(store: FeatureStore) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
     tokenizer.truncation_side = tokenizer.init_kwargs["truncation_side"] = "left"
     whole = make_student("static:16", tokenizer, 64)
-    pieces = shared_pieces(tokenizer, train_wordpiece(ENGLISH * 3, 200, None), "small")
+    pieces = shared_pieces(tokenizer, train_student_wordpiece(ENGLISH * 3, 200, None), "small")
     student, cut = pruned(whole, tokenizer, pieces)
     assert cut.truncation_side == "left"
     special = cut.convert_ids_to_tokens(student.config.special_ids)
@@ -424,7 +427,7 @@ def test_the_score_of_a_task_comes_before_figures_of_the_validation() -> None:
     assert [each["folder"] for each in ranked(rows)] == ["b", "a"]
     printed = describe_best(ranked(rows))
     assert printed.startswith("best      b: mood accuracy 90 (a score of a task")
-    names = [measure.name for measure in measures_of([flat(each) for each in rows], ["lr"])]
+    names = [measure.name for measure in measures_of([flat_row(each) for each in rows], ["lr"])]
     assert names == ["mood accuracy", NATS]
 
 
@@ -444,9 +447,11 @@ def test_students_with_one_answer_are_not_the_best() -> None:
     assert describe_best(ranked(alone)).startswith("best      d: ")
     for accuracy, alike in ((100.0, False), (60.0, True)):
         scores = {"mood": {"accuracy": accuracy, "Matthews": 0.0}}
-        assert answers_alike(flat(row("f", scores=scores, valid_agreement_matthews=0.5))) == alike
+        assert (
+            answers_alike(flat_row(row("f", scores=scores, valid_agreement_matthews=0.5))) == alike
+        )
     both = {"mood": {"accuracy": 60.0, "Matthews": 0.0}, "names": {"entity F1": 40.0}}
-    assert not answers_alike(flat(row("f", scores=both)))
+    assert not answers_alike(flat_row(row("f", scores=both)))
 
 
 def test_settings_of_the_loss_are_options() -> None:

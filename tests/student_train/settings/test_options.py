@@ -17,7 +17,7 @@ import pytest
 
 from teachonce.store import FeatureStore
 from teachonce.student_train.arguments import default_losses, fill_in_defaults
-from teachonce.student_train.cli import describe
+from teachonce.student_train.cli import setting_lines
 from teachonce.student_train.losses import registry
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.output.run import run
@@ -231,8 +231,8 @@ def test_a_name_and_a_description_show_what_is_not_the_default() -> None:
     changed = replace(plain, dropout=0.1, lr_end=1e-4)
     assert changed.describing() == plain.describing() | {"dropout": 0.1, "lr_end": 1e-4}
     assert changed.digest() != plain.digest()
-    assert "seed 0, dropout 0.1, lr_end 0.0001\n" in describe(changed)
-    assert "dropout" not in describe(plain)
+    assert "seed 0, dropout 0.1, lr_end 0.0001\n" in setting_lines(changed)
+    assert "dropout" not in setting_lines(plain)
     then, now = plain.describing(), changed.describing()
     assert settings_changed(then, now).count(" was 0.0 and is ") == 2
     assert not settings_changed(then, then)
@@ -250,7 +250,7 @@ def test_a_stage_counts_its_batches_in_its_own_way() -> None:
     assert found == [{"batch_texts": 8}, {"batch_tokens": 99}, {"batch_texts": 4}]
     message = options.describing()
     assert (message["batch_texts"], message["batch_tokens"]) == (4, None)
-    assert "of 4 x 1 texts in each stage" in describe(options.resolved())
+    assert "of 4 x 1 texts in each stage" in setting_lines(options.resolved())
 
 
 def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_folder_is_short_and_found_by_its_hash(tmp_path: Path) -> None:
     ],
 )
 def test_a_training_says_what_its_losses_pair(words: dict[str, Any], said: str) -> None:
-    lines = describe(TrainOptions("a.zarr", **words).resolved()).splitlines()
+    lines = setting_lines(TrainOptions("a.zarr", **words).resolved()).splitlines()
     assert f"losses    {said}" in lines
 
 
@@ -312,7 +312,7 @@ def test_a_training_prints_every_setting_of_a_stage() -> None:
         {"unfreeze": ["head", "layers"], "lr_end": 0.0},
     )
     options = TrainOptions("a.zarr", stages=stages, view=1, best=True, freeze="head").resolved()
-    lines = describe(options).splitlines()
+    lines = setting_lines(options).splitlines()
     assert "stage 1   loss 1 mlm + 2 kl; view 0; best False; freeze nothing" in lines
     assert "stage 2   unfreeze head,layers; lr_end 0.0" in lines
     assert "seed 0, view 1, freeze head, best True" in "".join(lines)

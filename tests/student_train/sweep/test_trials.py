@@ -18,7 +18,7 @@ import pytest
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.sweep import main as student_sweep
 from teachonce.student_train.sweep.execution import Execution
-from teachonce.student_train.sweep.runs import Run, Runs
+from teachonce.student_train.sweep.runs import Run, SweepRuns
 from teachonce.student_train.sweep.space import (
     Interval,
     Space,
@@ -39,8 +39,8 @@ SPACE: Space = {"lr": Interval(1e-4, 1e-1, True, False), "dropout": (0.0, 0.1)}
 
 def started(
     folder: Path, count: int, space: Space = SPACE, prune: str = "median", **fixed: Any
-) -> tuple[Trials, Runs]:
-    runs = Runs(folder, space, list(space), searched=True)
+) -> tuple[Trials, SweepRuns]:
+    runs = SweepRuns(folder, space, list(space), searched=True)
 
     def make(point: Mapping[str, Any]) -> Run:
         number = len(runs.runs) + 1
@@ -51,7 +51,7 @@ def started(
     return Trials(space, count, 7, runs, make, prune), runs
 
 
-def finish(trials: Trials, runs: Runs, run: Run) -> None:
+def finish(trials: Trials, runs: SweepRuns, run: Run) -> None:
     """Finish a run with results that are best at the rate 0.01."""
     loss = abs(run.options.resolved_lr - 0.01)
     run.state, run.result = "finished", {"valid_mlm_per_character": loss}
@@ -59,7 +59,7 @@ def finish(trials: Trials, runs: Runs, run: Run) -> None:
     runs.write()
 
 
-def all_of(trials: Trials, runs: Runs) -> list[float]:
+def all_of(trials: Trials, runs: SweepRuns) -> list[float]:
     while run := trials.next():
         finish(trials, runs, run)
     return [run.options.resolved_lr for run in runs.runs]
@@ -145,9 +145,9 @@ def test_halving_ends_a_trial_whose_last_figure_is_learnt_from(tmp_path: Path) -
     assert trials.study.trials[-1].intermediate_values == {1: 3.0}
 
 
-def listed(folder: Path, count: int) -> Runs:
+def listed(folder: Path, count: int) -> SweepRuns:
     """Make a sweep of a list, whose runs are known in advance."""
-    runs = Runs(folder, {}, ["lr"], searched=False)
+    runs = SweepRuns(folder, {}, ["lr"], searched=False)
     for number in range(1, count + 1):
         options = TrainOptions(store="s", out=folder / f"student{number}", lr=number / 100)
         runs.add(Run(number, {"lr": str(number / 100)}, options))
@@ -158,7 +158,7 @@ def judge(source: ListedRuns, run: Run, step: int, nats: float) -> str:
     return source.validated(run, step, {"valid_mlm_per_character": nats})
 
 
-def halved(runs: Runs) -> ListedRuns:
+def halved(runs: SweepRuns) -> ListedRuns:
     return ListedRuns(runs, Study("asha", runs.varied, "--prune asha"))
 
 

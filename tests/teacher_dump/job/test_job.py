@@ -33,9 +33,9 @@ from teachonce.support.options import options_of
 from teachonce.teacher_dump.cli import _report, main
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job.dump import EARLY_ARGUMENTS, DumpSummary, dump
-from teachonce.teacher_dump.job.option_values import Shard, shard_of
+from teachonce.teacher_dump.job.option_values import ProcessShard, shard_of
 from teachonce.teacher_dump.job.options import DumpOptions
-from teachonce.teacher_dump.job.progress import Progress
+from teachonce.teacher_dump.job.progress import DumpProgress
 from teachonce.teacher_dump.job.sharing import share
 from teachonce.teacher_dump.job.versions import check_numbers
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
@@ -167,12 +167,12 @@ def test_which_of_several_processes_this_is(monkeypatch: pytest.MonkeyPatch) -> 
     """The shard comes from `--shard`, or else from the variables of torchrun."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert shard_of(None) is None and shard_of("2/4") == Shard(2, 4)
+    assert shard_of(None) is None and shard_of("2/4") == ProcessShard(2, 4)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert shard_of(None) is None
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "3")
-    assert shard_of(None) == Shard(3, 8) and shard_of("0/1") == Shard(0, 1)
+    assert shard_of(None) == ProcessShard(3, 8) and shard_of("0/1") == ProcessShard(0, 1)
 
 
 class Killed(BaseException):
@@ -404,7 +404,7 @@ def test_an_identity_of_any_form_is_compared(
     arguments = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
     make_store(out, features_of(), identity={"arguments": arguments} | identity)
     with pytest.raises(UserError, match="was finished with other arguments"):
-        share(options, Shard(0, 1))
+        share(options, ProcessShard(0, 1))
 
 
 LEAN = {"logits": "none", "attention": "none", "weights": False}  # the messages are the same
@@ -460,7 +460,7 @@ def test_a_long_part_tells_how_far_it_is(
 def test_nobody_knows_the_end_of_what_was_not_read(tmp_path: Path) -> None:
     corpus = Corpus.open([str(write_corpus(tmp_path / "corpus.txt", 7))])
     for limit in (None, 50):
-        with Progress(corpus, limit, False, lambda line: None) as progress:
+        with DumpProgress(corpus, limit, False, lambda line: None) as progress:
             assert progress.total() == limit
     corpus.check()
     assert corpus.size(True) == 7

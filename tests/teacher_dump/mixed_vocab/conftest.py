@@ -16,7 +16,9 @@ from tests.teacher_dump.mixed_vocab.support import LONGEST, PIECES, WIDTH
 @pytest.fixture(scope="session")
 def small(make_tokenizer: Tokenizers) -> Any:
     """Return the student's tokenizer: fewer pieces of the same text."""
-    from teachonce.student_train.model.student_tokenizer import train_wordpiece as student_wordpiece
+    from teachonce.student_train.model.student_tokenizer import (
+        train_student_wordpiece as student_wordpiece,
+    )
 
     return student_wordpiece(SENTENCES, PIECES, None)
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM
 
 from teachonce.support.errors import UserError
 from teachonce.support.signals import Stopped, stoppable
-from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher, train
+from teachonce.teacher_dump.mixed_vocab.embedding_training import MixedTeacher, train_embeddings
 from teachonce.teacher_dump.mixed_vocab.options import MixedVocabOptions, StageOneDump
 from teachonce.teacher_dump.mixed_vocab.segmentation import (
     MASKED,
@@ -29,7 +29,7 @@ from teachonce.teacher_dump.mixed_vocab.segmentation import (
     shortened,
     word_numbers,
 )
-from teachonce.teacher_dump.mixed_vocab.stage_one import shared_pieces
+from teachonce.teacher_dump.mixed_vocab.stage_one import student_ids
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.training.loop import Training
 from tests.making.models import Teachers, Tokenizers
@@ -206,7 +206,7 @@ def test_tied_pieces_have_one_embedding(tiny_teacher: Teachers, small: Any) -> N
     """A piece of both vocabularies has one embedding, the student's, for input and for output."""
     folder = tiny_teacher("bert")
     teacher = load_teacher(str(folder), head="mlm", hidden="none", attention="none")
-    same = shared_pieces(teacher.tokenizer, small)
+    same = student_ids(teacher.tokenizer, small)
     names, own = teacher.tokenizer.get_vocab(), small.get_vocab()
     assert {same[names[piece]] == own[piece] for piece in names.keys() & own.keys()} == {True}
     assert 100 < (same >= 0).sum() == len(names.keys() & own.keys()) < len(names)
@@ -242,7 +242,7 @@ def test_tied_pieces_have_one_embedding(tiny_teacher: Teachers, small: Any) -> N
 def test_pieces_of_another_kind_are_not_tied(tiny_teacher: Teachers, small: Any) -> None:
     teacher = load_teacher(str(tiny_teacher("roberta")), hidden="none", attention="none")
     with pytest.raises(UserError, match="--tie: .* is a BPE and the student's a WordPiece"):
-        shared_pieces(teacher.tokenizer, small)
+        student_ids(teacher.tokenizer, small)
 
 
 def test_the_students_softmax_is_over_the_projected_embeddings(
@@ -317,7 +317,7 @@ def test_the_loss_falls_and_a_stopped_training_goes_on_along_the_same_curve(
 
         with stoppable() as stop:
             asked = options(tmp_path / name, 30, optimizer=optimizer, lr=rate, **changes)
-            return train(model, mixer, asked, {"steps": started}, stop, say), said
+            return train_embeddings(model, mixer, asked, {"steps": started}, stop, say), said
 
     whole, said = once("whole")
     first, last = (float(line.split("loss ")[1].split()[0]) for line in (said[0], said[-1]))
@@ -364,7 +364,7 @@ def test_a_step_of_several_batches_and_its_warm_up(
 
         with stoppable() as stop:
             asked = options(tmp_path / name, 4, accumulate=3, warmup=0.5)
-            return train(model, mixer, asked, {}, stop, say)
+            return train_embeddings(model, mixer, asked, {}, stop, say)
 
     whole = trained("whole")
     assert [rate for rate, _, _ in taken] == pytest.approx([1.5e-3, 3e-3, 3e-3, 1.5e-3])

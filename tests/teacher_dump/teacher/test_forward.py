@@ -258,7 +258,7 @@ def test_the_calibration_of_a_small_first_part_costs_no_pass(
     """The teacher's output for the calibration is reused for the first part; a part that is
     computed again by a resumed dump has the same bytes."""
     model, sequences = tiny_teacher("bert"), [0]
-    whole, run = part_writing.calibration, Teacher.run
+    whole, run = part_writing.measured_calibration, Teacher.run
 
     def counted(self: Teacher, ids: Any, *more: Any) -> Any:
         sequences[-1] += len(ids)
@@ -274,7 +274,7 @@ def test_the_calibration_of_a_small_first_part_costs_no_pass(
     )
     dump(once)
     sequences.append(0)
-    monkeypatch.setattr(part_writing, "calibration", apart)
+    monkeypatch.setattr(part_writing, "measured_calibration", apart)
     dump(twice)
     with open_store(once.out) as one, open_store(twice.out) as other:
         assert one.manifest.content() == other.manifest.content()

@@ -24,9 +24,9 @@ from teachonce.teacher_dump.windows.masked_views import (
     DrawKey,
     MaskVocabulary,
     mask_spans,
+    maskable_spans,
+    maskable_words,
     masked_input,
-    word_spans,
-    words_of,
 )
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import TOKENIZER_KINDS, Teachers, Tokenizers
@@ -52,7 +52,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
     ],
 )
 def test_words(text: str, words: list[str]) -> None:
-    spans = word_spans(text)
+    spans = maskable_spans(text)
     assert spans.dtype == np.int32 and spans.shape == (len(words), 2)
     assert [text[begin:end] for begin, end in spans] == words
 
@@ -60,7 +60,7 @@ def test_words(text: str, words: list[str]) -> None:
 @given(TEXTS)
 @LAWS
 def test_words_ascend_and_hold_every_letter(text: str) -> None:
-    spans = word_spans(text)
+    spans = maskable_spans(text)
     flat = spans.reshape(-1)
     assert (np.diff(flat) >= 0).all() and (spans[:, 0] < spans[:, 1]).all()
     inside = np.zeros(len(text), bool)
@@ -77,7 +77,7 @@ def test_masked_words_are_words_and_a_pure_function(
     text: str, seed: int, view: int, sequence: int
 ) -> None:
     spans = mask_spans(text, seed, view, sequence)
-    words = {tuple(word) for word in word_spans(text).tolist()}
+    words = {tuple(word) for word in maskable_spans(text).tolist()}
     assert spans.dtype == np.int32 and spans.shape[1] == 3
     assert {tuple(span[:2]) for span in spans.tolist()} <= words
     assert (np.diff(spans[:, 0]) > 0).all()
@@ -102,8 +102,8 @@ def test_probability_and_actions() -> None:
 def test_counts_change_which_words_are_masked_but_not_how_many(
     text: str, counts: dict[str, int], probability: float
 ) -> None:
-    key, words = (3, 1, 4), words_of(text)
-    assert words == [text[begin:end] for begin, end in word_spans(text)]
+    key, words = (3, 1, 4), maskable_words(text)
+    assert words == [text[begin:end] for begin, end in maskable_spans(text)]
     known = dict(zip(words, counts.values(), strict=False))
     plain = mask_spans(text, *key, probability)
     assert len(mask_spans(text, *key, probability, WordCounts(known))) == len(plain)
@@ -115,7 +115,7 @@ def test_counts_change_which_words_are_masked_but_not_how_many(
 def times_masked(counts: dict[str, int], probability: float, trials: int) -> Array:
     text, known = " ".join(counts), WordCounts(counts)
     drawn = [mask_spans(text, 5, 1, sequence, probability, known) for sequence in range(trials)]
-    begins = word_spans(text)[:, 0]
+    begins = maskable_spans(text)[:, 0]
     return np.bincount(np.searchsorted(begins, np.concatenate(drawn)[:, 0]), minlength=len(counts))
 
 
@@ -258,5 +258,5 @@ def test_teachers_with_other_tokens_read_the_same_masks(
         masked += [left.text[begin:end] for begin, end, _ in spans]
         alike += len(left.token_ids) == len(right.token_ids)
     assert alike < len(one) == 40
-    every = [word for record in one for word in words_of(record.text)]
+    every = [word for record in one for word in maskable_words(record.text)]
     assert counts.of(masked).mean() < 0.8 * counts.of(every).mean()

@@ -20,7 +20,7 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
 from teachonce.teacher_dump.corpus.labelled_text import Gold
 from teachonce.teacher_dump.windows.cutting import SEGMENT, iter_windows
-from teachonce.teacher_dump.windows.masked_views import word_spans
+from teachonce.teacher_dump.windows.masked_views import maskable_spans
 from teachonce.teacher_dump.windows.sequences import iter_pairs, iter_parallel, iter_truncated
 from teachonce.teacher_dump.windows.window import Unreadable, Window, is_whole, packed, unpacked
 from tests.align.support import TEXT
@@ -59,7 +59,7 @@ def assert_window(window: Window, tokenizer: Any, max_length: int, text: str) ->
     begin, end = window.offsets.T
     assert (begin <= end).all() and end.max() <= len(window.text)
     assert text[window.document_begin :].startswith(window.text)
-    words = word_spans(text)
+    words = maskable_spans(text)
     inside = (words[:, 0] < window.document_begin) & (window.document_begin < words[:, 1])
     assert window.hard_cut == inside.any()
 
