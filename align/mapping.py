@@ -60,8 +60,11 @@ class VocabularyMap:
         octets: tuple[PieceBytes, PieceBytes],
         edge: bool | None = None,
     ) -> VocabularyMap:
-        """Make the map of the teacher's pieces as they are marked, or for places at the edge of a
-        word (see `maps`), or for all others."""
+        """Make a map of the teacher's pieces.
+
+        edge: None reads the teacher's own marks. True makes the map for the edges of words, False
+            the map for all other places (see `maps`).
+        """
         pieces = _StudentPieces(student, teacher, edge)
         # With equal normalisers, the teacher's pieces are normalised already.
         same = teacher.normaliser == student.normaliser
@@ -88,10 +91,10 @@ class VocabularyMap:
 
     @cached_property
     def maps(self) -> tuple[VocabularyMap, ...]:
-        """Return this map, then the maps for places at which the teacher's marks do not hold for
-        the student: at the edge of a word that the student marks (its end if the student has
-        suffixes, else its start), and elsewhere. `align.places.maps_at` finds the map of each
-        place.
+        """Return this map, then the maps for places where the teacher's mark of a piece differs
+        from the mark that the student needs: first for the edge of a word that the student marks
+        (its end if the student has suffixes, else its start), then for all other places.
+        `align.places.maps_at` chooses the map for each place.
 
         A byte-level tokenizer has one piece ` story` after a space, and another one, `story`, both
         in `(story)` and inside `history`. WordPiece has `story` after a space and in `(story)`, and

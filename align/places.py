@@ -1,4 +1,4 @@
-"""Which map of two vocabularies holds at each place of a text."""
+"""Choose the map of two vocabularies that applies at each place of a text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def maps_at(
     vocabulary: VocabularyMap,
     runs: tuple[Integers, Integers],
 ) -> NDArray[np.int64]:
-    """Return which of `vocabulary.maps` holds for the teacher's distribution at each place: int64
-    [G].
+    """Choose the map for the teacher's distribution at each place: int64 [G], indices of
+    `vocabulary.maps`.
 
     runs: the teacher's token at each place, [G], and the student's run, [G, 2], flat numbers.
 

@@ -140,8 +140,8 @@ class StoreSource(Protocol):
     cache: DiskCache | None  # of fetched ranges, on a local disk
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
-        """Cache on a local disk what is read of a sealed store, identified by its checksum. Does
-        nothing for a local store."""
+        """Cache the bytes that are read from a sealed store on a local disk, under the checksum of
+        the store. Does nothing for a local store."""
 
     def attributes(self, group: str = "") -> dict[str, Any]:
         """Return the attributes of a group ('' is the root). Raises StoreError if it is missing."""
@@ -154,9 +154,8 @@ class StoreSource(Protocol):
         once. Does nothing for a local store."""
 
     def expect(self, group: str, name: str, spec: ArraySpec, fingerprint: str) -> None:
-        """Cache the metadata that this software writes for an array of a part, without a request,
-        if `fingerprint`, their checksum in the manifest, matches. Does nothing for a local
-        store."""
+        """Compute the metadata of an array of a part instead of requesting them, if they match
+        `fingerprint`, their checksum in the manifest. Does nothing for a local store."""
 
     def array(self, name: str) -> StoredSlices:
         """Open an array by its path; its data is read later. Raises StoreError if it is missing."""

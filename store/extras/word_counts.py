@@ -31,7 +31,7 @@ LEAST = 2  # smallest count that is stored: half of all words occur once
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Counts of the words that occur at least twice; any other word counts as 1."""
+    """Holds the counts of the words that occur at least twice; any other word counts as 1."""
 
     counts: Mapping[str, int]
 
@@ -58,8 +58,8 @@ class WordCounts:
 
     @staticmethod
     def unfinished(path: str | Path) -> WordCounts | None:
-        """Read and check the counts of an unfinished store; None if it has none, or lists an array
-        that is missing. Raises StoreError like `stored`."""
+        """Read and check the counts of an unfinished store; None if it has none, or if one of their
+        arrays is missing. Raises StoreError like `stored`."""
         with closing(staging_of(path).source()) as source:
             entries = listed_outside(source)
             # Lost, or quarantined by `repair`: a dump then counts the words again.

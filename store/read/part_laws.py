@@ -1,4 +1,4 @@
-"""Check the values of a part's arrays by the rules of FORMAT.md, section 6: of a whole part, or in
+"""Check the values of a part's arrays by the rules of FORMAT.md, section 6: for a whole part, or in
 a thread while a stream reads it."""
 
 from __future__ import annotations

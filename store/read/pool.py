@@ -68,7 +68,7 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
 
 
 class Excerpt:
-    """Describes the subset of a pool's sequences that is read of some arrays.
+    """Describes the subset of a pool's sequences that is read from some arrays.
 
     runs: [m, 2], half-open ranges of positions among the pool's n sequences, which have `lengths`.
     number: [n], the position in the excerpt of each of the pool's sequences.

@@ -256,7 +256,7 @@ class Record:
 
     @cached_property
     def text(self) -> str:
-        """Return the text of the sequence; of a pair, both texts with a separator between them."""
+        """Return the text of the sequence; for a pair, both texts with a separator between them."""
         return self.part.texts(self.position, self.position + 1)[0]
 
     @cached_property

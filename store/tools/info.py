@@ -40,8 +40,8 @@ OWN_NAME = re.compile(r"/c(/\d+)+$|/?[^/]+$")
 def stored_sizes(path: Path, part: int | None = None) -> dict[str, int]:
     """Return the size in bytes of every array in a part of an unfinished store, by path.
 
-    Sizes are those of the files on the disk; METADATA is the key of all other bytes. If `part` is
-    None, return those of everything outside the parts.
+    The sizes are sizes on the disk; METADATA is the key of all other bytes. If `part` is None,
+    return the sizes of the arrays outside the parts.
     """
     staging, sizes = local_staging_of(path), Counter[str]()
     if isinstance(staging, Hdf5Staging):

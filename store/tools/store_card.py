@@ -99,7 +99,7 @@ def hub_datasets(corpus: Any) -> Iterator[str]:
 
 
 def teacher_name(identity: Mapping[str, Any]) -> str:
-    """Return the name of a store's teacher for people: of a path, its last folder. If that is
+    """Return the name of a store's teacher for people; for a path, its last folder. If that is
     `model`, as `downstream --save` names every teacher, with the folder that it is in."""
     name = object_in(identity, "teacher").get("id")
     path = PurePath(str(publishable(str(name or ""))))

@@ -45,8 +45,11 @@ def _json(value: Mapping[str, Any], subject: str) -> dict[str, Any]:
 
 
 @contextmanager
-def writing(path: Path | str, subject: str = "") -> Iterator[None]:
-    """Convert an error of the disk to a StoreError with its cause and remedy."""
+def disk_errors(path: Path | str, subject: str = "") -> Iterator[None]:
+    """Raise errors of the disk inside the `with` block as StoreError, with cause and remedy.
+
+    path: the store that is written, for the message.
+    """
     try:
         yield
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for a full disk
@@ -168,7 +171,7 @@ def check_writable(path: str | Path, shared: bool = False) -> None:
         )
     staging.check_place()
     if not shared:
-        with writing(staging.path):
+        with disk_errors(staging.path):
             staging.check_free()
             if isinstance(staging.path, Path):
                 PartQueue(staging.path).check_idle()

@@ -27,7 +27,7 @@ from teachonce.support.arrays import Array, Floats, begins, ranges, starts
 
 FP32 = "the teacher's output is not usable (try --precision fp32)"
 EXACT = "dump with --codec exact"
-# Arrays of each tier that `put_logits` receives, in addition to those of all tiers.
+# Arrays that `put_logits` receives for each tier, in addition to the arrays of every tier.
 LOGITS = {"topk": ("ids", "logprobs", "rest"), "sample": ("draws",), "head": ("values",)}
 
 
@@ -181,8 +181,8 @@ class PartWriter:
             self._arrays[f"{path}/{key}"][numbers] = array
 
     def put_logits(self, view: int, rows: ArrayLike, logits: Mapping[str, ArrayLike]) -> None:
-        """Put the logits of n rows, arrays by name: those of the store's tier, and log_partition
-        [n], the logsumexp of all logits.
+        """Put the logits of n rows: the arrays of the store's tier by name, and log_partition [n],
+        the logsumexp of all logits.
 
         `topk`: ids and logprobs [n, K], best first; rest [n], the log of the remaining mass.
         `sample`: draws [n, S], ids from the teacher's distribution, with replacement. `head`:

@@ -84,7 +84,7 @@ class StoreWriter:
         staging = staging_of(path)
         attributes = existing.new_attributes(identity, features, software)
         existing.check_continued(staging, attributes, shared)
-        with existing.writing(staging.path):
+        with existing.disk_errors(staging.path):
             write_lease = staging.lease(lease)
             try:
                 # Another process may have sealed the store before this one had the lease.
@@ -177,7 +177,7 @@ class StoreWriter:
         """Publish part `number` when the `with` block that writes it ends. Raises UserError if the
         lease is lost, StoreError for an invalid number and for errors of the disk."""
         self._check_number(number)
-        with existing.writing(self.path, f"part {number} of "), self._leased():
+        with existing.disk_errors(self.path, f"part {number} of "), self._leased():
             yield
             # Again: if the lease was lost meanwhile, another process may be writing this part.
             self._lease.check()
@@ -231,7 +231,7 @@ class StoreWriter:
                 f"{self.path}: no part was published, so there is nothing to seal; finish its dump"
             )
         with (
-            existing.writing(self.path),
+            existing.disk_errors(self.path),
             self._leased(),
             closing(self._staging.source()) as source,
         ):

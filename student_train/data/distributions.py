@@ -54,7 +54,7 @@ class Aligned:
 
     @property
     def reader_key(self) -> tuple[str, bool]:
-        """Return what determines the student piece that is the target of a teacher piece."""
+        """Return the key of a `TargetReader`: alignments with equal keys share one."""
         return self.strategy.predicted, self.strategy.second_input
 
 

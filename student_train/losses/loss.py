@@ -70,7 +70,7 @@ _FEATURE_OF: dict[Teacher, str] = {
 
 
 def zero_if_empty(formula: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Return the formula with the value 0, and a gradient, for a student's side without rows."""
+    """Wrap a formula: if the student's side has no rows, it returns 0, with a gradient."""
 
     @wraps(formula)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -82,7 +82,7 @@ def zero_if_empty(formula: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def rows_of(student: Any) -> Tensor:
-    """Return the student's side of a loss as a tensor: of `Predictions`, the next pieces."""
+    """Return a tensor with a row for each row of the student's side of a loss."""
     rows: Tensor = getattr(student, "following", student)
     return rows
 
@@ -243,7 +243,7 @@ class Loss:
         return value.reshape(())
 
     def variants(self, names: Iterable[str]) -> Iterator[Loss]:
-        """Yield this loss for each of the `names` that mean it, such as `jsd` and `jsd:0.3`."""
+        """Yield this loss for each of the `names` that refer to it, such as `jsd` and `jsd:0.3`."""
         for name in names:
             base, colon, word = name.partition(":")
             if base != self.name or (colon and self.parameter is None):

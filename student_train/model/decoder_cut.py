@@ -202,7 +202,7 @@ class _Cut:
 
 
 def largest(values: Floats, count: int) -> Array:
-    """Return the positions of the `count` largest values, ascending; of equal values the first."""
+    """Return the positions of the `count` largest values, ascending; of equals, the first."""
     return np.sort(np.argsort(-values, kind="stable")[:count])
 
 

@@ -89,7 +89,7 @@ class Sizes:
 
     @property
     def fill_width(self) -> bool:
-        """Return whether the heads fill the hidden size, as in a shape without their size."""
+        """Return whether heads times head size is the hidden size, the default of a shape."""
         return self.heads * self.head_size == self.width
 
     def shape(self, kind: str, layers: int, grouped: bool) -> str:

@@ -95,11 +95,11 @@ def comparable_figure(figures: Row, varied: Collection[str]) -> float:
 
 
 def answers_alike(figures: Row) -> bool:
-    """Return whether a student's figures are the figures of one that gives the same answer to
-    everything: its scores (in percent) in all tasks that show it, or, without any, its validation.
+    """Return whether the figures show that a student gives the same answer to every text.
 
-    figures: as `flat_row` returns them. A student that is always right, because all gold labels are
-    equal, does not count.
+    figures: as `flat_row` returns them. The scores of all tasks with a suitable measure decide;
+        without such a task, the validation. A student that is always right, because all gold labels
+        are equal, does not count.
     """
     tasks = {name: end for name in figures for end in CONSTANT if name.endswith(f" {end}")}
     if tasks:
@@ -225,8 +225,8 @@ def describe_best(rows: Sequence[Row], means: Sequence[Row] = ()) -> str:
     without = f"; {len(last)} without it come last" if last else ""
     if answers_alike(best):
         return (
-            "best      none: the figures are those of students that give the same answer to"
-            " everything; train longer, or raise --lr"
+            "best      none: the figures show that each student gives the same answer to every"
+            " text; train longer, or raise --lr"
         )
     if means:
         mean = means[0]

@@ -61,7 +61,7 @@ def student_folder(parent: Path, settings: Mapping[str, Any], digest: str) -> Pa
 
 
 def _word(name: str, value: Any) -> str:
-    """Return a setting as a short word, of a path only its last component; "" for False or None."""
+    """Return a setting as a short word, a path as its last component; "" for False or None."""
     if isinstance(value, bool | None):
         return name if value else ""
     if isinstance(value, Mapping):

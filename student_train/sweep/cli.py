@@ -13,7 +13,7 @@ import click
 from teachonce.student_train.cli import parameters
 from teachonce.student_train.settings.option_fields import ONCE
 from teachonce.student_train.settings.options import TrainOptions
-from teachonce.student_train.sweep.space import over, read_space, varied
+from teachonce.student_train.sweep.space import overridden, read_space, varied
 from teachonce.support import files
 from teachonce.support.click_types import LocalPath, Names
 from teachonce.support.commands import OneLineCommand, examples, is_given, version_option
@@ -121,7 +121,7 @@ def sweep(page: Path | None, as_json: bool, **arguments: Any) -> None:
     once = {"store"} | arguments.keys() & scoped(TrainOptions, ONCE)
     fixed = {name: arguments.pop(name) for name in once}
     grid = options.pop("grid")
-    space = over(read_space(grid, list(arguments)) if grid else {}, arguments)
+    space = overridden(read_space(grid, list(arguments)) if grid else {}, arguments)
     if options["trials"] and not varied(space):
         raise UserError(
             "--trials: no setting varies; give ranges or lists in --grid FILE.toml, or an option"

@@ -27,7 +27,10 @@ CHECK = (sys.executable, "-c", "from teachonce.downstream.early_checks import ma
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """Holds a run of `downstream` for each student: its name in the table, and its arguments."""
+    """Describes a task on which `downstream` scores each student.
+
+    name: its name in the table. words: the arguments of `downstream`.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -129,7 +132,7 @@ SHAPE = {
     "measures?": {"*": str},
     "scale?": float,
 }
-"""Types in scores.json of `downstream`: of a task, or of `--task speed`."""
+"""Types in scores.json of `downstream`: for a task, or for `--task speed`."""
 
 
 def _figures(scores: Mapping[str, Any], file: Path) -> dict[str, float]:

@@ -99,7 +99,7 @@ def _setting(name: str, value: Any, where: str, loss: str) -> Any:
     return text if options_of(TrainOptions)[name].read else parsed
 
 
-def over(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
+def overridden(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
     """Override the settings of the file by the settings of the command line."""
     named = {name for name, values in given.items() if values}
     from_file = {name: choices for name, choices in space.items() if option_of(name) not in named}

@@ -231,8 +231,8 @@ class Distiller(nn.Module):
         """Return what the student compares with the teacher feature `name`, in the shape of
         `values`.
 
-        values: the states [N,Ds] or attention maps [B,S,S] of the student's layers, for `mean0`
-        those of the embeddings, too. Returns their mean over all layers, or over group i of N
+        values: the states [N,Ds] or attention maps [B,S,S] of the student's layers; for `mean0`,
+        the embeddings come first. Returns their mean over all layers, or over group i of N
         (`groupsN.i`), else the last layer. Raises UserError if N does not divide the number of
         layers.
         """

@@ -113,7 +113,7 @@ def train(
     """
     if resume and out is None:
         raise UserError("train: resume=True needs out, the folder of the training to continue")
-    # A new training would remove its own checkpoints, as those of a later step are retained.
+    # A new training would remove its own checkpoints: the latest steps remain in the folder.
     if out is not None and not resume and has_checkpoints(Path(out) / CHECKPOINTS):
         raise UserError(
             f"{out}: has checkpoints of an earlier training,"

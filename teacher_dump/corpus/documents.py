@@ -223,8 +223,8 @@ class Corpus:
         }
 
     def trust(self, identity: object) -> None:
-        """Take over the hashes in the `identity` of another corpus, as a store has it, for files of
-        the same name and size.
+        """Reuse the hashes in `identity`, the identity of a corpus in a store, for files of the
+        same name and size, instead of hashing the files.
 
         Processes that read no text call this, so that only one process hashes the corpus.
         """

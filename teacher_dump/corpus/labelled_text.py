@@ -75,7 +75,7 @@ class Columns:
         return cls(names[0], label, names[1], student is not None)
 
     def names(self) -> set[str]:
-        """Return the names by which a header is recognised: it has at least one of them."""
+        """Return names of columns; a first row that has one of them is a header."""
         return {self.text or DEFAULT_COLUMN, *filter(None, (self.second, self.label))}
 
     def options(self) -> dict[str, str | None]:
@@ -154,7 +154,7 @@ class LabelledText:
 
     @property
     def is_blank(self) -> bool:
-        """Return whether the text is white space alone; of a pair, both texts."""
+        """Return whether the text is white space alone; for a pair, both texts."""
         return not self.text.strip()  # SEPARATOR is white space for Python, too
 
 

@@ -349,8 +349,8 @@ def check_same_dump(out: Path | str, changes: Iterable[tuple[str, str, str]]) ->
 
 
 def _advice(plan: DumpPlan) -> tuple[str, str]:
-    """Suggest options of student-train for the finished store (for a causal teacher, of a decoder),
-    and describe the features that no default loss reads."""
+    """Suggest options of student-train for the finished store, and describe the features that no
+    default loss reads. For a causal teacher, the suggested student is a decoder."""
     teacher, logits = plan.teacher, plan.features.logits
     with closing(open_store(plan.options.out)) as store:
         unread = unread_line(store)

@@ -236,7 +236,7 @@ class _Sample(Corpus):
 
 
 def _shortened(document: Document) -> Document:
-    """Cut a document to LONGEST characters; of a pair, each side."""
+    """Cut a document to LONGEST characters; for a pair, cut each text."""
     if document.messages:  # its tokens come from the messages, not from the text
         return document
     sides = document.text.split(SEPARATOR, 1)
@@ -289,8 +289,7 @@ def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
 
 
 def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float:
-    """Dump the sample as one part; return the seconds for it, without those for making the
-    store."""
+    """Dump the sample as one part; return the seconds without the time to create the store."""
     from teachonce.teacher_dump.job.part_writing import measured_calibration, write_part
 
     words, teacher = word_counts(sampled), sampled.teacher
@@ -326,7 +325,7 @@ def _sampled_weights(teacher: Teacher) -> Iterator[tuple[str, Array]]:
 def _teacher_bytes(plan: DumpPlan, outside: dict[str, int]) -> float:
     """Estimate the size in bytes of what is outside the parts.
 
-    outside: the sizes of the sample's arrays by path; those of weights are scaled up to all
+    outside: the sizes of the sample's arrays by path; sizes of weights are scaled up to all
     weights.
     """
     total = float(sum(outside.values()))

@@ -35,7 +35,7 @@ from teachonce.teacher_dump.windows.masked_views import (
 )
 from teachonce.teacher_dump.windows.window import Window, count_tokens, length_batches
 
-# Every eighth window of a first part of PART_TOKENS is read; of a part below 32,768 tokens, all.
+# Every eighth window of a first part of PART_TOKENS is read; below 32,768 tokens, every window.
 CALIBRATION_TOKENS = 1 << 14
 # 256 MiB in float32. Only maps are bounded: they grow with the square of a window's length.
 KEPT_WEIGHTS = 1 << 26  # attention weights that the first pass may hold in memory

@@ -31,7 +31,7 @@ VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a co
 
 
 class WithIds(Protocol):
-    """Describes a window, or what an import of captures cuts."""
+    """Requires token ids: of a window in a dump, or of a stretch in an import of captures."""
 
     @property
     def ids(self) -> Array: ...

@@ -29,7 +29,7 @@ class BatchOutput:
     lengths: Array  # [B]
     hidden: dict[str, Array]  # [N,D]
     attention: dict[str, list[Array]]  # B maps [L,L]
-    # By the names of `PartWriter.put_logits`, of a task `values` alone: [N,...], or [B,...] if
+    # By the names of `PartWriter.put_logits`; for a task `values` alone: [N,...], or [B,...] if
     # `of_sequences`.
     logits: dict[str, Array]
     of_sequences: bool = False

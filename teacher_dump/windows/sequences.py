@@ -195,7 +195,7 @@ class _Truncated:
         for batch in document_batches(documents):
             texts = [storable(self.prompt + document.text, self.tally) for document in batch]
             inputs = [self._sides(text, d) for text, d in zip(texts, batch, strict=True)]
-            # Of a longer text only as much is tokenized as its cut needs (`Truncation._tokens`).
+            # `Truncation._tokens` tokenizes only the part of a longer text that the cut needs.
             short = [i for i, sides in enumerate(inputs) if max(map(len, sides)) <= SEGMENT]
             encodings = dict(zip(short, self._encode([inputs[i] for i in short]), strict=True))
             for i, document in enumerate(batch):

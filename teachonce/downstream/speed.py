@@ -205,7 +205,7 @@ def _on(
 
 
 def _quartiles(times: Sequence[float]) -> list[float]:
-    """Return the lower and upper quartile; of a single run twice its time."""
+    """Return the lower and upper quartile; for a single run, its time twice."""
     # Before Python 3.13 `quantiles` refuses a single number.
     low, _, high = quantiles(
         [*times, *times] if len(times) == 1 else times, n=4, method="inclusive"

@@ -20,7 +20,7 @@ student, any other model of transformers or sentence-transformers, or a folder o
 \b
 classifier    label, probabilities of the labels; several labels or scores
 tagger        words with tag, characters and probability; entities
-embedder      vector; of a pair the score, a cosine
+embedder      vector; for a pair the score, a cosine
 reranker      score of a pair
 masked LM     filled, and the best pieces of each mask
 

@@ -154,7 +154,7 @@ def _checked(run: Runner, student: StudentInputs, path: Path) -> Runner:
             outputs = run(inputs)
         if outputs.ndim != axes or labels not in (None, outputs.shape[-1]):
             raise UserError(
-                f"{path}: has outputs of shape {[*outputs.shape]}, not those of kind"
+                f"{path}: has outputs of shape {[*outputs.shape]}, which do not fit kind"
                 f" {student.kind}{named} in {EXPORTED}; {AGAIN}"
             )
         return outputs

@@ -1,5 +1,5 @@
-"""A lease lets only one process write a store, a part or a student. It is a small file next to it
-that the writer updates regularly.
+"""Leases: small files by which only one process writes a store, a part or a student. The file is
+next to what is written, and the writer updates it regularly.
 
 `.<name>.lease` names the writer as JSON: host, process, a random token. Its modification time is
 the last heartbeat, by the clock of the file system that all hosts share. On the writer's machine, a

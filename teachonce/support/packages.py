@@ -1,4 +1,4 @@
-"""Installed packages: those of optional extras, objects that others add, and their versions.
+"""Imports optional libraries, loads objects that installed packages add, and lists versions.
 
 A library of an extra of pyproject.toml is imported by `library`: if it is missing, the error names
 the command that installs it.

@@ -1,4 +1,4 @@
-"""Finds the words of a text that a tagger tags, in Python and, with the same pattern, elsewhere."""
+"""Finds the words of a text that a tagger tags. Exported programs use the same pattern."""
 
 from __future__ import annotations
 

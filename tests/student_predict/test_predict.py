@@ -326,7 +326,7 @@ def test_an_export_whose_outputs_are_others_is_one_line(
     assert "TEXT 1: is a pair, and the student reads single texts (classification); " in line
     changed(tmp_path, "export.json", labels=["good"])
     line = refused(tmp_path, "a")
-    assert "has outputs of shape [1, 3], not those of kind classification with 1 label in" in line
+    assert "has outputs of shape [1, 3], which do not fit kind classification with 1 label" in line
     changed(tmp_path, "export.json", labels=["good", "bad", "so"])
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
     line = refused(tmp_path, "a")

@@ -1,7 +1,7 @@
 """Reads and writes the files of a Zarr store: in a local folder, or behind a URL.
 
 Names are relative to the store. Methods raise FileNotFoundError if a file is missing, and
-Unreachable if a network fails. Those of both classes here, and of `Bucket`, have the same names.
+Unreachable if a network fails. Both classes here, and `Bucket`, have methods of the same names.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ class Shard:
 
 
 class MappedShard(Shard):
-    """Maps a shard file. Raises Damage, OSError."""
+    """Reads a shard file through a memory map. Raises Damage, OSError."""
 
     def __init__(self, path: str, layout: ShardLayout) -> None:
         self._map = FileMap(path)

@@ -167,7 +167,7 @@ class ZarrSource:
             self._files = LocalFiles(self.address)
 
     def use_cache(self, cache: DiskCache, checksum: str) -> None:
-        """Cache on a local disk what is read of a sealed store over a network."""
+        """Cache the bytes that are read over a network on a local disk; see `StoreSource`."""
         self.cache = cache
         if self.ranges is not None:
             self.ranges.use_cache(cache, checksum)

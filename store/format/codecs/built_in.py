@@ -17,7 +17,7 @@ from teachonce.store.format.codecs.codec import (
     CodecArray,
     Elementwise,
     Packing,
-    wide,
+    as_float32,
 )
 from teachonce.support.arrays import Array, Floats
 
@@ -51,7 +51,7 @@ class Float16(Elementwise):
         return values.astype(np.float16)
 
     def from_codes(self, codes: Any, xp: Any = np) -> Any:
-        return wide(codes, xp)
+        return as_float32(codes, xp)
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
         # 2^-25 is half of the smallest float16, 2^-24.
@@ -95,7 +95,7 @@ class Fixed(Elementwise):
         return np.where(np.isneginf(values), FIXED_ZERO, codes).astype(np.uint16)
 
     def from_codes(self, codes: Any, xp: Any = np) -> Any:
-        logs = wide(codes, xp)
+        logs = as_float32(codes, xp)
         logs *= -1.0 / FIXED_STEP
         logs[codes == FIXED_ZERO] = -np.inf
         return logs
@@ -126,7 +126,7 @@ class Root(Elementwise):
         return np.where(np.isneginf(values), ROOT_ZERO, codes).astype(np.uint8)
 
     def from_codes(self, codes: Any, xp: Any = np) -> Any:
-        roots = wide(codes, xp)
+        roots = as_float32(codes, xp)
         roots *= 1.0 / ROOT_STEP
         roots *= -roots
         roots[codes == ROOT_ZERO] = -np.inf
@@ -220,7 +220,7 @@ class Int8(Codec):
         return {"values": codes, "scale": scale}
 
     def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
-        return stored["values"] * wide(stored["scale"], xp)[:, None]
+        return stored["values"] * as_float32(stored["scale"], xp)[:, None]
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
         if stored is None:
@@ -267,7 +267,7 @@ class Int4(Codec):
         return {"values": np.ascontiguousarray(packed[:, : -(-width // 2)]), "scale": scale}
 
     def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
-        packed, scale = stored["values"].view(xp.int8), wide(stored["scale"], xp)
+        packed, scale = stored["values"].view(xp.int8), as_float32(stored["scale"], xp)
         tokens, groups = scale.shape
         filled = 2 * packed.shape[1]
         # NumPy's arrays have a device as tensors do, since version 2.0.

@@ -116,7 +116,7 @@ class Elementwise(Codec):
         """Decode codes of any shape to float32; `xp` as for `decode`."""
 
 
-def wide(values: Any, xp: Any) -> Any:
+def as_float32(values: Any, xp: Any) -> Any:
     """Convert values to float32; copies only if they have another dtype."""
     # NumPy and torch both have asarray with a dtype; tensors have no astype.
     return xp.asarray(values, dtype=xp.float32)

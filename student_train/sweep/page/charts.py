@@ -206,7 +206,8 @@ def curves(
     varied: Sequence[str],
     lines: Mapping[str, float],
 ) -> Chart | None:
-    """Draw a comparable figure of the validations over the steps; return None if there is none."""
+    """Draw the validations of each student over the steps: `measure`, or the most comparable
+    validation figure. Return None if no student has one."""
     name = _figure_of_curves(students, measure, varied)
     if name is None:
         return None

@@ -188,7 +188,7 @@ class Tagging(LabelTask):
         super().adopt(spec, splits)
 
     def head(self) -> dict[str, Any]:
-        """Return the head's config, with `later_label`."""
+        """Return the head's config, with `later_label` (see `TaskSpec`)."""
         # also if it is None: the checkpoint's config may have another
         return super().head() | {"later_label": self.later}
 

@@ -195,7 +195,8 @@ def _offsets_alone(processor: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> RoundTripTokenizer:
-    """Choose by the first samples whether the ids have the tokenizer's special tokens around them.
+    """Return the tokenizer with or without its special tokens around a text, as the first samples
+    have them.
 
     Some tools capture with special tokens, others without. Raises UserError if neither form gives
     the ids of the capture.

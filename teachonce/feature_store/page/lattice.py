@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Describes a span of the text at whose edges no token of either side is divided.
+    """Describes a span of the text whose edges no token of teacher or student crosses.
 
     before: the white space in front of it. atoms: its characters, split into spans wherever a
         token of either side starts or ends; each span is a column of the page. A cluster without

@@ -30,7 +30,7 @@ from teachonce.store.format.codecs.codec import (
     CodecArray,
     Elementwise,
     HiddenCodec,
-    wide,
+    as_float32,
 )
 from teachonce.store.format.codecs.levels import DEFAULT, EXACT, LEVELS, SMALL, Level, bound
 from teachonce.store.tools.copy import convert
@@ -331,7 +331,7 @@ class Range(Codec):
         return {"values": codes.astype(np.uint8), "low": low, "step": step}
 
     def decode(self, stored: Mapping[str, Any], row: tuple[int, ...], xp: Any = np) -> Any:
-        found = wide(stored["values"], xp) * stored["step"][:, None]
+        found = as_float32(stored["values"], xp) * stored["step"][:, None]
         found += stored["low"][:, None]
         return found
 
@@ -354,7 +354,7 @@ class Tenth(Elementwise):
         return codes
 
     def from_codes(self, codes: Any, xp: Any = np) -> Any:
-        return wide(codes, xp) * np.float32(0.1)
+        return as_float32(codes, xp) * np.float32(0.1)
 
     def bound(self, values: Floats, stored: Mapping[str, Array] | None = None) -> Array:
         return np.full(values.shape, 0.0501)

@@ -442,7 +442,7 @@ def test_students_with_one_answer_are_not_the_best() -> None:
     found = ranked(rows)
     assert [each["folder"] for each in found] == ["b", "a", "c"]
     assert describe_best(found).startswith("best      b: valid_agreement 0.4")
-    assert describe_best(found[1:]).startswith("best      none: the figures are those of students")
+    assert describe_best(found[1:]).startswith("best      none: the figures show that each student")
     alone = [labelled("d", 1.0, 0.0), labelled("e", 0.9, 0.0)]
     assert describe_best(ranked(alone)).startswith("best      d: ")
     for accuracy, alike in ((100.0, False), (60.0, True)):

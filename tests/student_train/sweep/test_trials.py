@@ -24,7 +24,7 @@ from teachonce.student_train.sweep.space import (
     Space,
     arguments_of,
     corners,
-    over,
+    overridden,
     points,
     read_space,
     varied,
@@ -242,14 +242,14 @@ def test_a_grid(tmp_path: Path) -> None:
     assert space == {"lr": (0.1, 3e-4), "loss": ("mlm", "mlm=1,kl=2"), "best": (True,)}
     assert varied(space) == ["lr", "loss"]
     assert len(list(points(space))) == 4
-    given = over(space, {"lr": (0.5,), "vocab": ("5k", "10k"), "steps": ()})
+    given = overridden(space, {"lr": (0.5,), "vocab": ("5k", "10k"), "steps": ()})
     assert given == {"lr": (0.5,), "vocab": ("5k", "10k"), "loss": space["loss"], "best": (True,)}
 
 
 def test_a_setting_given_twice_is_one_student(tmp_path: Path) -> None:
     space = read_space(_written(tmp_path, 'lr = [0.1, 0.3, "1e-1"]'), KNOWN)
     assert space == {"lr": (0.1, 0.3)}
-    given = over(space, {"vocab": ("5k", "10k", "5k")})
+    given = overridden(space, {"vocab": ("5k", "10k", "5k")})
     assert given == {"lr": (0.1, 0.3), "vocab": ("5k", "10k")}
 
 
@@ -268,7 +268,11 @@ loss = {mlm = 1, kl = {low = 0.5, high = 2}}
     assert arguments_of(ends[-1]) == {"lr": 1e-4, "vocab": 500, "loss": "mlm=1,kl=2"}
     with pytest.raises(UserError, match="lr: a range needs --trials N"):
         list(points(space))
-    assert over(space, {"loss": ("mlm",)}).keys() == {"loss", "lr", "vocab"}  # without weights
+    assert overridden(space, {"loss": ("mlm",)}).keys() == {
+        "loss",
+        "lr",
+        "vocab",
+    }  # without weights
 
 
 @pytest.mark.parametrize(
