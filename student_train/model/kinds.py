@@ -321,7 +321,7 @@ def find_models(kind: str) -> ModelKind:
     if kind not in KINDS:
         loaded = load_outside(SHAPES[kind].models, GROUP, "--student")
         if not isinstance(loaded, ModelKind):
-            raise UserError(f"--student {kind}: expected a Kind, got {type(loaded).__name__}")
+            raise UserError(f"--student {kind}: expected a ModelKind, got {type(loaded).__name__}")
         KINDS[kind] = loaded
     return KINDS[kind]
 
