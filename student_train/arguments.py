@@ -54,7 +54,8 @@ from teachonce.support.errors import UserError
 from teachonce.support.option_types import plain
 from teachonce.support.options import default_of, read_words
 
-HEADS = ("num_attention_heads", "n_heads", "n_head")  # in BERT, DistilBERT, GPT-2
+# In BERT, DistilBERT, GPT-2, XGLM and GPT-Neo.
+HEADS = ("num_attention_heads", "n_heads", "n_head", "attention_heads", "num_heads")
 MIXED_VOCAB = "mixed-vocab"  # weights and vocabulary written by teacher-dump mixed-vocab
 
 

@@ -56,6 +56,8 @@ class Sizes:
             value = next(
                 (config[n] for n in names if config.get(n) is not None and n not in unread), default
             )
+            if isinstance(value, list) and value and all(isinstance(v, int) for v in value):
+                value = max(value)  # one for each layer, as in Gemma 3n
             if not isinstance(value, int) or value < 1:
                 raise UserError(
                     f"{where}: {names[0]} in its config.json is {value!r:.40}, expected a number of"

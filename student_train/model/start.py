@@ -32,10 +32,12 @@ from teachonce.support.errors import UserError
 # The output bias of a masked-LM head: stores and `ModelFolder` give it this name in all families.
 BIAS = "decoder.bias"
 RANDOM = "random weights"
-# The names of BERT and its relatives, ModernBERT, GPT-2, and Llama and Qwen, in this order.
-WORDS = tuple(
-    f"{name}.weight" for name in ("word_embeddings", "tok_embeddings", "wte", "embed_tokens")
-)
+# The names of BERT and its relatives, ModernBERT, GPT-2, Llama and Qwen, GPT-NeoX, Mamba and RWKV,
+# and GPT.
+WORDS = frozenset({
+    "word_embeddings", "tok_embeddings", "wte", "embed_tokens", "embed_in", "embeddings",
+    "tokens_embed",
+})  # fmt: skip
 
 
 @torch.no_grad()
@@ -287,7 +289,8 @@ def other_model(how: str, store: FeatureStore, causal: bool) -> ModelFolder | No
 
 
 def _word_embeddings(weights: Mapping[str, Array]) -> str | None:
-    return next((name for name in weights if name.endswith(WORDS)), None)
+    ends = ((name, name.removesuffix(".weight").rpartition(".")[2]) for name in weights)
+    return next((name for name, end in ends if end in WORDS), None)
 
 
 def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:

@@ -100,7 +100,7 @@ def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
     if linears:
         # The last one: a layer inside may have the same number of outputs by chance.
         name, linear = linears[-1]
-        _set_module(model, name, nn.Identity())
+        _set_module(model, name, _Undecoded(linear.weight))
         return Decoder.of(linear.weight, linear.bias)
     # DeBERTa's head has no decoder: it multiplies by the input embeddings.
     for name, module in model.named_modules():
@@ -113,6 +113,17 @@ def split_decoder(model: PreTrainedModel, vocabulary: int) -> Decoder:
     raise UserError(
         f"{type(model).__name__} has no linear layer with {vocabulary} outputs: use --head none"
     )
+
+
+class _Undecoded(nn.Module):
+    """Returns its input, in the place of a decoder. Mamba reads the precision of its weights."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.detach().new_empty(0), persistent=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
 
 
 class _WithoutDecoder(nn.Module):

@@ -45,6 +45,7 @@ from teachonce.teacher_dump.teacher.teacher import Teacher, TeacherHead, VectorO
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CHECKPOINT_VECTORS = VectorOptions()
+CAPS = ("final_logit_softcapping", "output_logit_soft_cap")  # in Gemma, NanoChat; xLSTM
 
 
 def load_teacher(
@@ -130,12 +131,13 @@ def _split(name: str, network: PreTrainedModel, outputs: int, causal: bool, limi
     """Split the decoder from the network. Raises UserError if the network changes the decoder's
     output in a way that a store does not record. limit: the longest input in tokens."""
     expected = head_outputs(name, network, limit)
-    cap = getattr(network.config, "final_logit_softcapping", None) if causal else None
+    field = next((name for name in CAPS if getattr(network.config, name, None) is not None), "")
+    cap = getattr(network.config, field) if causal and field else None
     if cap is not None:
-        # Only causal heads apply a cap (Gemma). The network itself, without its decoder, must apply
-        # none; the config of its layers is unchanged.
+        # Only causal heads apply a cap. The network itself, without its decoder, must apply none;
+        # the config of its layers is unchanged.
         network.config = copy.deepcopy(network.config)
-        network.config.final_logit_softcapping = None
+        vars(network.config)[field] = None  # some configs refuse None as an attribute
     decoder = replace(split_decoder(network, outputs), cap=cap)
     logits = torch.cat([chunk for _, chunk in decoder.logits(head_outputs(name, network, limit))])
     narrow = next(network.parameters()).itemsize < 4

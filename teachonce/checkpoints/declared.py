@@ -138,7 +138,8 @@ def has_full_attention(config: Any) -> bool:
     return kinds == {"full_attention"} or not (kinds or getattr(config, "sliding_window", None))
 
 
-LAYERS = ("num_hidden_layers", "n_layers", "n_layer")  # in BERT, DistilBERT, GPT-2
+# In BERT, DistilBERT, GPT-2, and GPT-Neo and XGLM.
+LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
 
 def layers_of(config: Mapping[str, Any]) -> int | None:

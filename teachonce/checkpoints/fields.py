@@ -153,7 +153,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "take an encoder or a decoder that reads text only",
         ),
         honoured(
-            "final_logit_softcapping",
+            "final_logit_softcapping output_logit_soft_cap",
             "transformers; Teachonce: applied to stored logits, and stored with `--logits head`",
         ),
         honoured(

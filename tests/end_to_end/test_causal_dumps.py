@@ -48,7 +48,7 @@ from tests.making.models import Teachers
 from tests.making.sentence_folders import changed
 from tests.making.texts import GERMAN
 
-CAPS = {"Gemma2": 3.0}
+CAPS = {"Gemma2": 3.0, "Gemma3nText": 3.0}
 PLAIN = {"attention": "none", "hidden": "none", "codec": "exact"}
 
 

@@ -24,6 +24,7 @@ from teachonce.student_train.cli import main as student_train
 from teachonce.student_train.model.decoder_sizes import check_cut, shape_of_folder
 from teachonce.student_train.model.student_tokenizer import student_tokenizer
 from teachonce.student_train.plan.checks import checked_plan
+from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.shapes import SHAPES, parse_student
 from teachonce.student_train.settings.terms import NEXT_LOSS
@@ -159,14 +160,29 @@ def test_a_decoder_generates_text(tmp_path: Path, store: Path, student: str, sta
     assert not [name for name in ("mask_prob", "align", "pool") if f"| {name} |" in card]
 
 
-def test_a_student_like_a_decoder_of_another_family_is_a_decoder(tmp_path: Path) -> None:
-    save_decoder(tmp_path / "gemma", "Gemma2")
-    corpus = write_corpus(tmp_path / "corpus.txt", 2)
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("Gemma2", "32x1x4x64x4x16"),
+        ("Gemma3nText", "32x1x4x64x4x16"),
+        ("GPTNeoX", "32x1x4x64x4"),
+        ("XGLM", "32x1x4x64x4"),
+        ("Mamba", "32x1x4x64x4"),
+    ],
+)
+def test_a_student_like_a_decoder_of_another_family_is_a_decoder(
+    tmp_path: Path, family: str, shape: str
+) -> None:
+    """It starts from the word embeddings, whatever the family names them."""
+    save_decoder(tmp_path / "model", family)
+    corpus = write_corpus(tmp_path / "corpus.txt", 20)
     words = {"logits": "topk:8", "attention": "none"}
-    gemma = dumped(tmp_path / "gemma", corpus, tmp_path / "store.zarr", **words)
+    store = dumped(tmp_path / "model", corpus, tmp_path / "store.zarr", **words)
     for loss in ({}, {"loss": ("hidden=1",)}):
-        options = checked_from({"store": (str(gemma),), "student": "teacher:1", **loss})
-        assert options.student == "llama:32x1x4x64x4x16"
+        options = checked_from({"store": (str(store),), "student": "teacher:1", **loss})
+        assert options.student == f"llama:{shape}"
+    batches = StudentBatches(store, "300", student="llama:32x1x4")
+    assert "word embeddings of 2" in str(prepare(batches.options, batches.store)[2])
 
 
 def test_sizes_that_gpt2_does_not_read_are_not_its_own(tmp_path: Path) -> None:

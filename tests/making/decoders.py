@@ -12,7 +12,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere": {"logit_scale": 0.25},
     "GPT2": {},
     "Gemma2": {"head_dim": 16, "final_logit_softcapping": 3.0, "sliding_window": 32},
-}
+    "Gemma3nText": {
+        "head_dim": 16, "final_logit_softcapping": 3.0, "sliding_window": 32, "laurel_rank": 4,
+        "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "intermediate_size": [48, 64],
+        "layer_types": ["sliding_attention", "full_attention"],
+        "activation_sparsity_pattern": [0.0, 0.0],
+    },
+    "GPTNeoX": {"tie_word_embeddings": False},
+    "Mamba": {"state_size": 8},
+    "XGLM": {"d_model": 32, "num_layers": 2, "attention_heads": 4},
+}  # fmt: skip
 """Names of families in transformers, with the settings that set their logits apart."""
 
 
