@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from teachonce.checkpoints.declared import layers_of
+from teachonce.checkpoints.loading import load_config
 from teachonce.checkpoints.names import ResolvedModel, resolve_teacher
 from teachonce.checkpoints.sentence_settings import read_sentence_settings
 from teachonce.checkpoints.text_vectors import POOLINGS
@@ -69,6 +71,9 @@ ARGUMENTS: Mapping[str, tuple[Any, str, Callable[[Any], bool]]] = {
 }
 """Arguments of the dump that the comparison needs: the default for a store without the argument,
 the expected values as text, and a check of the value."""
+
+SETTINGS = ("architectures", "hidden_size", "model_type", "vocab_size")
+"""Fields of config.json that show another model."""
 
 # Keys of a corpus whose sequences may have had other numbers in their dump.
 RENUMBERED = ("merged", "forgotten", "grown_from")
@@ -128,15 +133,24 @@ def check(
     resolved = replace(resolve_teacher(model, arguments["gguf"]), trusted=trusted)
     teacher_device = device if device == "cpu" else resolved_device(device)
     check_device(teacher_device, torch.cuda.device_count())
-    teacher = load_teacher(
-        resolved,
-        head=_head(store.features),
-        hidden=states_option(store.features.hidden),
-        attention=states_option(store.features.attention),
-        device=teacher_device,
-        precision=precision,
-        vectors=VectorOptions(arguments["pooling"], _prompt(store, resolved, arguments["prompt"])),
-    )
+    prompt = _prompt(store, resolved, arguments["prompt"])
+    try:
+        teacher = load_teacher(
+            resolved,
+            head=_head(store.features),
+            hidden=states_option(store.features.hidden),
+            attention=states_option(store.features.attention),
+            device=teacher_device,
+            precision=precision,
+            vectors=VectorOptions(arguments["pooling"], prompt),
+        )
+    except UserError as error:  # its advice is for options of a dump
+        if not (unlike := _other_settings(store, resolved)):
+            raise
+        raise UserError(
+            f"--model {resolved.name}: is another model than the store's teacher"
+            f" ({first_few(unlike)}); give the model that {store.path} was made with"
+        ) from error
     if (first := arguments["bos"]) is not None:
         try:
             teacher.start_with(str(first))
@@ -247,6 +261,16 @@ def _head(features: Features) -> str:
     if features.logits:
         return "causal" if features.logits.next_token else "mlm"
     return "none"
+
+
+def _other_settings(store: FeatureStore, model: ResolvedModel) -> list[str]:
+    """Describe how architecture and sizes of a checkpoint differ from the stored config.json."""
+    if "config.json" not in store.teacher_files():
+        return []
+    stored, here = store.teacher_settings("config.json"), load_config(model).to_dict()
+    then, now = ({name: config.get(name) for name in SETTINGS} for config in (stored, here))
+    changes = differences({**then, "layers": layers_of(stored)}, {**now, "layers": layers_of(here)})
+    return [f"{key} is {old} in the store and {new} here" for key, old, new in changes]
 
 
 def _prompt(store: FeatureStore, model: ResolvedModel, stored: str | None) -> str | None:

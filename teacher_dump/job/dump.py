@@ -198,7 +198,7 @@ def summary(plan: DumpPlan, empty_lines: int, counters: Counter[str], resumed: i
     """Gather the counts of a finished dump."""
     (student, unread), task = _advice(plan), plan.features.task
     return DumpSummary(
-        documents=counters["documents"],
+        documents=counters["documents"] - counters["unused"],
         empty_lines=empty_lines,
         without_tokens=counters["no_tokens"],
         surrogates=counters["surrogates"],

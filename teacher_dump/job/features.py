@@ -49,9 +49,9 @@ def features_of(options: DumpOptions, teacher: Teacher) -> Features:
         logits = logits_of(spec, width, teacher.vocabulary, causal, cap)
     elif not task and options.logits not in (None, "none"):
         raise UserError(
-            f"--logits {options.logits}: {teacher.name} has no LM head; leave --logits out to store"
-            " only hidden states and attention maps, or train a head first with `downstream --task"
-            " mlm`"
+            f"--logits {options.logits}: {teacher.name} has no LM head; give --logits none to"
+            " store only hidden states and attention maps, or train a head first with `downstream"
+            " --task mlm`"
         )
     vector = teacher.text_vectors.spec if teacher.text_vectors else None
     if vector and vector.prompt:

@@ -128,6 +128,7 @@ class Growth:
         counts["parts"] = len(sequences)
         # Numbers of dropped documents are not used again.
         counts["documents"] = int(stored.numbers.max()) + 1
+        counts["unused"] = counts["documents"] - (len(stored.numbers) - len(dropped))
         is_new = np.zeros(int(corpus.numbers.max(initial=-1)) + 1, bool)
         is_new[corpus.numbers[new]] = True
         return CopyPlan(self.store, sequences, is_new, int(corpus.tokens[new].sum()), counts)
@@ -174,7 +175,8 @@ class CopyPlan:
         copy; None for all of them.
     is_new: bool [documents of the corpus].
     tokens: the number of tokens in new documents.
-    counts: parts, documents, sequences, tokens and gold labels that are copied.
+    counts: parts, sequences, tokens and gold labels that are copied; documents: the number of the
+        first new document; unused: how many smaller numbers no copied document has.
     """
 
     store: FeatureStore

@@ -83,6 +83,9 @@ def test_a_dump_without_the_vectors_of_an_embedder_says_so(embedder: Path, tmp_p
     said = f"{embedder} is a sentence embedding model, and its vectors are not stored; --head"
     says(ok(teacher_dump, *words, "--plan"), f"note      {said} embedding stores them")
     assert said not in ok(teacher_dump, *words, "--plan", "--head", "embedding")
+    line = refused(teacher_dump, *words, "--logits", "topk:4")
+    says(line, "has no LM head; give --logits none to store only hidden states and attention maps")
+    says(ok(teacher_dump, *words, "--plan", "--logits", "none"), "logits none", "hidden mean,")
     broken = shutil.copytree(embedder, tmp_path / "broken")
     (broken / CONFIG).write_text("{")
     assert "note" not in ok(teacher_dump, "--model", broken, *words[2:], "--plan")

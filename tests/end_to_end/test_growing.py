@@ -33,6 +33,7 @@ from teachonce.support.files import cache_folder
 from teachonce.teacher_dump.cli import main as teacher_dump
 from teachonce.teacher_dump.corpus.documents import Corpus
 from teachonce.teacher_dump.job import part_writing
+from teachonce.teacher_dump.job.dump import dump
 from teachonce.teacher_dump.job.growing import _match_hashes
 from teachonce.teacher_dump.job.option_values import ProcessShard
 from teachonce.teacher_dump.job.sharing import share
@@ -155,7 +156,8 @@ def test_documents_that_are_gone_moved_or_doubled(
         dumped(teacher, text, out, **changes)
     assert not out.exists()
     read.clear()
-    dumped(teacher, text, out, gone="forget", **changes)
+    done = dump(dump_options(teacher, text, out, gone="forget", **changes))
+    assert done.documents == len(now)  # the number of the document that is gone is not used
     assert read == Counter({"A new one stands first.": 1, lines[9]: 2})
     whole = dumped(teacher, text, tmp_path / "whole.zarr", **OPTIONS)
     check_same(out, whole, numbers=False)
@@ -364,8 +366,6 @@ def test_forgetting_by_text(
     grown = tmp_path / "grown.zarr"
     options = dump_options(teacher, both, grown, grow_from=path, **OPTIONS)
     said: list[str] = []
-    from teachonce.teacher_dump.job.dump import dump
-
     dump(options, said.append)
     assert any("documents were forgotten there" in line for line in said)
     with open_store(grown) as store:

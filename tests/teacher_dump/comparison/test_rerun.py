@@ -31,6 +31,7 @@ from teachonce.teacher_dump.windows.masked_views import mask_spans
 from teachonce.teacher_dump.windows.window import Window
 from tests.making.dumps import dumped, write_corpus
 from tests.making.models import Stores, Teachers
+from tests.making.sentence_folders import mean_embedder
 from tests.store.dying import unsealed
 
 
@@ -289,6 +290,24 @@ def test_command(tiny_store: Stores, tiny_teacher: Teachers) -> None:
         assert said.startswith("Error: ") and option in said and printed in said
     for words in (("--sample", 3), ("--seed", 0), ("--device", "cpu"), ("--trust-remote-code",)):
         assert run(*words).startswith(f"Error: {words[0]}: applies only to --model; add --model")
+
+
+def test_a_model_that_cannot_be_the_teacher(
+    tmp_path: Path, tiny_teacher: Teachers, corpus: Path
+) -> None:
+    """The error does not advise options of a dump, such as another layer or --pooling."""
+    embedder = mean_embedder(tiny_teacher("bert"), tmp_path / "embedder")
+    vectors = dumped(embedder, corpus, tmp_path / "v.zarr", logits=None, head="embedding")
+    last = dumped(tiny_teacher("bert"), corpus, tmp_path / "l.zarr", hidden="layer:4")
+    short = shutil.copytree(tiny_teacher("bert"), tmp_path / "short")
+    AutoModelForMaskedLM.from_pretrained(short, num_hidden_layers=2).save_pretrained(short)
+    for store, model, named in (
+        (vectors, tiny_teacher("bert"), "architectures.0 is BertModel in the store"),
+        (last, short, "layers is 4 in the store and 2 here"),
+        (last, tiny_teacher("gpt2"), "model_type is bert in the store and gpt2 here"),
+    ):
+        with pytest.raises(UserError, match=rf"another model .*{named}.*; give the model that"):
+            report(store, model)
 
 
 def test_arguments_that_no_dump_has(tiny_store: Stores, tiny_teacher: Teachers) -> None:
