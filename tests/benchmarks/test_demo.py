@@ -94,7 +94,7 @@ def test_agreement_is_of_places() -> None:
     assert agreement(teacher, [list(range(TOP))[::-1]]) < agreement(teacher, swapped) < 1
 
 
-def test_passages_have_the_names_of_what_they_tell() -> None:
+def test_passages_have_the_names_of_what_they_document() -> None:
     found = passages()
     assert len(found) == len(set(found)) > 3000
     names = {passage.partition(": ")[0] for passage in found}
@@ -137,7 +137,7 @@ def test_a_decoder_and_its_student_continue_the_same_words(
         assert store.features.logits and store.features.logits.next_token
 
 
-def test_continuations_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_continuations_are_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     models = [
         decoder.Continued("teacher", 134_500_000, [" items."]),
         decoder.Continued("student", 4_200_000, [" lines."]),

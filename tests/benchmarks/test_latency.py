@@ -105,7 +105,7 @@ def test_decoders_of_each_start_and_loss(
 
 
 @pytest.mark.apart
-def test_students_are_trained_and_scored_beside_the_teacher(
+def test_students_are_trained_and_scored_with_the_teacher(
     tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"

@@ -199,7 +199,7 @@ def test_the_best_is_compared_with_every_row_of_its_table(data: Path) -> None:
         assert len(says) == len(set(says))
 
 
-def test_tasks_of_russian_superglue_are_those_of_the_folder(tmp_path: Path) -> None:
+def test_tasks_of_russian_superglue_match_the_folder(tmp_path: Path) -> None:
     """Kolesnikova et al. 2022, Table 2: RCB F1, LiDi Mcorr., the others Acc. but MuSeRC F1a."""
     named = {task.data: task.figure for task in SUPERGLUE}
     assert named.pop("RCB") == "macro F1" and named.pop("LiDiRus") == "Matthews"

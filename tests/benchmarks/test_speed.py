@@ -115,9 +115,7 @@ def test_what_a_gpu_is_measured_by(
     assert gpu.of_peak(98.9e12, "cuda") == "10.0%" and gpu.of_peak(1.0, "cpu") == ""
 
 
-def test_operations_of_a_token_are_those_of_its_weights(
-    tiny_teacher: Teachers, tmp_path: Path
-) -> None:
+def test_operations_of_a_token_match_its_weights(tiny_teacher: Teachers, tmp_path: Path) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     like = str(tiny_teacher("bert"))
     model = random_teacher(tmp_path, like, vocab_size=900, intermediate_size=64, **small)

@@ -201,7 +201,7 @@ def scores(folder: Path, tmp_path: Path) -> Any:
     return store, np.array([record.views[0].class_logits[0] for record in store])
 
 
-def test_scores_are_those_of_the_library(tiny_teacher: Teachers, tmp_path: Path) -> None:
+def test_scores_match_the_library(tiny_teacher: Teachers, tmp_path: Path) -> None:
     """Scores follow the activation, the lower-casing and the maximum length (12 tokens, although
     the tokenizer allows 128) of the folder."""
     folder = saved(tiny_teacher, tmp_path / "m", activation_fn=torch.nn.Identity())

@@ -466,7 +466,7 @@ def test_the_first_token_takes_the_row_that_the_model_looks_up(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["camembert", "roberta", "xlm-roberta"])
-def test_the_padding_id_of_a_config_without_one_is_that_of_transformers(kind: str) -> None:
+def test_the_padding_id_of_a_config_without_one_matches_transformers(kind: str) -> None:
     config = AutoConfig.for_model(kind).to_dict()
     assert config.pop("pad_token_id") == 1
     assert first_position(config) == 2

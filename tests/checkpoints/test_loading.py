@@ -350,7 +350,7 @@ def test_progress_bars_are_then_as_before(
     assert logging.is_progress_bar_enabled() == shown
 
 
-def test_encoder_weights_of_another_size_are_refused_beside_a_new_head(folder: Path) -> None:
+def test_encoder_weights_of_another_size_are_refused_with_a_new_head(folder: Path) -> None:
     resolved = resolve_model(str(folder))
     options: dict[str, Any] = {"ignore_mismatched_sizes": True}
     factory = AutoModelForTokenClassification

@@ -185,7 +185,7 @@ def test_every_text_is_completed(name: str) -> None:
     assert plain <= FREE
 
 
-def test_paths_are_the_shells_own_beside_words() -> None:
+def test_the_shell_completes_paths_as_well_as_words() -> None:
     """The type `file` lets bash complete files and folders if no listed word matches."""
     for words in (
         *(["student-train", "--store", "store.z"], ["teacher-dump", "--corpus", "no"]),

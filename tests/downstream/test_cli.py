@@ -335,7 +335,7 @@ def test_what_was_given_decides_and_defaults_fill_up() -> None:
     assert asked.columns() == {"text": "sentence"}
 
 
-def test_help_tells_tasks_defaults_and_ranges() -> None:
+def test_help_shows_tasks_defaults_and_ranges() -> None:
     # a wide terminal, so that no line is broken at a hyphen
     printed = " ".join(CliRunner().invoke(main, ["--help"], terminal_width=200).output.split())
     for words in (
@@ -447,7 +447,7 @@ def test_what_is_no_squad_is_refused(content: bytes | None, message: str, tmp_pa
     assert "\n" not in str(caught.value)
 
 
-def test_tagged_files_are_those_of_teacher_dump(tmp_path: Path) -> None:
+def test_tagged_files_match_teacher_dump(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     content = "\ufeff# sent_id = 1\na\tX\n# between\n#\tY \n\n\n# sent_id = 2\nb c\tX"
     path.write_bytes(content.replace("\n", "\r\n").encode())
@@ -468,14 +468,14 @@ def test_a_word_without_a_tag_is_refused(tmp_path: Path) -> None:
         read_tagged(path)
 
 
-def test_lines_are_those_of_teacher_dump(tmp_path: Path) -> None:
+def test_lines_match_teacher_dump(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone line\r\n \n\u2003\n  two \u2028\nthree".encode())
     assert read_lines(path) == texts(path) == ["one line", "  two \u2028", "three"]
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
-def test_tables_are_those_of_teacher_dump(suffix: str, tmp_path: Path) -> None:
+def test_tables_match_teacher_dump(suffix: str, tmp_path: Path) -> None:
     """Blank lines, also before the header, are not rows; other rows must have as many columns as
     the header."""
     path, separator = tmp_path / f"a{suffix}", "\t" if suffix == ".tsv" else ","

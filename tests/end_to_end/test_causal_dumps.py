@@ -470,7 +470,7 @@ def test_a_program_is_refused_what_the_command_is(
         prepare(TrainOptions(str(causal), loss={"next": 1.0}, **given), store)
 
 
-def test_output_embeddings_beside_a_config_that_denies_them(
+def test_output_embeddings_that_the_config_denies(
     causal: Path, models: Path, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(models / "untied", tmp_path / "model"))

@@ -86,7 +86,7 @@ def test_help_is_short_or_long(command: click.Command, words: tuple[str, ...]) -
     assert "..." not in short.partition("Commands:")[2]  # each in one short sentence
 
 
-def test_sweep_tells_the_defaults_of_its_repeatable_options() -> None:
+def test_sweep_shows_the_defaults_of_its_repeatable_options() -> None:
     context = click.Context(student_sweep)
     records = [param.get_help_record(context) for param in student_sweep.params]
     printed = " ".join(record[1] for record in records if record)
@@ -150,7 +150,7 @@ def test_dump_without_a_corpus_takes_the_docs_of_python_and_says_so(
     assert store.features.codec == "default" and store.features.hidden == ("mean",)
 
 
-def test_a_training_in_a_pipe_tells_how_far_it_is_at_each_validation(
+def test_a_training_in_a_pipe_prints_its_progress_at_each_validation(
     store: Path, tmp_path: Path
 ) -> None:
     words = ("--store", store, "--vocab", "450", "--steps", 9, "--eval-every", 3, *STUDENT)
@@ -160,7 +160,7 @@ def test_a_training_in_a_pipe_tells_how_far_it_is_at_each_validation(
     assert all(re.fullmatch(form.format(n), x) for n, x in zip((3, 6), lines, strict=True))
 
 
-def test_student_without_out_goes_beside_the_store(store: Path) -> None:
+def test_student_without_out_is_written_next_to_the_store(store: Path) -> None:
     said = ok(student_train, "--store", store, "--vocab", "450", "--steps", "2", *STUDENT)
     (folder,) = (store.parent / "store-students").iterdir()
     assert f"out       {folder}" in said and f"student in {folder}" in said

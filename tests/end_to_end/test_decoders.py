@@ -198,7 +198,7 @@ def test_sizes_that_gpt2_does_not_read_are_not_its_own(tmp_path: Path) -> None:
     assert shape_of_folder(config, "d", "--student d").startswith("gpt2:32x2x4x128")
 
 
-def test_its_own_loss_is_that_of_transformers(store: Path) -> None:
+def test_its_own_loss_matches_transformers(store: Path) -> None:
     batches = StudentBatches(store, "400", student="llama:32x2x4", loss={"next": 1.0})
     model = random_llama(len(batches.tokenizer))
     distiller = Distiller.of(model, batches.options, batches.store)

@@ -117,7 +117,7 @@ def test_another_model_is_reported(embedder: Path, tiny_teacher: Teachers, tmp_p
     assert "Error" in refused(feature_store, "verify", out, "--model", unlike)
 
 
-def test_beside_states_in_several_views_and_stopped(embedder: Path, tmp_path: Path) -> None:
+def test_with_states_in_several_views_and_stopped(embedder: Path, tmp_path: Path) -> None:
     """The vectors are of the plain view, and equal a dump without states."""
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     both = dumped(
@@ -279,7 +279,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_beside_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: Path) -> None:
+def test_with_states_and_masked_tokens(stores: Callable[..., Path], tmp_path: Path) -> None:
     """With a loss of the vocabulary the masked-LM head is saved."""
     from transformers import AutoModelForMaskedLM
 

@@ -144,7 +144,7 @@ def test_a_grown_store_is_what_a_whole_dump_gives(
 
 
 @pytest.mark.slow
-def test_documents_that_are_gone_moved_or_doubled(
+def test_documents_that_are_missing_moved_or_doubled(
     tmp_path: Path, tiny_teacher: Teachers, corpus: Path, read: Counter[str]
 ) -> None:
     lines, teacher = lines_of(corpus)[:16], tiny_teacher("bert")

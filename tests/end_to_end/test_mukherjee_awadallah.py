@@ -190,7 +190,7 @@ def test_where_one_kind_alone_is_learnt_there_is_one_output(classes: FeatureStor
         torch.testing.assert_close(after, before + 1)
 
 
-def test_the_card_tells_which_output_answers(classes: FeatureStore, tmp_path: Path) -> None:
+def test_the_card_shows_which_output_answers(classes: FeatureStore, tmp_path: Path) -> None:
     words = ("--store", classes.path, "--vocab", 400, "--student", "bilstm:8,8", "--steps", 2)
     both = "trained with `ce`; the extra output, trained with `log-odds`, is not part"
     for name, loss, printed in (
@@ -216,7 +216,7 @@ prepared = partial(
 )  # fmt: skip
 
 
-def test_the_head_and_the_loss_stand_on_one_projection(tags: FeatureStore) -> None:
+def test_the_head_and_the_loss_read_one_projection(tags: FeatureStore) -> None:
     student, collator, options = prepared(tags)
     own: Any = student.projection
     distiller = Distiller.of(student, options, tags).eval()

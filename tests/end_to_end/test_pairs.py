@@ -281,7 +281,7 @@ def test_what_has_no_pairs_is_refused_in_a_line(
     says(refused(main, *learn, "--store", alone, "--vocab", "300"), *printed)
 
 
-def test_a_student_of_pairs_that_is_pruned_still_tells_types(
+def test_a_pruned_student_of_pairs_still_reads_token_types(
     tmp_path: Path, pairs: FeatureStore
 ) -> None:
     words = ("--student", "bert:16x1x2", "--vocab", "teacher", "--prune-to", "300", "--steps", 1)
@@ -431,7 +431,7 @@ def predicted(folder: Path, pairs: list[tuple[str, str]]) -> Any:
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_the_library(teacher: Path, store: Path) -> None:
+def test_scores_match_the_library(teacher: Path, store: Path) -> None:
     fs = open_store(store)
     assert fs.features.task and fs.features.task.is_score and not fs.features.attention
     records = [fs[i] for i in range(40)]

@@ -325,7 +325,7 @@ def same_gradients(one: str, other: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.apart)])
-def test_gradients_and_losses_are_those_of_one_process(
+def test_gradients_and_losses_match_one_process(
     store: Path, alone: Path, tmp_path: Path, count: int
 ) -> None:
     out = tmp_path / "student"
@@ -388,7 +388,7 @@ def test_torchrun_itself(store: Path, tmp_path: Path, student: Words) -> None:
 
 
 @pytest.mark.slow
-def test_embeddings_of_mixed_vocabularies_are_those_of_one_process(
+def test_embeddings_of_mixed_vocabularies_match_one_process(
     tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 60)
@@ -438,7 +438,7 @@ def test_a_process_with_other_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_masked_lm_is_that_of_one_process(tmp_path: Path) -> None:
+def test_a_masked_lm_matches_one_process(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt", 200)
 
     def trained_mlm(count: int, name: str, *more: str | int) -> Done:

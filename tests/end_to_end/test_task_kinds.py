@@ -180,7 +180,7 @@ def test_numbers_stay_numbers(teacher: Callable[..., Path], corpus: Path, tmp_pa
         assert [each["score"] for each in said] == pytest.approx(want, abs=1e-5)
 
 
-def test_the_activation_of_a_cross_encoder_tells_several_labels(
+def test_the_activation_of_a_cross_encoder_shows_several_labels(
     teacher: Callable[..., Path], corpus: Path, tmp_path: Path
 ) -> None:
     """sentence-transformers ignores `problem_type`, and writes the activation instead."""

@@ -37,7 +37,7 @@ KINDS = ("bert:16x2x2", "16x2x2", "bilstm:12,10")
 SMALL = ("--vocab", "400", "--batch-tokens", "512", "--device", "cpu")
 
 
-def test_targets_of_classes_are_those_of_the_store(classes: FeatureStore) -> None:
+def test_targets_of_classes_match_the_store(classes: FeatureStore) -> None:
     losses = {"ce": 1.0, "kl": 1.0, "sentence": 1.0}
     _, collator, _ = prepared(classes, loss=losses)
     seen = 0
@@ -121,7 +121,7 @@ def gold_of(store: FeatureStore, text: str) -> list[int]:
     return [int(word[0].isupper()) for word in text.split()]
 
 
-def told_by(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> list[int]:
+def predicted_labels(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> list[int]:
     """Return the label that a loaded student predicts for each text, or for the first piece of each
     word."""
     found = []
@@ -157,7 +157,7 @@ def test_students_learn_gold_labels_and_load_again(
         model = factory.from_pretrained(out)
         assert model.config.id2label == dict(enumerate(labels))
         tokenizer = AutoTokenizer.from_pretrained(out)
-        answers = told_by(model.eval(), tokenizer, (*ENGLISH[:4], *RUSSIAN[:4]))
+        answers = predicted_labels(model.eval(), tokenizer, (*ENGLISH[:4], *RUSSIAN[:4]))
         wanted = [label for text in (*ENGLISH[:4], *RUSSIAN[:4]) for label in gold_of(store, text)]
         right = np.array(answers) == np.array(wanted)
         for label in range(2):  # of each label most, not of both together
@@ -299,7 +299,7 @@ def test_a_sweep_over_recipes(classes: FeatureStore, tmp_path: Path) -> None:
     assert [row["recipe"] for row in rows] == recipes
 
 
-def test_gold_labels_that_stand_together_are_held_out_too(
+def test_gold_labels_that_are_together_are_held_out_too(
     tmp_path: Path, tiny_teacher: Teachers
 ) -> None:
     texts = (ENGLISH + RUSSIAN) * 6

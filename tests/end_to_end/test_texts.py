@@ -336,7 +336,9 @@ def typed(embedder: Path, table: Path, out: Path) -> Words:
     return ("--model", embedder, "--corpus", table, "--out", out, "--device", "cpu")
 
 
-def test_vectors_of_one_text_beside_the_other(embedder: Path, table: Path, tmp_path: Path) -> None:
+def test_vectors_of_one_text_with_the_tokens_of_the_other(
+    embedder: Path, table: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "a.zarr"
     words = (*typed(embedder, table, out), "--head", "embedding", *COLUMNS, "--codec", "exact")
     message = ok(teacher_dump, *words, "--prompt", "query")

@@ -200,7 +200,7 @@ def test_bad_input_is_reported_in_a_line(
     assert "feature-store page needs jinja2" in line and "teachonce[report]" in line
 
 
-def test_a_page_is_made_anew(store: Path, tmp_path: Path) -> None:
+def test_a_page_is_made_again(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     for number in (0, -1):
         assert run(store, f"--sequence={number}", "--out", out).exit_code == 0
@@ -289,7 +289,7 @@ def texts_with_sides(draw: st.DrawFn) -> tuple[str, list[Side]]:
 
 
 @given(texts_with_sides())
-def test_everything_stands_in_one_place(example: tuple[str, list[Side]]) -> None:
+def test_everything_is_in_one_place(example: tuple[str, list[Side]]) -> None:
     text, sides = example
     found = drawn(text, *sides)
     assert "".join(c.before + "".join(text[b:e] for b, e in c.atoms) for c in found) == (
@@ -314,7 +314,7 @@ def _end(found: list[Cluster]) -> int:
 
 
 @pytest.mark.parametrize("kind", ("states", "embedding"))
-def test_they_are_those_of_all_pairs(tmp_path: Path, store: Path, kind: str) -> None:
+def test_they_equal_the_nearest_of_all_pairs(tmp_path: Path, store: Path, kind: str) -> None:
     path = store
     if kind == "embedding":
         path = tmp_path / "a.zarr"

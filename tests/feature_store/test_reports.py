@@ -163,7 +163,7 @@ def test_every_command_has_it(name: str) -> None:
     assert "--json" in {option for each in main.commands[name].params for option in each.opts}
 
 
-def test_copies_tell_what_was_written(store: Path, tmp_path: Path) -> None:
+def test_copies_report_what_was_written(store: Path, tmp_path: Path) -> None:
     tokens = open_store(store).meta["tokens"]
     copied = facts("convert", store, tmp_path / "b.h5", "--codec", "small")
     assert (copied["sequences"], copied["tokens"], copied["codec"]) == (24, tokens, "small")

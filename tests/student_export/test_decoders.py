@@ -250,7 +250,7 @@ def test_pieces_without_probability_hide_no_difference(
     assert share(lambda batch: np.zeros_like(run(batch))) < 0.99
 
 
-def test_k_quants_are_those_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k_quants_match_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """k-quants equal llama.cpp's: rows of 256 values have the requested type, and rows of 64
     the type that llama.cpp uses instead. Errors fall with more bits, and the file runs."""
     pytest.importorskip("llama_cpp")

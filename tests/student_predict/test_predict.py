@@ -236,7 +236,7 @@ def test_a_label_of_a_checkpoint_is_no_code_of_a_program(
     assert "exit" not in [node.id for node in nodes if isinstance(node, ast.Name)]
 
 
-def test_answers_are_those_of_the_libraries(students: dict[str, Path]) -> None:
+def test_answers_match_the_libraries(students: dict[str, Path]) -> None:
     from sentence_transformers import CrossEncoder, SentenceTransformer
     from transformers import pipeline
 

@@ -52,7 +52,9 @@ def batches(store: FeatureStore) -> StudentBatches:
     return StudentBatches(store, "400", loss=LOSSES, batch_tokens=512, held_out=0.1, seed=3)
 
 
-def test_they_are_those_of_student_train(store: FeatureStore, batches: StudentBatches) -> None:
+def test_they_equal_the_batches_of_student_train(
+    store: FeatureStore, batches: StudentBatches
+) -> None:
     collator = prepared(store, student="16x1x2", loss=LOSSES, seed=3)[1]
     blocks, _ = split_blocks(store, 0.1)
     endless = BatchOrder(store, collator, blocks, 3, None, {"batch_tokens": 512}).endless()
@@ -100,9 +102,7 @@ def test_ranks_share_out_the_batches(store: FeatureStore, batches: StudentBatche
             torch.testing.assert_close(flat(one), flat(two), rtol=0, atol=0)
 
 
-def test_the_place_is_that_of_torchrun(
-    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_place_matches_torchrun(store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = StudentBatches(store, "400", loss={"mlm": 1.0})
@@ -234,7 +234,7 @@ def test_states_of_a_decoder_are_compared_at_the_last_token_of_each_run(
         np.testing.assert_allclose(taught.decoded["raw"]["mean"].numpy(), states, rtol=1e-6)
 
 
-def test_it_tells_what_it_is(store: FeatureStore, batches: StudentBatches) -> None:
+def test_repr_describes_it(store: FeatureStore, batches: StudentBatches) -> None:
     message = f"<StudentBatches {store.path}: epoch 0 of {len(batches)} batches; 400 pieces; "
     assert repr(batches) == f"{message}mlm=1,kl=1,hidden=1,attention=1; span>"
     default = StudentBatches(open_store(store.path), "400")

@@ -81,7 +81,7 @@ class ForkedProcess:
     def say(self, word: str | int) -> None:
         self.connection.send_bytes(str(word).encode())
 
-    def tell(self, word: str | int) -> str:
+    def request(self, word: str | int) -> str:
         self.say(word)
         return self.answer()
 

@@ -25,7 +25,7 @@ def test_a_second_writer_is_refused_by_name(tmp_path: Path, ext: str) -> None:
     store = tmp_path / f"a.{ext}"
     with Writer(store) as first:
         assert first.answer() == "done"
-        assert first.tell(0) == "done"
+        assert first.request(0) == "done"
         with Writer(store) as second:
             line = second.answer()
         since = json.loads(lease_path(store).read_text())["since"]
@@ -33,7 +33,7 @@ def test_a_second_writer_is_refused_by_name(tmp_path: Path, ext: str) -> None:
         assert "another process is writing it" in line
         with pytest.raises(UserError, match=f"process {first.pid} on"):
             check_free(store)
-        assert first.tell(1) == first.tell("seal") == "done"
+        assert first.request(1) == first.request("seal") == "done"
     assert [path.name for path in tmp_path.iterdir()] == [store.name]
     assert verify(store).problems == []
 
@@ -42,13 +42,13 @@ def test_a_second_writer_is_refused_by_name(tmp_path: Path, ext: str) -> None:
 def test_a_dead_writer_is_replaced_at_once(tmp_path: Path, words: tuple[str, ...]) -> None:
     store = tmp_path / "a.zarr"
     with Writer(store, *words) as first:
-        assert first.answer() == first.tell(0) == "done"
+        assert first.answer() == first.request(0) == "done"
         with Writer(store, *words) as early:
             assert f"process {first.pid} on" in early.answer()
         first.process.kill()
         finish(first.process)
     with Writer(store, *words) as second:
-        assert second.answer() == second.tell(1) == second.tell("seal") == "done"
+        assert second.answer() == second.request(1) == second.request("seal") == "done"
     assert len(open_store(store).manifest.parts) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
 
@@ -77,7 +77,7 @@ def test_a_writer_on_another_machine(tmp_path: Path) -> None:
         finish(first.process)
         time.sleep(1)
         with Writer(store, "--lockless", *beat) as second:
-            assert second.answer() == second.tell(0) == second.tell("seal") == "done"
+            assert second.answer() == second.request(0) == second.request("seal") == "done"
 
 
 @pytest.mark.parametrize("ext", ["zarr", pytest.param("h5", marks=pytest.mark.apart)])
@@ -85,16 +85,16 @@ def test_a_writer_that_lost_its_lease_stops(tmp_path: Path, ext: str) -> None:
     store = tmp_path / f"a.{ext}"
     beat = ("--lockless", "--beat", "0.3")
     with Writer(store, "--elsewhere", *beat) as first:
-        assert first.answer() == first.tell(0) == "done"
+        assert first.answer() == first.request(0) == "done"
         os.kill(first.pid, signal.SIGSTOP)
         time.sleep(1.2)
         with Writer(store, *beat) as second:
-            assert second.answer() == second.tell(1) == "done"
+            assert second.answer() == second.request(1) == "done"
             os.kill(first.pid, signal.SIGCONT)
-            line = first.tell(2)
+            line = first.request(2)
             assert "has taken over its lease" in line
             assert f"process {second.pid} on" in line
-            assert second.tell(2) == second.tell("seal") == "done"
+            assert second.request(2) == second.request("seal") == "done"
     assert [part.number for part in open_store(store).manifest.parts] == [0, 1, 2]
     assert verify(store).problems == []
     assert [path.name for path in tmp_path.iterdir()] == [store.name]

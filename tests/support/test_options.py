@@ -98,7 +98,7 @@ def test_the_command_line_gives_what_python_gives() -> None:
     assert plain.output.strip() == repr(Settings("s", parts=True))
 
 
-def test_help_tells_choices_and_defaults() -> None:
+def test_help_shows_choices_and_defaults() -> None:
     printed = " ".join(CliRunner().invoke(_command(), ["--help"]).output.split())
     assert "[span|match]" in printed and "[default: by the width]" in printed
     assert "--best / --no-best" in printed and "--parts" in printed and "--no-parts" not in printed
@@ -256,7 +256,7 @@ def test_python_takes_single_values_lists_and_words(given: dict[str, Any], expec
     assert getattr(Listed(**given), name) == expected
 
 
-def test_words_of_python_are_those_of_the_command_line() -> None:
+def test_words_of_python_match_the_command_line() -> None:
     words: dict[str, Any] = {"out": "o", "loss": ["kl=2", "mlm=1"], "words": "a,b"}
     made = Settings("s", **words)
     assert made == Settings("s", out=Path("o"), loss={"kl": 2.0, "mlm": 1.0}, words=("a", "b"))

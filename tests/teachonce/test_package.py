@@ -59,7 +59,7 @@ def test_every_loss_is_there_and_documented(loss: Loss) -> None:
     assert found is measured and inspect.getdoc(found)
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_the_version_matches_the_installed_package() -> None:
     assert teachonce.__version__ == version("teachonce")
 
 

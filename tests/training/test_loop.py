@@ -507,7 +507,7 @@ def test_words_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
         check_installed(["mlflow"])
 
 
-def test_the_ids_are_kept_beside_the_student(file: Path, facts: RunDescription) -> None:
+def test_the_ids_are_stored_next_to_the_student(file: Path, facts: RunDescription) -> None:
     Trackers(NAMES, facts, False, print).close(True)
     path = facts.folder / "trackers.json"
     assert json.loads(path.read_text()).keys() == set(NAMES)

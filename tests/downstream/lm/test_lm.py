@@ -86,7 +86,7 @@ def in_one_pass(folder: Path, lines: Sequence[str], start: str | None) -> tuple[
     return nats, tokens, size
 
 
-def test_bits_are_those_of_transformers(near_sighted: Path, text: Path, tmp_path: Path) -> None:
+def test_bits_match_transformers(near_sighted: Path, text: Path, tmp_path: Path) -> None:
     nats, tokens, size = in_one_pass(
         near_sighted, text.read_text().splitlines(), SPECIALS["bos_token"]
     )
@@ -349,7 +349,7 @@ def test_a_choice_is_the_most_probable_answer(decoder: Path, tasks: Path, tmp_pa
     assert scores["measures"] == {"acc": "acc", "brier_score ↓": "brier_score"}
 
 
-def test_bits_a_byte_are_those_of_task_lm(decoder: Path, tasks: Path, tmp_path: Path) -> None:
+def test_bits_a_byte_match_task_lm(decoder: Path, tasks: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     words = ("--task", "lm-eval:novels", "--model", decoder, "--test", tasks)
     done(*words, "--out", tmp_path / "out")

@@ -67,7 +67,7 @@ def test_windows_have_every_word_once(kind: str, limit: int, make_tokenizer: Tok
     assert (whole.ids, whole.pieces) == word_pieces(tokenizer, *joined(words), None)
 
 
-def test_labels_stand_at_first_pieces_only(make_tokenizer: Tokenizers) -> None:
+def test_labels_are_at_first_pieces_only(make_tokenizer: Tokenizers) -> None:
     tokenizer = make_tokenizer("wordpiece")
     sentence = Sentence(("Donaudampfschifffahrt", "lamp", "?"), ("X", "NOUN", "unseen"))
     task = PartsOfSpeech()

@@ -163,7 +163,7 @@ def test_rows_are_pairs_where_their_columns_are_there_or_named(tmp_path: Path) -
         assert example.texts == texts
 
 
-def test_texts_beside_pairs_are_refused(tmp_path: Path) -> None:
+def test_texts_and_pairs_in_one_file_are_refused(tmp_path: Path) -> None:
     task = Classify()
     splits = {
         "train": task.read(classified(tmp_path / "train.tsv", 6, 0)),

@@ -125,7 +125,7 @@ def test_a_store_of_another_capture_is_left_alone(
     assert open_store(tmp_path / "a.zarr").manifest.content() == before
 
 
-def test_info_tells_the_source(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
+def test_info_shows_the_source(teacher: Path, samples: list[Taught], tmp_path: Path) -> None:
     imported(distillkit(tmp_path / "one", samples, 8, 8), tmp_path / "a.zarr", teacher)
     text = run("info", tmp_path / "a.zarr").output
     assert "one (files 2, bytes" in text

@@ -47,9 +47,7 @@ VERSIONS = ("v108", "v110", ("v110", "v110"), "latest")
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_any_rows_are_those_of_hdf5(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_any_rows_match_hdf5(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     draw = data.draw
     dtype = draw(st.sampled_from(["bool", "int8", "uint16", "int32", "int64", "float16"]))
     length, rows, width = (draw(st.integers(1, top)) for top in (500, 200, 9))
@@ -75,9 +73,7 @@ def test_any_rows_are_those_of_hdf5(
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.binary(min_size=1, max_size=3000))
-def test_the_checksum_is_that_of_hdf5(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
+def test_the_checksum_matches_hdf5(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path, values = tmp_path_factory.getbasetemp() / "sum.h5", np.frombuffer(data, np.uint8)
     for each in (values, values * 0, values * 0 + 255, np.resize(values, 2**20 + 77)):
         with h5py.File(path, "w", libver="v110") as file:
@@ -103,7 +99,7 @@ def test_the_checksum_is_that_of_hdf5(
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_any_tree_is_that_of_hdf5(
+def test_any_tree_matches_hdf5(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Any tree is read as HDF5 reads it: links and attributes in headers, or in deep heaps."""

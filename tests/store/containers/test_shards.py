@@ -61,7 +61,7 @@ VALUE_TYPES = ("bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "f
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_any_rows_are_those_of_zarr_python(
+def test_any_rows_match_zarr_python(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     draw = data.draw

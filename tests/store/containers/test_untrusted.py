@@ -249,7 +249,7 @@ def test_hdf5_of_other_shapes(copy: Copy) -> None:
         open_store(path)
 
 
-def test_parts_beside_a_sealed_file_are_not_read(copy: Copy) -> None:
+def test_parts_next_to_a_sealed_file_are_not_read(copy: Copy) -> None:
     path = copy("h5")
     before = open_store(path)[0].views[0].hidden["mean"]
     aside = Path(f"{path}.parts")

@@ -130,7 +130,7 @@ def test_square_error(values: Array) -> None:
 
 @law
 @given(matrix)
-def test_hidden_error_is_that_of_the_normalised_value(states: Array) -> None:
+def test_hidden_error_matches_the_normalised_value(states: Array) -> None:
     width = states.shape[1]
     mean, deviation = np.linspace(-3, 3, width, dtype="f"), np.linspace(0.1, 5, width, dtype="f")
     stored = DEFAULT.hidden.encode(states, mean, deviation)
@@ -293,7 +293,7 @@ def test_a_store_in_other_words(
 
 
 @pytest.mark.parametrize("ext", EXT)
-def test_an_unfinished_store_in_other_words_is_gone_on_with(
+def test_an_unfinished_store_with_other_descriptions_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ext: str
 ) -> None:
     features, path = features_of("small"), tmp_path / f"a.{ext}"

@@ -82,7 +82,7 @@ def named(path: Path) -> set[bool]:
     return {bool(node.get("dimension_names")) for node in nodes if node["node_type"] == "array"}
 
 
-def test_a_store_that_was_begun_without_names(
+def test_a_store_that_was_started_without_names(
     tmp_path: Path, of_before: Callable[[], None]
 ) -> None:
     path, features = tmp_path / "a.zarr", replace(features_of(), hidden=("mean",))

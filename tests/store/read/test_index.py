@@ -131,7 +131,7 @@ def test_a_damaged_index_is_reported_and_mended(both: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("ext", ["zarr"])
-def test_parts_that_repair_moves_aside_are_made_again(both: list[Path]) -> None:
+def test_parts_that_repair_quarantines_are_made_again(both: list[Path]) -> None:
     path = both[0]
     before = contents(path)
     flip(path / "parts/4/token/id/c/0", 1, 3)

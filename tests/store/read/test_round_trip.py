@@ -79,7 +79,7 @@ def test_a_notebook_shows_a_store_and_a_record(made: Callable[..., Any]) -> None
     assert shown.count("<tr>") <= 18 and len(shown) < 4000
 
 
-def test_a_store_tells_what_it_holds_and_closes_after_a_block(made: Callable[..., Any]) -> None:
+def test_a_store_describes_what_it_holds_and_closes_after_a_block(made: Callable[..., Any]) -> None:
     path, _ = made("zarr", "default")
     with open_store(path) as fs:
         printed = repr(fs)

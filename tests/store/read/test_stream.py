@@ -378,7 +378,7 @@ NUMBER = st.integers(0, 10**6)
     st.tuples(NUMBER, NUMBER, NUMBER, NUMBER),
     st.lists(NUMBER, min_size=6, max_size=6),
 )
-def test_shapes_of_parts_are_those_of_their_arrays(
+def test_shapes_of_parts_match_their_arrays(
     codec: str, tier: str | None, views: int, sizes: tuple[int, int, int, int], ragged: list[int]
 ) -> None:
     features = features_of(codec, tier, views)

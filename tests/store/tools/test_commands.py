@@ -73,7 +73,7 @@ def test_bytes_of_states_of_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ext", ("zarr", "h5"))
-def test_info_tells_features_and_teacher_apart(tmp_path: Path, ext: str) -> None:
+def test_info_separates_features_and_teacher(tmp_path: Path, ext: str) -> None:
     features = features_of(codec="exact", tier=None)
     sizes = []
     for name, rows in (("small", 8), ("large", 100_000)):
@@ -100,7 +100,7 @@ def bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_info_tells_the_corpus_to_people(tmp_path: Path) -> None:
+def test_info_shows_the_corpus_to_people(tmp_path: Path) -> None:
     novels = {"kind": "file", "name": "novels.txt", "bytes": 12345, "sha256": "ab" * 32}
     wiki = {"kind": "hf", "name": "wiki", "config": None, "split": "train", "revision": "f1"}
     corpus = {
@@ -356,7 +356,7 @@ def test_a_damaged_store_is_not_pushed(hub: Hub, store: Path) -> None:
     assert not hub.repositories[NAME].files()
 
 
-def test_the_card_tells_what_the_store_is(made: Made) -> None:
+def test_the_card_shows_what_the_store_is(made: Made) -> None:
     store = open_store(made("zarr", "default", "classification")[0])
     card = DatasetCard(store_card(store, "user/what", "a.zarr"))
     assert not wrong_in_card({"content": str(card)})

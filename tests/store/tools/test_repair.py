@@ -161,7 +161,7 @@ def test_what_is_made_again_must_be_what_it_was(store: Path) -> None:
     assert made_again(store) == set() and verify(store).problems == []
 
 
-def test_a_part_too_many_is_moved_aside_where_it_would_count(store: Path) -> None:
+def test_an_extra_part_is_quarantined_where_it_would_count(store: Path) -> None:
     before = contents(store)
     shutil.copytree(store / "parts/0", store / "parts/7")
     copied = contents(store)
@@ -286,7 +286,7 @@ def test_the_commands_name_each_other(store: Path) -> None:
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 @pytest.mark.parametrize("also", [False, True], ids=["alone", "and a part"])
-def test_a_damaged_manifest_is_made_anew(store: Path, also: bool) -> None:
+def test_a_damaged_manifest_is_made_again(store: Path, also: bool) -> None:
     """A damaged manifest is rebuilt from the entries that each part and the root store."""
     before = contents(store)
     flip_in(store, "manifest", 100)
@@ -302,7 +302,7 @@ def test_a_damaged_manifest_is_made_anew(store: Path, also: bool) -> None:
 
 
 @pytest.mark.parametrize("place", [b"{", b'"sealed"', b'"teachonce"', b"weights_hash", b"sha256"])
-def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: bytes) -> None:
+def test_damaged_root_attributes_are_restored_from_the_manifest(store: Path, place: bytes) -> None:
     before = contents(store)
     flip(store / "zarr.json", before["a.zarr/zarr.json"].index(place) + len(place) // 2, 1)
     assert repair(store)[0] == PARTS
@@ -315,7 +315,7 @@ def test_damaged_root_attributes_are_those_of_the_manifest(store: Path, place: b
     assert old == new and after == before
 
 
-def test_a_version_that_is_true_is_that_of_the_manifest(store: Path) -> None:
+def test_a_version_that_is_true_is_restored_from_the_manifest(store: Path) -> None:
     """A root version of `true`, which equals 1 in Python, is replaced by the manifest's version."""
     before = json.loads((store / "zarr.json").read_text())
     edit_root(store, version=True)
@@ -580,7 +580,9 @@ def lose_groups(store: Path) -> None:
 
 @pytest.mark.parametrize("store", EXT, indirect=True)
 @pytest.mark.parametrize("lose", [lose_manifest, lose_groups])
-def test_what_the_rest_tells_is_mended_at_once(store: Path, lose: Callable[[Path], None]) -> None:
+def test_what_the_rest_determines_is_repaired_at_once(
+    store: Path, lose: Callable[[Path], None]
+) -> None:
     before = contents(store)
     lose(store)
     done = run("repair", store)

@@ -280,7 +280,7 @@ def test_values_that_no_teacher_gives(copy: Copy, case: Any) -> None:
         assert f"part 1: {inner}" in str(refused.value) and words in str(refused.value)
 
 
-def test_laws_of_wide_rows_are_checked_in_small_slices(
+def test_laws_of_long_rows_are_checked_in_small_slices(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, sizes, find_violation = copy("h5", "exact"), list[int](), value_laws.find_violation

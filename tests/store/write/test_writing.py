@@ -169,7 +169,7 @@ def test_taken_names_are_refused_untouched(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_store_begun_with_an_earlier_form_of_the_codec(tmp_path: Path) -> None:
+def test_a_store_started_with_an_earlier_form_of_the_codec(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     begin(path, dataclasses.replace(features_of("small"), form=1)).close()
     for codec, views in (("small", 2), ("default", 2), ("small", 3)):
@@ -545,7 +545,7 @@ def test_killed_while_sealing(tmp_path: Path, ext: str) -> None:
             if writer.answer() != "done":  # finished at last, before the kill
                 break
             for number in range(killed.PARTS if not states else 0):
-                assert writer.tell(number) == "done"
+                assert writer.request(number) == "done"
             writer.say("seal")
             time.sleep(delay)
             writer.process.kill()

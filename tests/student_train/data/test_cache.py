@@ -289,7 +289,7 @@ def garble(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [shorten, flip, garble, Path.unlink])
 @pytest.mark.parametrize("name", ["ids", "start", "sha256"])
-def test_a_damaged_table_is_made_anew(
+def test_a_damaged_table_is_made_again(
     store: FeatureStore,
     make_tokenizer: Tokenizers,
     cached_tokens: Path,
@@ -355,7 +355,7 @@ def test_several_at_once(
 
 
 @pytest.mark.parametrize("name", ["ids", "begin", "special", "start"])
-def test_a_forged_table_is_made_anew(
+def test_a_forged_table_is_made_again(
     store: FeatureStore, make_tokenizer: Tokenizers, cached_tokens: Path, name: str
 ) -> None:
     """A user who can write the cache can also fit its checksum."""

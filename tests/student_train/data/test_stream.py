@@ -140,7 +140,7 @@ def test_any_number_of_workers_makes_the_same_batches(
         assert compared == 2 * len(blocks) > 10
 
 
-def test_workers_that_start_after_the_cached_tokens_are_gone_say_so(
+def test_workers_that_start_after_the_cached_tokens_are_deleted_report_it(
     store: FeatureStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
     collator = prepared(store, vocab="350", student="16x1x2", loss={"mlm": 1.0})[1]

@@ -311,7 +311,7 @@ def test_runs_stay_within_a_text_of_a_pair(
 
 @settings(max_examples=60)
 @given(pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3))
-def test_types_by_place_are_those_of_a_template_as_berts(
+def test_types_by_place_match_a_template_as_berts(
     make_tokenizer: Tokenizers, pairs: list[tuple[str, str]]
 ) -> None:
     texts = [SEPARATOR.join(pair) for pair in pairs]

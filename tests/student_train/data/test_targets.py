@@ -492,7 +492,7 @@ def test_a_teacher_of_certain_runs_is_learnt_with_any_vocabulary(causal: Path) -
 
 @pytest.mark.parametrize("tier", ["topk:4", "head"])
 @pytest.mark.parametrize("vocab", ["300", "teacher"])
-def test_probabilities_of_runs_are_those_of_transformers(
+def test_probabilities_of_runs_match_transformers(
     tiny_store: Stores, tiny_teacher: Teachers, tier: str, vocab: str
 ) -> None:
     store = tiny_store("gpt2", 8, attention="none", hidden="none", codec="exact", logits=tier)

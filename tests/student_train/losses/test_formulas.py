@@ -64,7 +64,7 @@ def test_slots_that_are_not_valid_change_nothing(seed: int, slots: int) -> None:
 @given(
     seed=st.integers(0, 10_000), pieces=st.integers(2, 12), scale=st.sampled_from([0.1, 3.0, 200.0])
 )
-def test_gradients_of_kept_pieces_and_of_their_rest_are_those_of_the_definition(
+def test_gradients_of_kept_pieces_and_of_their_rest_match_the_definition(
     seed: int, pieces: int, scale: float
 ) -> None:
     vocabulary = np.random.default_rng(seed).integers(-1, pieces, V_TEACHER)
@@ -103,7 +103,7 @@ def _by_definition(logits: Tensor, targets: LogitTargets) -> Tensor:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_kl_is_that_of_the_grouped_distributions(temperature: float) -> None:
+def test_kl_matches_the_grouped_distributions(temperature: float) -> None:
     vocabulary = np.random.default_rng(5).integers(-1, V_STUDENT, V_TEACHER)
     targets, some = fold(*kept_logits(5, 8), vocabulary)
     logits = torch.randn(int(some.sum()), V_STUDENT, generator=torch.Generator().manual_seed(0))
@@ -191,7 +191,7 @@ def test_contrastive_is_the_number_worked_out_by_hand() -> None:
     assert states.contrastive(student, teacher).item() == pytest.approx(want, rel=1e-5)
 
 
-def test_contrastive_tells_512_runs_apart_and_leaves_the_others_out() -> None:
+def test_contrastive_compares_512_runs_and_leaves_the_others_out() -> None:
     student, teacher = torch.randn(2, 514, 4, generator=torch.Generator().manual_seed(0)).unbind()
     some = states.contrastive(student[:512], teacher[:512])
     assert torch.equal(states.contrastive(student, teacher), some)

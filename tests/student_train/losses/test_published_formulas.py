@@ -199,7 +199,7 @@ def targets_of(logprobs: Array, size: int) -> NextTargets:
     )
 
 
-def test_tokens_inside_those_of_the_teacher_count_by_all_tokens() -> None:
+def test_tokens_inside_the_teachers_tokens_count_by_all_tokens() -> None:
     logprobs = torch.tensor([-1.0, -2.0, -4.0, -8.0], requires_grad=True)
     inside = torch.tensor([False, True, False, True])
     found = next_inside(logprobs, inside)

@@ -202,7 +202,7 @@ def test_what_layers_alone_do_not_carry_is_said(
         started(f"layers:2,4@{folder}", "bert:32x2x4")
 
 
-def test_a_student_as_wide_as_the_teacher_has_its_head(
+def test_a_student_with_the_teachers_hidden_size_has_its_head(
     started: Start, store: FeatureStore, tiny_teacher: Teachers
 ) -> None:
     student, said, found = started("layers:2,4", "bert:32x2x4")

@@ -199,7 +199,7 @@ def test_a_pruned_vocabulary_is_the_teachers_most_frequent_pieces(store: Feature
         assert getattr(pruned, f"{name}_token_id") == own[getattr(teacher, f"{name}_token")], name
 
 
-def test_a_token_that_was_added_beside_the_vocabulary_is_kept(
+def test_a_token_that_was_added_to_the_vocabulary_is_retained(
     tiny_teacher: Teachers, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_teacher("bert"))

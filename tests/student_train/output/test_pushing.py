@@ -57,7 +57,7 @@ def test_a_pushed_student_loads_by_its_name(student: Path) -> None:
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(student).get_vocab()
 
 
-def test_what_is_sent_tells_nothing_of_this_machine(hub: Hub, student: Path) -> None:
+def test_what_is_sent_has_nothing_of_this_machine(hub: Hub, student: Path) -> None:
     files = hub.repositories["models/user/mine"].files()
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
     assert not [name for name in files if name.startswith(("tensorboard", "checkpoints", "."))]

@@ -206,9 +206,7 @@ def test_stores_without_what_a_recipe_needs_are_refused(
     says(refused(student_train, *given, *start, *SIZE, "--out", tmp_path / "a"), name, *words)
 
 
-def test_an_option_beside_a_recipe_makes_up_for_what_it_needs(
-    stores: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_option_replaces_what_a_recipe_needs(stores: dict[str, Path], tmp_path: Path) -> None:
     given: Words = ("--store", stores["plain"], "--recipe", "slovakbert-3", *CUT, *SIZE)
     ok(student_train, *given, "--view", 0, "--loss", "mlm=1", "--out", tmp_path / "a")
     given = ("--store", stores["mixed"], "--recipe", "zhao-mixed", "--student", "16x2x2", *SIZE)

@@ -40,7 +40,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", all_recipes())
-def test_every_recipe_of_the_package_can_be_begun(name: str) -> None:
+def test_every_recipe_of_the_package_can_be_started(name: str) -> None:
     recipe = find_recipe(name)
     settings = dict(recipe.options)
     settings["student"] = re.sub("^teacher:(.*)", r"768x\1x12", settings.get("student", "tiny"))
@@ -50,7 +50,7 @@ def test_every_recipe_of_the_package_can_be_begun(name: str) -> None:
     assert len({stage.seed for stage in stages}) == len(stages)
 
 
-def test_the_list_tells_each_recipe_under_its_source() -> None:
+def test_the_list_shows_each_recipe_under_its_source() -> None:
     said = ok(main, "--recipe", "list")
     assert said.strip() == listed() == ok(sweep, "--recipe", "list").strip()
     for name, recipe in all_recipes().items():
@@ -61,7 +61,7 @@ def test_the_list_tells_each_recipe_under_its_source() -> None:
 @pytest.mark.parametrize(
     ("kind", "its"), [("bert", "bert:"), ("distilbert", "bert:"), ("modernbert", "modernbert:")]
 )
-def test_a_student_as_wide_as_its_teacher(kind: str, its: str, tiny_store: Stores) -> None:
+def test_a_student_with_its_teachers_hidden_size(kind: str, its: str, tiny_store: Stores) -> None:
     store = tiny_store(kind, 3, logits=None, text_only=True)
     given = {"store": (str(store),), "recipe": "slovakbert-1"}
     with pytest.raises(UserError, match="has 4 layers; give teacher:4 or less"):  # 6 in the recipe
@@ -131,7 +131,7 @@ def test_recipes_that_are_not_there(own: Path, tmp_path: Path) -> None:
     says(refused(main, "--store", "a.zarr", "--recipe", own), "own.toml: cannot be read")
 
 
-def test_the_guide_shows_a_recipe_that_can_be_begun(tmp_path: Path) -> None:
+def test_the_guide_shows_a_recipe_that_can_be_started(tmp_path: Path) -> None:
     guide = (ROOT / "docs/guide/recipes.md").read_text("utf-8")
     (shown,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     path = tmp_path / "my.toml"

@@ -292,7 +292,7 @@ def test_the_best_weights_are_those_that_stay(store: FeatureStore, tmp_path: Pat
     assert judged["valid_loss"] == pytest.approx(min(losses), rel=1e-5)
 
 
-def test_a_finished_staged_student_tells_its_stages(store: FeatureStore, tmp_path: Path) -> None:
+def test_a_finished_staged_student_shows_its_stages(store: FeatureStore, tmp_path: Path) -> None:
     said: list[str] = []
     options = options_for(store, stages=STAGES, out=tmp_path / "student")
     report = run(options, say=said.append)

@@ -149,7 +149,7 @@ def test_metrics_that_have_lost_lines_are_reported(
     assert len(lines) > 2 and all(line.startswith('{"step"') for line in lines)
 
 
-def test_metrics_that_are_gone(stopped: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_missing_metrics(stopped: Callable[[], list[str]], tmp_path: Path) -> None:
     (tmp_path / METRICS).unlink()
     assert any("lacks lines" in line for line in stopped())
 
@@ -296,7 +296,7 @@ GIVEN = "settings: optimizer was {} and is {}; give the earlier settings"
 optimizer_options = partial(support.options_for, steps=4, loss=LOSS, optimizer="lamb", lr=1e-2)
 
 
-def test_steps_are_those_of_the_paper() -> None:
+def test_steps_match_the_paper() -> None:
     torch.manual_seed(3)
     short, long, frozen = nn.Linear(3, 4), nn.Linear(8, 6), nn.Linear(3, 3)
     model = nn.ModuleDict({"a": short, "long": long, "frozen": frozen, "n": nn.LayerNorm(4)})
@@ -308,7 +308,7 @@ def test_steps_are_those_of_the_paper() -> None:
     check_steps(made, model, BETAS, 0.3)
 
 
-def test_steps_of_adadelta_are_those_of_the_paper() -> None:
+def test_steps_of_adadelta_match_the_paper() -> None:
     """Zeiler 2012, algorithm 1: averages of squared gradients and of squared steps."""
     weight = nn.Parameter(torch.tensor([[3.0]]))
     made = optimizer_of(nn.ParameterList([weight]), "adadelta", lr=1.0, weight_decay=0.0,
@@ -380,7 +380,7 @@ def test_a_training_goes_on_with_its_own_optimizer(store: FeatureStore, tmp_path
         check_same_training(tmp_path, started(), resume=True)
 
 
-def test_without_the_package_nothing_is_begun(
+def test_without_the_package_nothing_is_started(
     store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)

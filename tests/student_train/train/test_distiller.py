@@ -408,7 +408,7 @@ def test_a_logit_for_each_piece_is_prepared_for_few_batches(
     assert seen == [number]
 
 
-def test_the_card_tells_what_a_store_of_kept_logits_lacks(
+def test_the_card_shows_what_a_store_of_kept_logits_lacks(
     store: FeatureStore, head: FeatureStore, tmp_path: Path
 ) -> None:
     loss: Words = (*SMALL, "--steps", "2", "--loss", "mlm=1,kl-shared=1", "--align", "match")

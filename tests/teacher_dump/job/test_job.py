@@ -291,7 +291,7 @@ def test_other_arguments_are_refused_before_the_calibration(
     assert not any(line.startswith("calibrate") for line in lines)
 
 
-def begun_by(out: Path, changed: Callable[[dict[str, Any]], object]) -> None:
+def started_by(out: Path, changed: Callable[[dict[str, Any]], object]) -> None:
     """Change the root attributes of an unfinished store to what another release would write."""
     path = out / "zarr.json"
     node = json.loads(path.read_text())
@@ -313,7 +313,7 @@ def test_another_release_of_transformers_goes_on(stopped: Any) -> None:
         attributes["identity"]["teacher"]["config_hash"] = digest
         attributes["software"]["transformers"] = "5.0.0"
 
-    begun_by(options.out, older)
+    started_by(options.out, older)
     done = dump(options, said.append)
     assert done.resumed_parts == done.parts - 1 and verify(options.out).problems == []
     (line,) = (line for line in said if line.startswith("versions  "))
@@ -333,16 +333,16 @@ def test_other_forms_of_the_hashes_go_on(stopped: Any) -> None:
         attributes["identity"]["teacher"]["config_hash"] = digest
         attributes["identity"]["tokenizer_hash"] = "12" * 32
 
-    begun_by(options.out, older)
+    started_by(options.out, older)
     with pytest.raises(UserError, match="the model's tokenizer is '121212"):
         dump(options)
-    begun_by(options.out, lambda found: found["software"].update(tokenizers="0.20.0"))
+    started_by(options.out, lambda found: found["software"].update(tokenizers="0.20.0"))
     assert dump(options).resumed_parts
 
 
 def test_other_numbers_of_another_release_are_refused(stopped: Any, tiny_teacher: Teachers) -> None:
     options = stopped("zarr")
-    begun_by(options.out, lambda found: found["software"].update(torch="2.0.0"))
+    started_by(options.out, lambda found: found["software"].update(torch="2.0.0"))
     model = copied(tiny_teacher("bert"), options.out.parent / "other")
     weights = load_file(model / "model.safetensors")
     weights["bert.encoder.layer.3.output.LayerNorm.bias"] += 0.1
@@ -360,7 +360,7 @@ def test_another_config_is_reported_by_its_fields(stopped: Any, tmp_path: Path) 
     model = copied(Path(options.model), tmp_path / "model")
     changed(model, "config.json", layer_norm_eps=0.5)
     moved = {"id": model.name}
-    begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
+    started_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
     with pytest.raises(UserError, match="layer_norm_eps is 1e-12 in the store and 0.5 now"):
         dump(dataclasses.replace(options, model=str(model)))
 
@@ -370,7 +370,7 @@ def test_fields_that_change_no_number_go_on(stopped: Any, tmp_path: Path) -> Non
     model = copied(Path(options.model), tmp_path / "model")
     changed(model, "config.json", hidden_dropout_prob=0.3, use_cache=False, initializer_range=0.5)
     moved = {"id": str(model)}
-    begun_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
+    started_by(options.out, lambda found: found["identity"]["teacher"].update(moved))
     lose(options.out, 2)
     done = dump(dataclasses.replace(options, model=str(model)))
     assert done.resumed_parts == done.parts - 1 and verify(options.out).problems == []
@@ -412,7 +412,7 @@ LINE = re.compile(r"part (\d+) .* tokens so far, about (\d+)% of all, [\d:]+ lef
 
 
 @pytest.mark.parametrize("changes", [{}, {"stride": 8, "max_length": 24}, {"limit": 3000}])
-def test_every_part_tells_its_share_and_the_time_left(
+def test_every_part_shows_its_share_and_the_time_left(
     tmp_path: Path, tiny_teacher: Teachers, changes: dict[str, int]
 ) -> None:
     corpus, said = write_corpus(tmp_path / "corpus.txt", 200), list[str]()
@@ -440,7 +440,7 @@ def test_what_is_new_of_a_grown_corpus_is_the_whole(tmp_path: Path, tiny_teacher
     check_shares(said)
 
 
-def test_a_long_part_tells_how_far_it_is(
+def test_a_long_part_prints_its_progress(
     tmp_path: Path, tiny_teacher: Teachers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("teachonce.teacher_dump.job.progress.EVERY", 0.0)

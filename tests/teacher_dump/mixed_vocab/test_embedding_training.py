@@ -75,9 +75,7 @@ def test_each_word_is_segmented_by_exactly_one_vocabulary(
     assert abs(by_student / own - 0.5) < 0.03
 
 
-def test_pieces_are_those_of_their_tokenizers_in_order(
-    make_tokenizer: Tokenizers, small: Any
-) -> None:
+def test_pieces_match_their_tokenizers_in_order(make_tokenizer: Tokenizers, small: Any) -> None:
     text = ENGLISH[0]
     big = make_tokenizer("wordpiece")
     for share, tokenizer in ((0.0, big), (1.0, small)):

@@ -81,7 +81,7 @@ def test_other_options_other_embeddings(trained: Any, tmp_path: Path) -> None:
     assert "mixed_vocab" in line
 
 
-def test_a_kill_while_the_text_is_written_trains_nothing_anew(
+def test_a_kill_while_the_text_is_written_trains_nothing_again(
     trained: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     path, _, words = trained
@@ -245,9 +245,7 @@ def test_a_plain_store_has_none_and_merges_behind_one_that_has(
     )
 
 
-def test_verify_tells_embeddings_that_are_not_those_of_the_tokenizer(
-    trained: Any, tmp_path: Path
-) -> None:
+def test_verify_reports_embeddings_of_another_tokenizer(trained: Any, tmp_path: Path) -> None:
     store = open_store(trained[0])
     good = MixedVocab.of(store)
     backend = train_wordpiece(ENGLISH, 180, None)

@@ -45,9 +45,7 @@ def tokens(teacher: Teacher, count: int = 5) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("kind", TEACHER_KINDS)
-def test_averages_maps_and_logits_are_those_of_transformers(
-    tiny_teacher: Teachers, kind: str
-) -> None:
+def test_averages_maps_and_logits_match_transformers(tiny_teacher: Teachers, kind: str) -> None:
     folder = tiny_teacher(kind)
     teacher = load_teacher(
         str(folder), hidden="mean,mean:0,groups:2,layer:0,layer:4", attention="mean,groups:2"
@@ -105,7 +103,7 @@ def test_a_checkpoint_without_a_head_is_refused_not_given_a_random_one(
     assert load_teacher(str(tmp_path), head="auto").decoder is None
 
 
-def test_draws_are_those_of_numpy() -> None:
+def test_draws_match_numpy() -> None:
     key, shape = DrawKey(7, 1, 2**40), (5, 3)
     drawn = np.random.default_rng([*key, 1]).random(shape)
     np.testing.assert_array_equal(_uniform(key, shape), drawn)
@@ -195,7 +193,7 @@ def test_layers_that_pad_what_they_read(sparse_teacher: Teachers, head: str) -> 
         torch.testing.assert_close(logits, want.logits[0].reshape(logits.shape), **close)
 
 
-def test_layers_that_are_not_those_of_the_text_are_refused(sparse_teacher: Teachers) -> None:
+def test_layers_of_other_lengths_than_the_text_are_refused(sparse_teacher: Teachers) -> None:
     def refusal(family: str, head: str, hidden: str, attention: str, **fields: Any) -> str:
         folder = sparse_teacher(family, head, **fields)
         with pytest.raises(UserError) as error:

@@ -325,7 +325,7 @@ def test_labels_of_texts_for_a_tagger_and_the_other_way_round() -> None:
         texts.check({}, {}, {"O": "a", "B-PER": "b"})
 
 
-def test_classes_of_a_data_set_are_those_of_the_teacher(
+def test_classes_of_a_data_set_match_the_teachers(
     tmp_path: Path, make_tokenizer: Tokenizers
 ) -> None:
     """Classes of a data set are mapped by name to the teacher's labels in another order."""
