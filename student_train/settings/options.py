@@ -301,8 +301,11 @@ class TrainOptions(OptionFields):
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Describes batches by the options of their stage, and the terms of their loss in the order of
-    the registry. A balanced stage has a plan for each kind of text, `data`."""
+    """Holds what determines the batches of a stage.
+
+    options: of the stage. A balanced stage has two plans: `data` is "labelled" or "unlabelled".
+    terms: of the loss, in the order of the registry.
+    """
 
     options: TrainOptions
     terms: tuple[Term, ...]
