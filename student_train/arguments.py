@@ -156,7 +156,7 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
         sizes = Sizes.of_config({**config, **overrides}, str(store.path))
         # Key-value heads that config.json lacks are not written: the shape is part of the name of
         # the default folder.
-        grouped = kind != "gpt2" and bool(config.get("num_key_value_heads"))
+        grouped = bool(config.get("num_key_value_heads"))
         shape = sizes.shape(kind, int(number), grouped)
     else:
         shape = f"{kind}:{store.features.width}x{number}x{heads}"

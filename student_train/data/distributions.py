@@ -16,7 +16,6 @@ from teachonce.store import Batch, Logits, LogitsSpec
 from teachonce.student_train.data.batch import Runs
 from teachonce.student_train.data.next_tokens import (
     chunk_targets,
-    head_targets,
     next_pieces,
     observed_logprobs,
     predicting_tokens,
@@ -137,7 +136,9 @@ class Distributions:
         following = torch.from_numpy(np.asarray(student.ids[positions + 1], np.int64))
         runs = Runs.of(np.stack([positions, positions + 1], axis=1))
         if self.whole is not None:
-            return runs, None, head_targets(batch.logits, rows, following, self.whole)
+            inputs = (batch.logits.values, batch.logits.log_partition)
+            values, partition = (torch.from_numpy(np.array(x[rows], np.float32)) for x in inputs)
+            return runs, None, HeadTargets(values, partition, following, self.whole)
         return runs, NextTargets(**vars(targets), following=following), None
 
     def of_runs(

@@ -19,7 +19,7 @@ from teachonce.align.byte_edges import NO_EDGE, PieceBytes, TextBytes, token_end
 from teachonce.align.vocabulary import Marks, character_of_byte
 from teachonce.store import Logits, LogitsSpec
 from teachonce.student_train.data.student_tokens import IGNORED, MaskedTokens
-from teachonce.student_train.losses.next_token import ChunkTargets, HeadTargets, TeacherHead
+from teachonce.student_train.losses.next_token import ChunkTargets, TeacherHead
 from teachonce.support.arrays import Array, Floats, begins, covering_spans_of_texts, ranges, starts
 
 
@@ -172,13 +172,6 @@ def whole_head(
     # Rows behind the vocabulary are padding, without probability.
     weight, bias = (torch.from_numpy(part[:size]) for part in head)
     return TeacherHead(weight, bias, spec)
-
-
-def head_targets(logits: Logits, rows: Array, following: Tensor, head: TeacherHead) -> HeadTargets:
-    """Take the inputs of the teacher's head at its tokens `rows` [G]."""
-    columns = (np.array(array[rows], np.float32) for array in (logits.values, logits.log_partition))
-    values, partition = map(torch.from_numpy, columns)
-    return HeadTargets(values, partition, following, head)
 
 
 def last_tokens(alignment: Alignment) -> Alignment:

@@ -152,15 +152,6 @@ class OwnTemplate:
         rewritten = store.features.messages and has_own_template(tokenizer, store)
         return cls(tokenizer, store) if rewritten else None
 
-    def refusal(self) -> str:
-        """Return why the template cannot write a chat of the store; "" if it writes all."""
-        try:
-            for _ in self.texts():
-                pass
-        except UserError as error:
-            return str(error)
-        return ""
-
     def texts(self) -> Iterator[str]:
         """Yield the texts of the store as the student reads them."""
         return (self.write(Chat.of(record)).text for record in self._store)

@@ -144,7 +144,6 @@ class Masker:
         self.ordinary = np.array([i for i in range(vocabulary) if i not in special_ids])
 
     def dynamic(self, tokens: Tokens, key: tuple[int, ...]) -> MaskedTokens:
-        """Mask single tokens, drawn from `key`."""
         rng = np.random.default_rng(key)
         order = rng.random(len(tokens.ids))
         if self.weights is None:

@@ -276,7 +276,6 @@ class Term:
 
     @property
     def name(self) -> str:
-        """Return the name that `--loss` gives."""
         return self.loss.name
 
     @cached_property

@@ -61,7 +61,6 @@ class WholeTargets(NextTargets):
     """
 
     def predictions(self, logits: Tensor) -> Predictions:
-        """Compute the student's log-probabilities from its logits [G,V]."""
         if logits.shape[1] != self.logprobs.shape[1]:
             return super().predictions(logits)
         logprobs = functional.log_softmax(logits.float(), dim=1)
@@ -74,7 +73,6 @@ class WholeTargets(NextTargets):
         return self.logprobs
 
     def tail(self, student: Predictions) -> Tensor:
-        """Return 0."""
         return student.following.new_zeros(())
 
 

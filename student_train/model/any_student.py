@@ -48,7 +48,6 @@ class OwnStudent(Protocol):
 
 
 def has_attention(student: PreTrainedModel) -> bool:
-    """Return whether a student has attention maps."""
     return bool(getattr(student.config, "num_attention_heads", 0))
 
 
@@ -126,19 +125,6 @@ def own_projection(student: Any) -> nn.Module | None:
     """Return the projection between a student's states and its heads, without its GELU; None if the
     heads read the states directly."""
     return getattr(student, "projection", None) if isinstance(student, PreTrainedModel) else None
-
-
-def dropped_states(student: Any, states: Tensor) -> Tensor:
-    """Apply the dropout of a BiLSTM's heads to states [G,D] that are compared with the teacher's
-    (Mukherjee & Awadallah 2019, section 6: after every layer). Other kinds have none."""
-    if not isinstance(student, PreTrainedModel):
-        return states
-    return kind_of(student).drop(student, states)
-
-
-def lm_logits(student: PreTrainedModel, states: Tensor) -> Tensor:
-    """Apply the LM head to flat last states [M,D]: logits [M,V]."""
-    return kind_of(student).lm(student, states)
 
 
 def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) -> Tensor:
@@ -313,7 +299,13 @@ def bytes_of_text(student: Any, length: int) -> int:
 
 def _run(student: Any, inputs: Inputs, maps: bool) -> Outputs:
     if not isinstance(student, PreTrainedModel):
-        return _run_own(student, inputs, maps)
+        if maps:
+            raise UserError(
+                f"{type(student).__name__}: your own module has no attention maps; choose other"
+                " losses"
+            )
+        states = student.states(inputs.ids, inputs.present)
+        return Outputs([state[inputs.present] for state in states], [], inputs.present)
     types = inputs.types if reads_types(student) else None
     output = student.base_model(
         input_ids=inputs.ids,
@@ -327,12 +319,3 @@ def _run(student: Any, inputs: Inputs, maps: bool) -> Outputs:
     states = [state[inputs.present] for state in output.hidden_states]
     averaged = [m.mean(dim=1) for m in output.attentions] if maps else []
     return Outputs(states, averaged, inputs.present)
-
-
-def _run_own(student: Any, inputs: Inputs, maps: bool) -> Outputs:
-    if maps:
-        raise UserError(
-            f"{type(student).__name__}: your own module has no attention maps; choose other losses"
-        )
-    states = student.states(inputs.ids, inputs.present)
-    return Outputs([state[inputs.present] for state in states], [], inputs.present)

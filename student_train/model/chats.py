@@ -61,8 +61,11 @@ def _refusal(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
         if not store.features.messages:
             return f"{store.path} has no spans of messages; dump it again with --messages"
         template = OwnTemplate.of(tokenizer, store)
-        if template and (reason := template.refusal()):
-            return f"the tokenizer's template does not write the chats of {store.path} ({reason})"
+        try:
+            for _ in template.texts() if template else ():
+                pass
+        except UserError as error:
+            return f"the tokenizer's template does not write the chats of {store.path} ({error})"
     return ""
 
 

@@ -100,6 +100,7 @@ class Sizes:
         grouped: whether it names the key-value heads if nothing follows them.
         """
         size = f"{kind}:{self.width}x{layers}x{self.heads}x{self.units}"
+        grouped = grouped and kind != "gpt2"  # whose heads all have keys and values
         size += f"x{self.groups}" if grouped or not self.fill_width else ""
         return size if self.fill_width else f"{size}x{self.head_size}"
 
@@ -170,7 +171,7 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
         )
     sizes, layers = Sizes.of_config(config, folder), layers_of(config) or 0
     _check_layers(config, folder, option)
-    shape = sizes.shape(kind, layers, grouped=kind != "gpt2")
+    shape = sizes.shape(kind, layers, grouped=True)
     try:
         parse_student(shape, f"{option}, whose config.json has ")
     except UserError as error:  # its advice is for a shape that is typed

@@ -85,7 +85,7 @@ class ModelKind:
     classify: from the result of `pooled` to the input of a classifier's last linear layer,
         `classifier`.
     drop: applies the dropout of the kind to states [M,D] before they are compared with the
-        teacher's.
+        teacher's (Mukherjee & Awadallah 2019, section 6: after every layer).
     parts: the parameters that can be copied from a teacher of that kind; None if none can. Decoders
         are cut out instead (`decoder_cut.PARTS`).
     """

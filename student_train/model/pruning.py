@@ -141,7 +141,6 @@ def pieces_of(model: Settings) -> dict[int, str]:
 
 
 def unknown_piece(model: Settings) -> str | None:
-    """Return the piece for unknown text, or None."""
     if model["type"] != "Unigram":
         piece: str | None = model.get("unk_token")
         return piece

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -191,7 +190,3 @@ def add_earlier_environments(
         report["environments"] = earlier + now
     else:
         report["environments"] = earlier
-
-
-def tokenizer_hash(tokenizer: Any) -> str:
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -32,7 +33,6 @@ from teachonce.student_train.output.report import (
     SETTINGS,
     add_earlier_environments,
     check_same_training,
-    tokenizer_hash,
     trained_on_chats,
 )
 from teachonce.student_train.plan.checks import check_memory, checked_plan
@@ -137,7 +137,8 @@ def train_student(
                 say("start     makes the vocabulary and the initial weights")
             student, collator, report["start"] = prepared or prepare_plan(plan)
             tokenizer = collator.student_tokenizer
-            report["tokenizer"] = tokenizer_hash(tokenizer)
+            content = tokenizer.backend_tokenizer.to_str().encode()
+            report["tokenizer"] = hashlib.sha256(content).hexdigest()
             if plan.options.shape.causal:
                 report["chats"] = _answers_chats(plan, tokenizer)
             retained = _pieces_after_pruning(plan, collator, say)

@@ -24,14 +24,6 @@ def vector_settings(store: FeatureStore) -> SentenceSettings:
     return settings_from(store.teacher_settings(SETTINGS), str(store.path))
 
 
-def similarity_of(stores: Sequence[FeatureStore]) -> str:
-    """Return the similarity of the teachers, or `cosine` if they differ. `cosine` is also the
-    default of sentence-transformers."""
-    of_vectors = [store for store in stores if store.features.embedding]
-    names = {vector_settings(store).similarity or "cosine" for store in of_vectors}
-    return names.pop() if len(names) == 1 else "cosine"
-
-
 def inherited_settings(stores: Sequence[FeatureStore]) -> dict[str, Any]:
     """Return settings that the student inherits from its teachers: prompts by name, the default
     prompt, and the similarity. A name for which teachers have different prompts is left out.
@@ -47,7 +39,11 @@ def inherited_settings(stores: Sequence[FeatureStore]) -> dict[str, Any]:
     # Two teachers with different texts for one name: whichever the student took, one of them did
     # not read it.
     prompts = {name: texts.pop() for name, texts in named.items() if len(texts) == 1}
-    settings: dict[str, Any] = {"prompts": prompts, "similarity": similarity_of(stores)}
+    of_vectors = [store for store in stores if store.features.embedding]
+    similarities = {vector_settings(store).similarity or "cosine" for store in of_vectors}
+    # Teachers that differ: the default of sentence-transformers.
+    similarity = similarities.pop() if len(similarities) == 1 else "cosine"
+    settings: dict[str, Any] = {"prompts": prompts, "similarity": similarity}
     if len(read) != 1 or not (text := read.pop()):
         return settings
     names = [name for name, prompt in prompts.items() if prompt == text]

@@ -139,7 +139,7 @@ class OptionFields:
         " One alignment per loss: kl=match,hidden=reduce.",
         default_text=terms.DEFAULT_ALIGNMENT,
         words=tuple(terms.ALIGNMENTS),
-        check=terms.check_alignments,
+        check=terms.parse_alignments,
     )
     pool: str | None = option(
         None,

@@ -192,8 +192,3 @@ def parse_alignments(words: str | None) -> LossAlignments:
             " and others as LOSS=ALIGNMENT, such as kl=match"
         )
     return LossAlignments(bare[0] if bare else "", by_loss)
-
-
-def check_alignments(words: Any) -> None:
-    """Check the value of `--align`, as `parse_alignments` does."""
-    parse_alignments(str(words))

@@ -108,7 +108,6 @@ def overridden(space: Space, given: Mapping[str, Sequence[Any]]) -> Space:
 
 
 def option_of(dimension: str) -> str:
-    """Return the option of a dimension."""
     return dimension.partition(".")[0]
 
 

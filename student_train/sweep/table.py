@@ -101,7 +101,6 @@ def show(lines: list[list[str]]) -> None:
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """Return a table in Markdown."""
     head, *rows = lines
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
@@ -141,7 +140,6 @@ class StudentTable(list[Row]):
         return table(self, ["folder", *self.varied])
 
     def __repr__(self) -> str:
-        """Return the table in Markdown."""
         return markdown(self._lines())
 
     def _repr_html_(self) -> str:

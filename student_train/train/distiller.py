@@ -20,7 +20,7 @@ from teachonce.student_train.losses.loss import Loss, Term
 from teachonce.student_train.model.any_student import (
     Outputs,
     head_of,
-    lm_logits,
+    kind_of,
     own_projection,
     pooled_tokens,
     shared_pass,
@@ -221,7 +221,7 @@ class Distiller(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return LM-head logits [M,V] of flat states [M,D]."""
-        return lm_logits(self.student, states)
+        return kind_of(self.student).lm(self.student, states)
 
     def encode(self, inputs: Inputs, maps: bool = False) -> Outputs:
         """Run the student forward, as `shared_pass` does."""

@@ -263,7 +263,6 @@ class _Sums:
             self.answers.append(_Answers.of(logits, targets))
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of `evaluate`."""
         counted = [term for term in self.terms if self.counts.get(term.name)]
         means = {term.name: self.sums[term.name] / self.counts[term.name] for term in counted}
         result = {f"valid_{name}": value for name, value in means.items()}

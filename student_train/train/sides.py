@@ -15,7 +15,7 @@ from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.any_student import (
     Outputs,
     class_logits,
-    dropped_states,
+    kind_of,
     sentence_states,
     tag_logits,
 )
@@ -180,7 +180,7 @@ class _AlignedSides:
                 outputs = self._outputs
                 pooled = sentence_states(distiller.student, outputs.last, outputs.present)
             self.compared[f"{loss.name} {name}"] = pooled
-            pooled = dropped_states(distiller.student, pooled)
+            pooled = kind_of(distiller.student).drop(distiller.student, pooled)
             arguments.append((distiller.projected(loss, name, pooled), target))
         return arguments
 

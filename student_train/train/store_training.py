@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
 from itertools import chain
 
 import torch
@@ -100,7 +99,7 @@ class StoreTraining:
         first: number of the first batch. every: yield every `every`-th batch.
         """
         streams = [self._batches(batch, first, every) for batch in self.stage.batches]
-        return streams[0] if len(streams) == 1 else _in_turn(streams)
+        return streams[0] if len(streams) == 1 else _joined(streams, list)
 
     def _batches(self, batch: BatchPlan, first: int, every: int) -> Generator[StudentBatch]:
         streams = [
@@ -120,14 +119,9 @@ class StoreTraining:
             )
             for store, collator in self._read
         ]
-        return streams[0] if len(streams) == 1 else self._combined_streams(streams)
-
-    def _combined_streams(
-        self, streams: Sequence[Generator[StudentBatch]]
-    ) -> Generator[StudentBatch]:
-        with closing(_together(streams)) as together:
-            for batches in together:
-                yield self._combined(batches)
+        if len(streams) == 1:
+            return streams[0]
+        return _joined(streams, lambda batches: [self._combined(batches)])
 
     def _combined(self, batches: Sequence[StudentBatch]) -> StudentBatch:
         return combine_teachers(
@@ -145,18 +139,14 @@ class StoreTraining:
         return evaluate_batches(self.distiller, batches, plan)
 
 
-def _in_turn(streams: Sequence[Generator[StudentBatch]]) -> Generator[StudentBatch]:
-    with closing(_together(streams)) as together:
-        for batches in together:
-            yield from batches
-
-
-def _together(
+def _joined(
     streams: Sequence[Generator[StudentBatch]],
-) -> Generator[tuple[StudentBatch, ...]]:
-    """Yield one batch of each stream at a time; close the streams at the end."""
+    join: Callable[[tuple[StudentBatch, ...]], list[StudentBatch]],
+) -> Generator[StudentBatch]:
+    """Yield what `join` makes of a batch of each stream; close the streams at the end."""
     try:
-        yield from zip(*streams, strict=True)
+        for batches in zip(*streams, strict=True):
+            yield from join(batches)
     # Each stream has a thread or processes of its own, which end when it is closed.
     finally:
         for stream in streams:

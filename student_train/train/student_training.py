@@ -37,8 +37,8 @@ from teachonce.student_train.train.training_log import (
     METRICS,
     TrainingLog,
     cut_metrics,
-    synced_metrics,
 )
+from teachonce.support import files
 from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
 from teachonce.support.redaction import redacted
@@ -436,7 +436,7 @@ class _StudentTraining(Training):
             return
         # Synced before the checkpoint, which stores how many of these bytes are valid: a resumed
         # training cuts the file to them.
-        metrics = synced_metrics(self.out)
+        files.sync(self.out / METRICS)
         state = {
             **self.state(),
             "settings": self.settings,
@@ -448,7 +448,7 @@ class _StudentTraining(Training):
             "schedule": vars(self.schedule),
             "tokens": self.tokens,
             "seconds": self.seconds(),
-            "metrics": metrics,
+            "metrics": (self.out / METRICS).stat().st_size,
         }
         save_checkpoint(self.out / CHECKPOINTS, self.step, state)
         self.saved = time.perf_counter()

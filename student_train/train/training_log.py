@@ -64,12 +64,6 @@ class TrainingLog:
         self._trackers.close(finished)
 
 
-def synced_metrics(folder: Path) -> int:
-    """Sync metrics.jsonl to the disk, for a checkpoint. Returns its bytes."""
-    files.sync(folder / METRICS)
-    return (folder / METRICS).stat().st_size
-
-
 def cut_metrics(folder: Path, written: int) -> bool:
     """Cut metrics.jsonl to `written` bytes, its length at a checkpoint: later lines are written
     again.

@@ -38,7 +38,7 @@ from teachonce.student_train.model.any_student import (
     forward_pass,
     has_attention,
     head_of,
-    lm_logits,
+    kind_of,
     sentence_states,
     tag_logits,
 )
@@ -137,7 +137,7 @@ def test_logits_of_flat_states_are_the_models_own(
     kind: str, student: Callable[..., PreTrainedModel], make_tokenizer: Tokenizers
 ) -> None:
     tokenizer = make_tokenizer("wordpiece")
-    for task, logits in ((None, lm_logits), ("tagging", tag_logits)):
+    for task, logits in ((None, KINDS[kind].lm), ("tagging", tag_logits)):
         model = student(kind, task)
         states, present, own = read(model, tokenizer)
         torch.testing.assert_close(logits(model, states), own[present])
@@ -288,7 +288,7 @@ def test_the_head_of_any_masked_lm_gives_its_logits(kind: str) -> None:
     with torch.no_grad():
         states = student.base_model(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
         expected = student(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        found = lm_logits(student, states.flatten(0, 1))
+        found = kind_of(student).lm(student, states.flatten(0, 1))
     torch.testing.assert_close(found, expected.flatten(0, 1), rtol=1e-5, atol=1e-6)
     assert head_of(student) == "mlm"
 
