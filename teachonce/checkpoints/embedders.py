@@ -118,7 +118,6 @@ class Embedder:
         return _finite(vectors, self.name)
 
     def parameters(self) -> int:
-        """Count the parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 

@@ -84,11 +84,6 @@ class ResolvedModel:
         return Path(path).parent if isinstance(path, str) else Path(self.path_or_id)
 
 
-def features_of_alias(name: str) -> tuple[str, str] | None:
-    """Return the default head and hidden states of an alias; None for other names."""
-    return ALIASES[name].features if name in ALIASES else None
-
-
 def corpus_of(name: str) -> str | None:
     """Return the default corpus of an alias; None if it has none, and for other names."""
     return ALIASES[name].corpus if name in ALIASES else None

@@ -22,13 +22,12 @@ def _from_option(name: str, default: Any = None) -> Any:
 def check_new_folder(out: Path, resumable: bool = True) -> None:
     """Raise UserError if `out` exists, unless it is a folder that is empty, or has only temporary
     files of a process that was killed."""
-    if files.is_taken(out) and (not out.is_dir() or any(map(_is_finished, out.iterdir()))):
+    taken = files.is_taken(out)
+    if taken and out.is_dir():
+        taken = not all(path.name.startswith(files.UNFINISHED) for path in out.iterdir())
+    if taken:
         remedy = ", or continue with --resume" if resumable else ""
         raise UserError(f"--out {out}: exists already; choose another{remedy}")
-
-
-def _is_finished(path: Path) -> bool:
-    return not path.name.startswith(files.UNFINISHED)
 
 
 def seeds_from(first: int, count: int) -> range:

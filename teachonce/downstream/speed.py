@@ -288,7 +288,6 @@ def peak_memory(subject: MeasuredModel, inputs: Sequence[torch.Tensor], device: 
 
 
 def processor() -> str:
-    """Return the name of the processor."""
     if Path("/proc/cpuinfo").exists():
         named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         if named:

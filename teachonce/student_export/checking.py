@@ -17,7 +17,7 @@ from teachonce.downstream.lm.windows import read_documents, start_token
 from teachonce.downstream.options import COLUMN, DownstreamOptions
 from teachonce.downstream.tasks.classify import Classify
 from teachonce.downstream.tasks.pair import PairScore
-from teachonce.downstream.tasks.sts import SentenceSimilarity
+from teachonce.downstream.tasks.sts import SentenceSimilarity, cosines_of_rows
 from teachonce.downstream.tasks.tagging import Entities, PartsOfSpeech
 from teachonce.downstream.text_lines import read_lines
 from teachonce.student_export.formats import Runner
@@ -151,18 +151,12 @@ def _agreement_check(student: LoadedStudent, texts: Sequence[str], where: str) -
 def _agreements(kind: str, expected: Array, outputs: Array, present: Array) -> Floats:
     """Compute the agreement for each text, or for each token that is `present`: float64 [N]."""
     if kind == "embedding":
-        return _cosines(expected, outputs)
+        return cosines_of_rows(expected, outputs)
     if kind == "several labels":
         # A logit above 0 is a share above one half.
         return np.asarray(((expected > 0) == (outputs > 0)).mean(axis=-1), np.float64)
     same = expected.argmax(-1) == outputs.argmax(-1)
     return np.asarray(same if same.ndim == 1 else same[present], np.float64)
-
-
-def _cosines(first: Array, second: Array) -> Floats:
-    """Return the cosines of rows, float64 [N]; 0 for a vector of zeros."""
-    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    return np.asarray((first * second).sum(1) / np.maximum(lengths, 1e-12), np.float64)
 
 
 def _correlation(expected: Array, outputs: Array) -> float:
@@ -197,7 +191,7 @@ def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) 
         def score(run: Runner) -> float:
             sides = ([getattr(e, name) for e in examples] for name in ("text_a", "text_b"))
             vectors = [np.concatenate([*map(run, _batches(student, texts))]) for texts in sides]
-            return float(task.score(examples, (), _cosines(*vectors))[task.primary])
+            return float(task.score(examples, (), cosines_of_rows(*vectors))[task.primary])
 
     else:
         rows = task.encode(student.tokenizer, examples, min(task.max_length, student.max_length))

@@ -35,7 +35,6 @@ class OneLineGroup(OneLineCommand, click.Group):
     """Prints the usage errors of a group of commands in one line, and gives all --version."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command to the group."""
         super().add_command(version_option(cmd), name)
 
     def resolve_command(

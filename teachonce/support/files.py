@@ -40,7 +40,6 @@ def check_utf8(path: str | os.PathLike[str]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Sync a file or folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -49,7 +48,6 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Sync every file and folder of a tree."""
     from concurrent.futures import ThreadPoolExecutor  # imported late: it would slow --help
 
     paths = [folder, *folder.rglob("*")]

@@ -150,7 +150,6 @@ class Lease:
 
 
 def lease_path(store: Path) -> Path:
-    """Return the path of the lease of a store."""
     # Resolved, so that two paths to one store have the same lease.
     return (path := store.resolve()).parent / f".{path.name}.lease"
 

@@ -77,7 +77,6 @@ INNER_SHARE = Range("a share between 0 and 1", low=0, high=1, open_low=True, ope
 
 
 def at_least(least: int) -> Range:
-    """Return the range of numbers from `least` on."""
     return Range(f"at least {least}", low=least)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -47,6 +47,8 @@ WEIGHT_DECAY = 0.01
 BETAS = (0.9, 0.999)
 SMALL_WIDTH = 384
 DAMAGED = "; its weights are damaged, train it again"
+Outputs = tuple[str, Sequence[dict[str, Any]], Any]
+"""The name of a split, the rows of its examples, and what is predicted for them."""
 UNSAVED = "fine-tuning saves nothing before its end; the same command starts from the beginning"
 
 
@@ -130,29 +132,26 @@ def score_as_is(
         say(line)
     settings = {"as_is": True, "max_length": max_length}
     say_uncomputable(task, files, splits, say)
-    if predicted := task.predict_own(model, splits, max_length):
+    if own := task.predict_own(model, splits, max_length):
         for line in ("as is, with the modules of its folder", *task.take_notes()):
             say(line)
-        scores, answers = {}, set[Any]()
-        for name, predictions in predicted.items():
-            scores[name] = _score(task, splits[name], (), predictions, DAMAGED)
-            answers |= {*task.predicted(splits[name], (), predictions)}
+        outputs: Iterable[Outputs] = ((name, (), values) for name, values in own.items())
     else:
-        scores, answers = _scored_by_head(task, model, splits, max_length, say)
+        outputs = _outputs_of_head(task, model, splits, max_length, say)
+    scores, answers = _scored(task, splits, outputs, DAMAGED)
     remedy = "train it with a higher --lr or more --epochs"
     run = scores | warn_if_constant(task, splits, answers, remedy, say)
     return _result(task, model, files, settings, splits, [run])
 
 
-def _scored_by_head(
+def _outputs_of_head(
     task: Task,
     model: str,
     splits: Mapping[str, Sequence[Any]],
     max_length: int | None,
     say: Say,
-) -> tuple[dict[str, dict[str, float]], set[Any]]:
-    """Score the splits with the model's own head for the task; return the different answers,
-    too."""
+) -> Iterator[Outputs]:
+    """Yield what the model's own head for the task predicts for each split."""
     source = resolve_model(model)
     if early := declared_task(source, task.model_class):
         task.adopt(early, splits)  # a label that the model lacks is refused before it is loaded
@@ -168,12 +167,19 @@ def _scored_by_head(
             data_collator=task.collator(tokenizer),
         )
         trainer.remove_callback(PrinterCallback)
-        scores, answers = {}, set[Any]()
         for name, examples in splits.items():
             rows = _encoded(task, name, (tokenizer, length), examples, say)
-            predictions = _predict(trainer, rows)
-            scores[name] = _score(task, examples, rows, predictions, DAMAGED)
-            answers |= {*task.predicted(examples, rows, predictions)}
+            yield name, rows, _predict(trainer, rows)
+
+
+def _scored(
+    task: Task, splits: Mapping[str, Sequence[Any]], outputs: Iterable[Outputs], blame: str
+) -> tuple[dict[str, dict[str, float]], set[Any]]:
+    """Return the scores of each split, and the different answers for all of them."""
+    scores, answers = {}, set[Any]()
+    for name, rows, predictions in outputs:
+        scores[name] = _score(task, splits[name], rows, predictions, blame)
+        answers |= {*task.predicted(splits[name], rows, predictions)}
     return scores, answers
 
 
@@ -217,9 +223,10 @@ def _one_seed(
         for name, split in examples.items()
     }
 
-    def score(split: str, predictions: Any) -> dict[str, float]:
-        blame = f" after training at {lr:g}; lower --lr"
-        return _score(task, examples[split], rows[split], predictions, blame)
+    blame = f" after training at {lr:g}; lower --lr"
+
+    def score_dev(output: Any) -> dict[str, float]:
+        return _score(task, examples["dev"], rows["dev"], output.predictions, blame)
 
     with tempfile.TemporaryDirectory(prefix="fine-tune-") as scratch:
         trainer = WarmupTrainer(
@@ -228,7 +235,7 @@ def _one_seed(
             train_dataset=rows["train"],
             eval_dataset=rows["dev"],
             data_collator=task.collator(tokenizer),
-            compute_metrics=lambda output: score("dev", output.predictions),
+            compute_metrics=score_dev,
         )
         _set_steps(trainer, settings, lr)
         measures = {heading: f"eval_{name}" for heading, name in task.measures.items()}
@@ -243,11 +250,8 @@ def _one_seed(
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # `predict` would score every split as if it were dev
         scored = {name: split for name, split in splits.items() if name != "train"}
-        scores, answers = {}, set[Any]()
-        for name, split in scored.items():
-            predictions = _predict(trainer, rows[name])
-            scores[name] = score(name, predictions)
-            answers |= {*task.predicted(split, rows[name], predictions)}
+        outputs = ((name, rows[name], _predict(trainer, rows[name])) for name in scored)
+        scores, answers = _scored(task, scored, outputs, blame)
         tracked.add_scores(scores)
         if save_to is not None and (note := _save(task, trainer, tokenizer, save_to)):
             result["note"] = note
@@ -301,7 +305,6 @@ def _length(task: Task, max_length: int | None, model: Any, tokenizer: Any) -> t
 
 
 def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> Any:
-    """Predict the rows."""
     # Without labels: the loss of the model's own problem_type may not accept them.
     inputs = [{name: row[name] for name in row if name != "labels"} for row in rows]
     return trainer.predict(inputs).predictions  # type: ignore[arg-type]

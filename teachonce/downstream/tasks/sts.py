@@ -20,7 +20,7 @@ from teachonce.checkpoints.sentence_settings import has_modules
 from teachonce.downstream.tasks.pair import Pair, PairScore, check_scores
 from teachonce.downstream.tasks.task_interface import encode_cut
 from teachonce.store import TaskSpec
-from teachonce.support.arrays import Floats
+from teachonce.support.arrays import Array, Floats
 
 
 class BiEncoder(nn.Module):
@@ -61,7 +61,6 @@ class BiEncoder(nn.Module):
         return int(self.encoder.num_parameters(**options))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Save the encoder."""
         self.encoder.save_pretrained(folder)
 
 
@@ -122,8 +121,7 @@ class SentenceSimilarity(PairScore):
 
     def encode(self, tokenizer: Any, examples: Sequence[Pair], limit: int) -> list[dict[str, Any]]:
         """Make rows with the inputs of both texts, each truncated to `limit` tokens."""
-        texts = [text for pair in examples for text in (pair.text_a, pair.text_b)]
-        encoded = encode_cut(self, tokenizer, [texts], limit)
+        encoded = encode_cut(self, tokenizer, [self.texts(examples)], limit)
         labels = self.labels(examples)
         return [
             {
@@ -149,7 +147,11 @@ class SentenceSimilarity(PairScore):
 
 def _similarities(embedder: Embedder, pairs: Sequence[Pair]) -> Floats:
     sides = [embedder.vectors([getattr(p, side) for p in pairs]) for side in ("text_a", "text_b")]
+    return cosines_of_rows(*sides)
+
+
+def cosines_of_rows(one: Array, other: Array) -> Floats:
+    """Return the cosines of rows, float64 [N]; 0 for a vector of zeros."""
     # A folder with similarity_fn_name "dot" gives vectors of any length.
-    lengths = np.linalg.norm(sides[0], axis=1) * np.linalg.norm(sides[1], axis=1)
-    cosines: Floats = (sides[0] * sides[1]).sum(axis=1) / np.maximum(lengths, 1e-12)
-    return cosines
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return np.asarray((one * other).sum(axis=1) / np.maximum(lengths, 1e-12), np.float64)

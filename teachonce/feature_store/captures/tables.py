@@ -135,7 +135,6 @@ class TableCapture:
         self.settings: dict[str, Any] = {}
 
     def files(self) -> list[Path]:
-        """Return the files of the table."""
         return list(self._table.files)
 
 

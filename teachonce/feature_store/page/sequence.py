@@ -115,7 +115,11 @@ def sequence_section(
         "runs": runs,
         "best": [_best(facts) for facts in views],
         "masks": [[list(map(int, span)) for span in view.spans] for view in record.views],
-        "attention": _maps(record) if maps else {},
+        # By name: the map of each view.
+        "attention": {
+            name: [_packed(view.attention[name]) for view in record.views]
+            for name in (record.features.attention if maps else ())
+        },
     }
     # With one view the headline names none: the section shows all of them.
     line = headline({**views[0], "views": 1})
@@ -152,12 +156,6 @@ def _masks(record: Record) -> list[tuple[int, str, str, str]]:
         for view in record.views
         for begin, end, action in view.spans.tolist()
     ]
-
-
-def _maps(record: Record) -> dict[str, list[str]]:
-    """Encode the attention maps of each view, by name, as base64 of a deflate stream."""
-    names = record.features.attention
-    return {name: [_packed(view.attention[name]) for view in record.views] for name in names}
 
 
 def _packed(probabilities: Array) -> str:
