@@ -46,7 +46,8 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
             with path.open("rb") as file:
                 if file.read(8) == SUPERBLOCK:
                     return Hdf5Source(str(path))
-        raise not_a_store(path)
+        problem, remedy = _folder(path) if path.is_dir() else _file(path)
+        raise StoreError(f"{path}: not a feature store ({problem}); {remedy}")
     except OSError as error:
         error.filename = error.filename or path  # an error of reading an open file has none
         raise StoreError(os_error_line(error)) from error
@@ -113,12 +114,6 @@ OPENED = 512  # bytes of a file that are looked at
 SHOWN = 3  # names of stores in a folder
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 DUMP = "a store is written by `teacher-dump --model MODEL --corpus CORPUS --out NAME.zarr`"
-
-
-def not_a_store(path: Path) -> StoreError:
-    """Return the error for a file or folder without a store: what it is, and what to do next."""
-    problem, remedy = _folder(path) if path.is_dir() else _file(path)
-    return StoreError(f"{path}: not a feature store ({problem}); {remedy}")
 
 
 def _folder(path: Path) -> tuple[str, str]:

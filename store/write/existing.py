@@ -228,16 +228,16 @@ def check_part_entries(staging: Staging) -> None:
             pass
 
 
-def peek(path: str | Path, state: str = "writing") -> dict[str, Any] | None:
-    """Return the root attributes of a store in this state; None if the store has another state or
-    cannot be read. Raises Unreachable."""
+def peek(path: str | Path, state: str | None = "writing") -> dict[str, Any] | None:
+    """Return the root attributes of a store in this state, or in any if `state` is None; None if
+    the store has another state or cannot be read. Raises Unreachable."""
     try:
         attributes = root_of(staging_of(path))
     except Unreachable:  # a network error does not mean that there is no store
         raise
     except UserError:
         return None
-    return attributes if attributes and attributes["state"] == state else None
+    return attributes if attributes and state in (None, attributes["state"]) else None
 
 
 def published_counts(path: str | Path) -> tuple[int, int]:

@@ -191,14 +191,10 @@ class StoreWriter:
             self._lease.check()
             yield
         except BaseException:
-            self._clear()
+            # An error here is dropped, because an earlier error is being raised.
+            with suppress(OSError, UserError):
+                self._staging.clear(self._staging.mark)
             raise
-
-    def _clear(self) -> None:
-        """Remove what was written. An error here is dropped, because an earlier error is being
-        raised."""
-        with suppress(OSError, UserError):
-            self._staging.clear(self._staging.mark)
 
     def adopts(self, store: FeatureStore) -> bool:
         """Return whether parts of `store` can become parts of the new store without being written

@@ -93,7 +93,6 @@ class LiveReport:
     problems: list[str]
 
     def lines(self, path: str, model: str) -> Iterator[str]:
-        """Yield the lines of the report."""
         yield self.headline
         yield f"{'':<28} {'largest':>9} {'mean':>9} {'promised':>9}  share of what is allowed"
         for row in self.rows:

@@ -95,5 +95,4 @@ def written_in(tag: str, scheme: str) -> str:
 
 
 def converted(tags: Sequence[str], scheme: str) -> list[str]:
-    """Convert the tags of a sentence, of any scheme, to `scheme`."""
     return as_tags(len(tags), entities(tags), scheme)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Self
 
 from teachonce.checkpoints.first_token import parse_bos
-from teachonce.checkpoints.names import ALIASES, corpus_of, features_of_alias
+from teachonce.checkpoints.names import ALIASES, corpus_of
 from teachonce.store.format.codecs.levels import BUILT_IN, GROUP
 from teachonce.support.console import DEVICES, check_device
 from teachonce.support.errors import UserError
@@ -304,8 +304,10 @@ class DumpOptions:
         if self.head != AUTO:
             values = self._features(self.head)
         free = self.head == self.hidden == self.attention == AUTO and self.logits is None
-        if free and not self.text_only and (alias := features_of_alias(self.model)):
-            values = {"head": alias[0], "hidden": alias[1], "attention": "none"}
+        alias = ALIASES.get(self.model)
+        if free and not self.text_only and alias and alias.features:
+            head, hidden = alias.features
+            values = {"head": head, "hidden": hidden, "attention": "none"}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

@@ -254,7 +254,7 @@ def _started(options: DumpOptions) -> Mapping[str, Any] | None:
     """Return the root attributes of the store at --out or, if there is none, of --grow-from; None
     without either."""
     for path in (options.out, options.grow_from):
-        if path and (attributes := StoreWriter.peek(path) or StoreWriter.peek(path, "sealed")):
+        if path and (attributes := StoreWriter.peek(path, None)):
             return attributes
     return None
 

@@ -90,7 +90,7 @@ def identity_as_stored(
     """
     # Hashes of one teacher differ because older releases of this software hashed all fields of
     # config.json, and because libraries add fields to config.json and tokenizer.json.
-    attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
+    attributes = StoreWriter.peek(out, None)
     if not attributes or not (old := object_in(attributes["identity"], "teacher")):
         return identity
     versions, updated = other_versions(attributes["software"]), deepcopy(identity)

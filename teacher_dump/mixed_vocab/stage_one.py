@@ -112,7 +112,7 @@ def _from_store(options: MixedVocabOptions) -> StageOne | None:
     """Read the result of stage I from the store at --out, finished or not; None if there is none.
     Raises UserError if its arguments differ."""
     out = options.dump.out
-    attributes = StoreWriter.peek(out) or StoreWriter.peek(out, "sealed")
+    attributes = StoreWriter.peek(out, None)
     if attributes is None:
         return None
     then, now = object_in(attributes["identity"], "mixed_vocab"), options.arguments()

@@ -39,7 +39,6 @@ def check_chat_template(tokenizer: Any, name: str) -> None:
 
 
 def template_hash(tokenizer: Any) -> str:
-    """Return the SHA-256 of the chat template."""
     return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
 
 

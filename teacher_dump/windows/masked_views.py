@@ -91,7 +91,6 @@ def maskable_spans(text: str) -> Array:
 
 
 def maskable_words(text: str) -> list[str]:
-    """Return the words of a text as strings."""
     words: list[str] = _word_pattern().findall(text)
     return words
 

@@ -42,7 +42,6 @@ GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 
 
 def group_json(attributes: dict[str, Any]) -> bytes:
-    """Return the zarr.json of a group."""
     # One text everywhere: equal stores have equal bytes, in a bucket and after a repair, too.
     return json.dumps(GROUP | {"attributes": attributes}, indent=1).encode()
 
