@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -268,10 +269,8 @@ class Bucket:
         """Remove objects; missing ones are ignored."""
 
         async def delete_one(name: str) -> None:
-            try:
+            with suppress(*ABSENT):
                 await self.retrier.send(name, lambda: self._obstore.delete_async(self.store, name))
-            except ABSENT:
-                return
 
         self._many(delete_one, names)
 

@@ -74,24 +74,28 @@ def record_copy(
             _add(_user_list(text), entry)
     except OSError as error:
         _add_to_user_list(entry, path)
-        if path not in _said:
-            _said.add(path)
-            logging.getLogger(__name__).warning(
-                "%s: cannot record next to it what is made from it (%s); if another user forgets"
-                " documents there, %s is not named", path, files.cause(error), address,
-            )  # fmt: skip
+        _warn_once(
+            path,
+            f"{path}: cannot record next to it what is made from it ({files.cause(error)}); if"
+            f" another user forgets documents there, {address} is not named",
+        )
 
 
 def _add_to_user_list(entry: DerivedCopy, path: str) -> None:
     try:
         _add(_user_list(entry.text), entry)
     except OSError as error:
-        if path not in _said:
-            _said.add(path)
-            logging.getLogger(__name__).warning(
-                "%s: cannot record what is made from it (%s): `feature-store forget` does not name"
-                " it", redacted(path), files.cause(error),
-            )  # fmt: skip
+        _warn_once(
+            path,
+            f"{redacted(path)}: cannot record what is made from it ({files.cause(error)}):"
+            " `feature-store forget` does not name it",
+        )
+
+
+def _warn_once(path: str, message: str) -> None:
+    if path not in _said:
+        _said.add(path)
+        logging.getLogger(__name__).warning("%s", message)
 
 
 def _add(file: Path, entry: DerivedCopy) -> None:

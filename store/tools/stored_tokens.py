@@ -14,7 +14,7 @@ from teachonce.store.read.part import PartReader
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.read.stored_tokenizer import encoded, within_bounds
 from teachonce.store.tools.damaged import open_damaged
-from teachonce.support.arrays import Array
+from teachonce.support.arrays import Array, spread
 
 BATCH = 256  # sequences that are tokenized at once
 PLACES, SEQUENCES = 8, 8  # what a training checks: SEQUENCES in a row at each of PLACES positions
@@ -91,7 +91,7 @@ def check_tokens(store: FeatureStore) -> None:
     """
     if not len(store):
         raise StoreError(f"{store.path}: no part was published; finish the dump that writes it")
-    rows = np.unique(np.linspace(0, len(store) - 1, PLACES).astype(int)).tolist()
+    rows = spread(len(store), PLACES)
     difference = within_bounds(
         store.teacher_file("tokenizer.json"),
         len(rows) * SEQUENCES * store.features.max_length,

@@ -16,7 +16,7 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.data.own_template import Chat
 from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.vocabularies import vocabulary_map
-from teachonce.support.arrays import starts
+from teachonce.support.arrays import spread, starts
 from teachonce.support.errors import UserError
 
 SEQUENCES = 64  # spread over the store
@@ -46,7 +46,7 @@ def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
 def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
     """Describe how much of the text a tokenizer without truncation changes or drops, measured in
     evenly spaced texts; "" for little."""
-    sample = [texts[number] for number in _spread(len(texts))]
+    sample = [texts[number] for number in spread(len(texts), SEQUENCES)]
     tokens, settings = tokenize(tokenizer, sample), tokenizer.to_str()
     mapping = vocabulary_map(settings, settings)
     share = 1 - spelled_share(Tokenizations(sample, tokens, tokens, mapping, len(tokens.ids)))
@@ -58,15 +58,9 @@ def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
     )
 
 
-def _spread(count: int) -> list[int]:
-    """Return the numbers of at most SEQUENCES of `count` texts, evenly spaced."""
-    numbers: list[int] = np.unique(np.linspace(0, count - 1, SEQUENCES).astype(int)).tolist()
-    return numbers
-
-
 def sampled(collator: Collator, store: FeatureStore) -> Tokenizations:
     """Tokenize evenly spaced sequences of a store."""
-    records = [store[number] for number in _spread(len(store))]
+    records = [store[number] for number in spread(len(store), SEQUENCES)]
     teacher = Tokens(
         np.concatenate([record.token_ids for record in records]),
         np.concatenate([record.offsets for record in records]),

@@ -24,6 +24,7 @@ from teachonce.store.read import derived_copies
 from teachonce.store.read.stored_tokenizer import is_plain, within_bounds
 from teachonce.student_train.data.student_tokens import ARRAYS, TokenTable, slices, tokenize
 from teachonce.support import files
+from teachonce.support.arrays import spread
 from teachonce.support.files import cache_folder
 
 VERSION = "4"  # the version of these arrays
@@ -112,10 +113,10 @@ def _matches(folder: Path, store: FeatureStore, tokenizer: Any) -> bool:
         return False
     if not is_plain(tokenizer.to_str().encode()):
         return True
-    numbers = np.unique(np.linspace(0, max(0, len(store) - 1), TRIED).astype(int))
-    texts = [store[int(i)].text for i in numbers]
+    numbers = spread(max(1, len(store)), TRIED)
+    texts = [store[number].text for number in numbers]
     expected = tokenize(tokenizer, texts, store.features.separator)
-    cached = table.of(numbers)
+    cached = table.of(np.array(numbers))
     names = ("ids", "offsets", "special", "start", "types")
     return all(np.array_equal(getattr(expected, name), getattr(cached, name)) for name in names)
 

@@ -23,7 +23,7 @@ from teachonce.store import FeatureStore
 from teachonce.student_train.model.decoder_sizes import Sizes, copied_settings
 from teachonce.student_train.model.model_folder import WeightSource, split_layer
 from teachonce.student_train.model.start_checks import layer_numbers
-from teachonce.support.arrays import Array, Floats
+from teachonce.support.arrays import Array, Floats, spread
 from teachonce.support.errors import UserError
 
 TOKENS = 4096  # of the store, spread over its sequences
@@ -358,6 +358,5 @@ def _sequences(store: FeatureStore) -> Iterator[Tensor]:
     if it has fewer."""
     lengths = store.all_lengths()
     count = max(1, round(TOKENS / max(1.0, float(lengths.mean()))))
-    numbers = np.unique(np.linspace(0, len(lengths) - 1, count).astype(int))
-    for number in numbers:
-        yield torch.from_numpy(np.asarray(store[int(number)].token_ids, np.int64))
+    for number in spread(len(lengths), count):
+        yield torch.from_numpy(np.asarray(store[number].token_ids, np.int64))

@@ -81,9 +81,8 @@ class MixedTeacher(nn.Module):
         # Not in checkpoints: it follows from the two tokenizers.
         self.register_buffer("same", ids, persistent=False)
         self._one_output = tied and same is not None
-        self._start(embeddings.weight.detach(), seed)
-        if same is not None:
-            self._start_tied(embeddings.weight.detach(), seed)
+        start = self._start if same is None else self._start_tied
+        start(embeddings.weight.detach(), seed)
 
     @torch.no_grad()
     def _start(self, embeddings: torch.Tensor, seed: int) -> None:

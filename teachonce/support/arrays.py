@@ -30,6 +30,11 @@ def ranges(begin: Array, sizes: Array) -> Array:
     return np.repeat(begin - start[:-1], sizes) + np.arange(start[-1])
 
 
+def spread(count: int, most: int) -> list[int]:
+    """Return `most` of the numbers 0..count-1, evenly spaced; all of them if there are fewer."""
+    return [int(number) for number in np.unique(np.linspace(0, count - 1, most).astype(int))]
+
+
 def runs_of_equal(values: Array) -> tuple[Array, Array]:
     """Return the first and the last place of each run of equal values, which are at least 0."""
     edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))

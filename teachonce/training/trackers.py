@@ -119,7 +119,6 @@ class Trackers:
             files.write(path, json.dumps(runs).encode())
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Send figures of a step."""
         self._each(lambda name, tracker: tracker.log(dict(values), step, **LOGGED.get(name, {})))
 
     def close(self, finished: bool) -> None:

@@ -230,8 +230,6 @@ class _Layout:
 
 
 class Hdf5Slices(RowSlices):
-    """Reads rows of an HDF5 dataset."""
-
     def __init__(self, blocks: Blocks, dataset: Dataset, where: str) -> None:
         super().__init__(dataset.shape, dataset.dtype, dataset.chunk[0], where)
         self._blocks, self.dataset = blocks, dataset

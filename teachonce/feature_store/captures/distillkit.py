@@ -67,8 +67,6 @@ def _names(layout: Layout) -> list[str]:
 
 
 class DistillKit(TableCapture):
-    """Reads a capture of DistillKit."""
-
     def __init__(self, options: ImportOptions, teacher: TeacherFiles) -> None:
         expected = f"table with input_ids and logits of DistillKit ({', '.join(_names(NEW))})"
         super().__init__(options.source, _layout_of, expected)

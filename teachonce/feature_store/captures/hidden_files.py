@@ -159,7 +159,6 @@ class HiddenFiles:
         return tuple(last if layer == depth else f"layer{layer}" for layer in layers)
 
     def files(self) -> list[Path]:
-        """Return the files, one for each sample."""
         return self._files
 
     def samples(self) -> Iterator[Sample]:

@@ -5,9 +5,10 @@ A side is the teacher or the student.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from teachonce.align import Tokens
 
 Span = tuple[int, int]
+WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True)
@@ -133,18 +135,8 @@ def _spans(text: str, groups: Iterable[_Group]) -> list[Span]:
             merged.append((begin, end))
     edges = [0, *(edge for span in merged for edge in span), len(text)]
     gaps = zip(edges[::2], edges[1::2], strict=True)
-    return sorted([*merged, *(span for gap in gaps for span in _words_between(text, *gap))])
-
-
-def _words_between(text: str, begin: int, end: int) -> Iterator[Span]:
-    """Yield the stretches without white space in text[begin:end]."""
-    while begin < end:
-        stop = begin
-        while stop < end and text[stop].isspace() == text[begin].isspace():
-            stop += 1
-        if not text[begin].isspace():
-            yield begin, stop
-        begin = stop
+    words = (word.span() for gap in gaps for word in WORD.finditer(text, *gap))
+    return sorted([*merged, *words])
 
 
 def _without_text(groups: Sequence[_Group]) -> tuple[Cell, ...]:
