@@ -103,7 +103,8 @@ def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: Weigh
     if not count:
         if layer_list:
             raise UserError(
-                f"--init {how}: layers cannot be copied: {why}; use --init teacher or svd"
+                f"--init {how}: layers cannot be copied: {why}; choose a --student of this model's"
+                " kind and head size, such as bert:HxLxA for a BERT, or use --init svd"
             )
         return f"random layers: {why}"
     if "@" in how:

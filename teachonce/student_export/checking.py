@@ -204,8 +204,8 @@ def _task_check(student: LoadedStudent, path: Path, columns: Mapping[str, str]) 
     # The agreement is a score divided by this one.
     if target <= 0:
         raise UserError(
-            f"--check {path}: the student itself scores {target:.2f} on it; give examples of the"
-            " task that it was trained for, or a .txt of lines"
+            f"--check {path}: the student itself scores {target:.2f} on it: train it longer, or"
+            " with a higher --lr, or give examples of the task that it was trained for"
         )
     heading = next(name for name, key in task.measures.items() if key == task.primary)
     return ExportCheck(

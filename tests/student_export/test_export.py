@@ -339,6 +339,11 @@ def test_columns_of_a_check_have_the_names_that_are_given(
     sentence = [word["tag"] for word in json.loads(predicted(folder, "the old lamp")[0])["words"]]
     path.write_text(json.dumps({"w": ["the", "old", "lamp"], "t": sentence}) + "\n")
     assert export_check(student, path, {"text": "w", "label": "t"}).student_score == 1
+    wrong = ["ADJ" if tag == "DET" else "DET" for tag in sentence]
+    path.write_text(json.dumps({"w": ["the", "old", "lamp"], "t": wrong}) + "\n")
+    line = refused(*words, "--check", path, *named)
+    assert "the student itself scores 0.00 on it: train it longer, or with a higher --lr" in line
+    path.write_text(json.dumps({"w": ["the", "old", "lamp"], "t": sentence}) + "\n")
     line = refused(*words, "--check", path)
     assert "--text-column" in line
     result = run(*words, "--check", path, *named)
