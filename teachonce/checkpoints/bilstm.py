@@ -97,11 +97,12 @@ class BiLstmConfig(PreTrainedConfig):
 
 
 class BiLstmPreTrainedModel(PreTrainedModel):
-    """Declares, for all BiLSTM models, their config class and the attribute that holds the
-    encoder."""
+    """Declares, for all BiLSTM models, their config class and the attributes that hold the encoder
+    and its word embeddings."""
 
     config_class = BiLstmConfig
     base_model_prefix = "bilstm"
+    _input_embed_layer = "embeddings"
 
 
 class BiLstmModel(BiLstmPreTrainedModel):
@@ -118,12 +119,6 @@ class BiLstmModel(BiLstmPreTrainedModel):
         )
         self.dropout = nn.Dropout(config.dropout)
         self.post_init()  # type: ignore[no-untyped-call]
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings = value  # type: ignore[assignment]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -305,12 +300,6 @@ class _WithHead(BiLstmPreTrainedModel):
         if not self.config.projection_size:
             return states
         return functional.gelu(self.projection(states))
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.bilstm.embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.bilstm.set_input_embeddings(value)
 
     def logits(self, states: Tensor, present: Tensor | None = None) -> Tensor:
         raise NotImplementedError

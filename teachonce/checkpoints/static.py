@@ -59,17 +59,12 @@ class StaticModel(PreTrainedModel):
 
     config_class = StaticConfig
     base_model_prefix = "static"
+    _input_embed_layer = "embedding"
 
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.post_init()  # type: ignore[no-untyped-call]
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embedding
-
-    def set_input_embeddings(self, value: Any) -> None:
-        self.embedding = value
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
