@@ -32,7 +32,7 @@ from teachonce.student_train.batches import BatchSettings as BatchSettings
 from teachonce.student_train.batches import StudentBatches as StudentBatches
 from teachonce.student_train.data.batch import StudentBatch as StudentBatch
 from teachonce.student_train.model.any_student import OwnStudent as OwnStudent
-from teachonce.student_train.output.pruning import prune_student as prune_student
+from teachonce.student_train.output.pruned_folder import prune_student as prune_student
 from teachonce.student_train.output.run import run as run
 from teachonce.student_train.prepared_student import prepare as prepare
 from teachonce.student_train.settings.options import TrainOptions as TrainOptions

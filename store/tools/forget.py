@@ -27,7 +27,7 @@ from teachonce.store.extras.word_counts import GROUP as WORDS
 from teachonce.store.format.identity import format_runs, parse_runs
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, contents_of, take_part
-from teachonce.store.tools.documents import document_numbers, document_texts, stored_digests
+from teachonce.store.tools.document_hashes import document_numbers, document_texts, stored_digests
 from teachonce.store.tools.repair import quarantines_of, unsealed
 from teachonce.store.tools.text_copies import remove_caches
 from teachonce.store.write.part_queue import PartQueue

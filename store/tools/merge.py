@@ -16,7 +16,7 @@ from teachonce.store.format.identity import corpora, corpus_sources, object_in
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.read.store import FeatureStore, open_store
 from teachonce.store.tools.copy import Progress, begin_copy, copy_part
-from teachonce.store.tools.documents import document_numbers
+from teachonce.store.tools.document_hashes import document_numbers
 from teachonce.store.tools.recode import same_calibration
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support.differences import differences, first_few

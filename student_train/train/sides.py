@@ -19,7 +19,7 @@ from teachonce.student_train.model.any_student import (
     sentence_states,
     tag_logits,
 )
-from teachonce.student_train.train.next_tokens import NextTokens
+from teachonce.student_train.train.next_predictions import NextTokens
 
 if TYPE_CHECKING:
     from teachonce.student_train.train.distiller import Distiller

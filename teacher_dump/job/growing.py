@@ -23,7 +23,7 @@ from teachonce.store import Features, FeatureStore, StoreWriter, open_store
 from teachonce.store.format.identity import object_in
 from teachonce.store.read.derived_copies import record_copy
 from teachonce.store.tools.copy import take_part
-from teachonce.store.tools.documents import document_numbers, stored_digests
+from teachonce.store.tools.document_hashes import document_numbers, stored_digests
 from teachonce.store.tools.merge import fact_differences, facts, is_merged, may_differ
 from teachonce.support.arrays import Array
 from teachonce.support.console import counted
@@ -36,7 +36,7 @@ from teachonce.teacher_dump.job.versions import changes_no_value
 from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window, count_tokens
 
-# The 16 bytes of `store.tools.documents` as NumPy's fixed-width bytes, which it can sort.
+# The 16 bytes of `store.tools.document_hashes` as NumPy's fixed-width bytes, which it can sort.
 DIGEST = "S16"
 # `merge` accepts stores that differ in these keys of the identity. A grown store must equal a whole
 # dump of the grown corpus, which has one value of each.

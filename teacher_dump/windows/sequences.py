@@ -25,7 +25,7 @@ import numpy as np
 
 from teachonce.store import Features, FeatureStore
 from teachonce.store.format.sequences import SEPARATOR, has_pair_form, spans_of, split_pair
-from teachonce.store.tools.documents import document_digests, sequence_digest
+from teachonce.store.tools.document_hashes import document_digests, sequence_digest
 from teachonce.support.arrays import Array
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.corpus.documents import Document
@@ -345,8 +345,10 @@ def _sides(documents: list[Document], side: int) -> Iterator[Document]:
 
 
 def window_digests(windows: Iterable[Window], gold: bool = True) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, hash) of each document, as in `store.tools.documents`. With `gold` the hash
-    covers the label ids, too."""
+    """Yield (number, hash) of each document, as in `store.tools.document_hashes`.
+
+    With `gold` the hash covers the label ids, too.
+    """
     return document_digests((window.document, _digest(window, gold)) for window in windows)
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from teachonce.feature_store.cli import main as feature_store
 from teachonce.store import FeatureStore, StoreWriter, open_store
-from teachonce.store.tools.documents import document_texts, stored_digests
+from teachonce.store.tools.document_hashes import document_texts, stored_digests
 from teachonce.store.tools.info import info_lines
 from teachonce.store.tools.verify import verify
 from teachonce.student_train.cli import main as student_train

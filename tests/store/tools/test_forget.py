@@ -26,9 +26,9 @@ from teachonce.store.extras.word_counts import WordCounts
 from teachonce.store.format.identity import count_numbers, format_runs, parse_runs
 from teachonce.store.format.layout import part_arrays
 from teachonce.store.read.stored_tokenizer import within_bounds
-from teachonce.store.tools import documents
+from teachonce.store.tools import document_hashes
 from teachonce.store.tools.copy import selected, take_part
-from teachonce.store.tools.documents import document_texts
+from teachonce.store.tools.document_hashes import document_texts
 from teachonce.store.tools.forget import FORGETTING, forget
 from teachonce.store.tools.verify import verify
 from teachonce.support import files
@@ -267,7 +267,7 @@ def test_windows_are_joined_without_copying_the_whole(monkeypatch: pytest.Monkey
     for place, text in windows:
         whole = whole[:place] + text
     pieces = [(7, place, Counted(text)) for place, text in [(0, "abc"), *windows]]
-    monkeypatch.setattr(documents, "_pieces", lambda store: [*pieces, (8, 0, "b")])
+    monkeypatch.setattr(document_hashes, "_pieces", lambda store: [*pieces, (8, 0, "b")])
     store: Any = SimpleNamespace(features=SMALL)
     assert dict(document_texts(store)) == {7: whole, 8: "b"} and Counted.copied == 0
 

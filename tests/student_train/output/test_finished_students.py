@@ -35,7 +35,7 @@ from teachonce.student_train.model.student_tokenizer import (
 )
 from teachonce.student_train.output.card import hub_id
 from teachonce.student_train.output.card_code import how_to_embed, how_to_load
-from teachonce.student_train.output.pruning import prune_student
+from teachonce.student_train.output.pruned_folder import prune_student
 from teachonce.student_train.output.ranking import (
     OF_LOSS,
     answers_alike,

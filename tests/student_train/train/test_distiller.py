@@ -40,7 +40,7 @@ from teachonce.student_train.prepared_student import prepare
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.settings.terms import ALIGNMENTS
 from teachonce.student_train.train import distiller as distiller_module
-from teachonce.student_train.train import evaluate, next_tokens
+from teachonce.student_train.train import evaluate, next_predictions
 from teachonce.student_train.train.distiller import Distiller
 from teachonce.support.errors import UserError
 from tests.end_to_end.support import Words, ok, refused, says
@@ -304,7 +304,7 @@ def test_slices_change_nothing_and_no_tensor_has_a_logit_of_every_token(
     size, most = len(batches.tokenizer), len(batch.labels)
     with LargestLogits(size) as at_once:
         losses, gradient = gradients(distiller, batch)
-    monkeypatch.setitem(next_tokens.MOST_LOGITS, "cpu", 128 * size)
+    monkeypatch.setitem(next_predictions.MOST_LOGITS, "cpu", 128 * size)
     with LargestLogits(size) as sliced:
         again, other = gradients(distiller, batch)
     assert 500 < at_once.most <= most and sliced.most == 128
