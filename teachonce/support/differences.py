@@ -85,9 +85,14 @@ GROUPS = ("identity.arguments.", "identity.", "arguments.", "features.")
 
 def describe_differences(changes: Iterable[tuple[str, str, str]]) -> list[str]:
     """Describe `differences` of a store's identity and features: "--views is A in the store and B
-    now". A value in both identity and features is listed once."""
-    lines = (f"{_readable(key)} is {old} in the store and {new} now" for key, old, new in changes)
-    return list(dict.fromkeys(lines))
+    now". A value in both identity and features is listed once; the encodings of another --codec are
+    not listed."""
+    lines = {_readable(key): f"is {old} in the store and {new} now" for key, old, new in changes}
+    if "--codec" in lines:
+        lines = {
+            name: line for name, line in lines.items() if not name.startswith(NOUNS["encodings"])
+        }
+    return [f"{name} {line}" for name, line in lines.items()]
 
 
 def _readable(key: str) -> str:

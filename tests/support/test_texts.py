@@ -72,7 +72,10 @@ def test_keys_are_described_as_options_or_in_words() -> None:
         ({"bos": "</s>"}, {"bos": "auto"}, "", "--bos is '</s>' in the store and 'auto' now"),
         ({"bos": "a\nb"}, {"bos": ""}, "", "--bos is 'a\\nb' in the store and '' now"),
         ({"sources": [{"n": 1}]}, {"sources": [{"n": 2}]}, "identity.corpus", "(source 1, n) is"),
-    ):
+        ({"encodings": {"a": 1}}, {"encodings": {"a": 2}}, "features", "the codec (a) is 1 in"),
+        ({"codec": "default", "encodings": {"a": 1}}, {"codec": "small", "encodings": {"a": 2}},
+         "features", "--codec is default in the store and small now"),
+    ):  # fmt: skip
         (line,) = describe_differences(differences(then, now, group))
         assert expected in line
 
