@@ -225,8 +225,8 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     for value in (parameters, scaling):
         if not isinstance(value, dict):
             raise UserError(
-                f"--init: the rotary positions in the teacher's config.json are {value!r:.40},"
-                " expected an object; use --init vocab"
+                f"--init: the rotary positions in the config.json of the copied decoder are"
+                f" {value!r:.40}, expected an object; use --init vocab, which copies no layers"
             )
     rope = parameters or {"rope_theta": config.get("rope_theta"), **scaling}
     kind = str(rope.get("rope_type", rope.get("type", "default")))
@@ -236,7 +236,7 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {name: rope.get(name) for name in names or ()} | {"rope_theta": base}
     if names is None or not all(isinstance(n, (int, float)) for n in numbers.values()):
         raise UserError(
-            f"--init: the teacher's rotary positions are of the type {kind:.40}, expected default"
-            " or llama3; use --init vocab"
+            f"--init: the rotary positions of the copied decoder are of the type {kind:.40},"
+            " expected default or llama3; use --init vocab, which copies no layers"
         )
     return {"rope_type": kind, **numbers}

@@ -156,7 +156,8 @@ def _check_sizes(config: Any, name: str) -> None:
         if not isinstance(getattr(config, size, None), int):
             raise UserError(
                 f"{name}: a {config.model_type} model has no {size}, because it does not read"
-                " pieces of a tokenizer with one stack of layers; choose a BERT-like encoder"
+                " pieces of a tokenizer with one stack of layers; choose an encoder or a decoder"
+                " that reads text only"
             )
 
 

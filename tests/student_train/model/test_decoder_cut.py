@@ -306,6 +306,9 @@ def test_rotary_positions_are_read_as_either_transformers_writes_them() -> None:
         for name in ("rope_scaling", "rope_parameters"):
             with pytest.raises(UserError, match="--init: the .*rotary positions .* --init vocab"):
                 rotary(**{name: wrong})
+    # The decoder may be the folder of `--student` instead of the teacher.
+    with pytest.raises(UserError, match="positions of the copied decoder are of the type linear"):
+        rotary(rope_scaling={"rope_type": "linear", "factor": 2.0})
     with pytest.raises(UserError, match=r"--student d: the model in this folder is a \['llama'\]"):
         shape_of_folder({"model_type": ["llama"]}, "d", "--student d")
 
