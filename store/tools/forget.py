@@ -31,7 +31,7 @@ from teachonce.store.tools.document_hashes import document_numbers, document_tex
 from teachonce.store.tools.repair import quarantines_of, unsealed
 from teachonce.store.tools.text_copies import remove_caches
 from teachonce.store.write.part_queue import PartQueue
-from teachonce.store.write.tree import write_part
+from teachonce.store.write.tree import write_part_tree
 from teachonce.store.write.writer import StoreWriter
 from teachonce.support import files
 from teachonce.support.arrays import Array
@@ -266,7 +266,7 @@ def _carry_out(
             if keep.any():
                 counts, arrays = contents_of(plan.store.part(index), keep)
                 lease.check()
-                write_part(staging.part(number), plan.store.features, number, counts, arrays)
+                write_part_tree(staging.part(number), plan.store.features, number, counts, arrays)
                 staging.stage_replacement(number)
         lease.check()
         attributes = _unsealed(staging, plan)

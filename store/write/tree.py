@@ -191,7 +191,7 @@ def _other(path: str, name: str) -> StoreError:
     )
 
 
-def write_part(
+def write_part_tree(
     sink: Sink, features: Features, number: int, counts: Counts, arrays: Mapping[str, Array]
 ) -> None:
     """Write a whole part and its `part` attribute, and close the tree.

@@ -150,7 +150,7 @@ class StoreWriter:
     def write_part(self, number: int, counts: Counts, arrays: Mapping[str, Array]) -> None:
         """Publish a part from encoded arrays: all arrays of `layout.part_arrays`."""
         with self._publishing(number):
-            tree.write_part(self._staging.part(number), self.features, number, counts, arrays)
+            tree.write_part_tree(self._staging.part(number), self.features, number, counts, arrays)
 
     def differing(self, number: int, token_counts: ArrayLike, sequences: Sequences) -> list[str]:
         """Compare arrays of a published part with `sequences`; return the names of differing ones.

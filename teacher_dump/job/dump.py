@@ -245,7 +245,7 @@ def _write(
 
     Returns the counts of all parts, published ones too, and the tally of `forward`.
     """
-    from teachonce.teacher_dump.job.part_writing import write_part
+    from teachonce.teacher_dump.job.part_writing import dump_part
 
     done = Counter(copy_plan.counts) if copy_plan else Counter[str]()
     # New documents have higher numbers than the old store's, so their share of the corpus is
@@ -275,7 +275,7 @@ def _write(
                 part = NumberedPart(number, done["sequences"], windows, first_pass)
                 # A signal is raised by `advance`, between batches, not inside of a library.
                 with stop.deferred():
-                    write_part(plan, writer, part, words, done, advance, behind)
+                    dump_part(plan, writer, part, words, done, advance, behind)
                 # If the calibration read this part, its time belongs to the part's speed.
                 first_seconds = first_pass.seconds if first_pass else 0.0
                 progress.end(number, windows, time.perf_counter() - start + first_seconds)

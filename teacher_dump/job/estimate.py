@@ -290,7 +290,7 @@ def _pass_seconds(sampled: DumpPlan, windows: list[Window]) -> float:
 
 def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float:
     """Dump the sample as one part; return the seconds without the time to create the store."""
-    from teachonce.teacher_dump.job.part_writing import measured_calibration, write_part
+    from teachonce.teacher_dump.job.part_writing import dump_part, measured_calibration
 
     words, teacher = word_counts(sampled), sampled.teacher
     writer = StoreWriter.create_or_resume(
@@ -308,7 +308,7 @@ def _dump_seconds(sampled: DumpPlan, windows: list[Window], stop: Stop) -> float
         # Timed from here: what a store holds outside its parts is written once.
         start = time.perf_counter()
         with BackgroundCalls(BATCHES_BEHIND) as behind:
-            write_part(sampled, writer, part, words, Counter(), check, behind)
+            dump_part(sampled, writer, part, words, Counter(), check, behind)
         return time.perf_counter() - start
 
 

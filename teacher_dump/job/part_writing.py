@@ -41,7 +41,7 @@ CALIBRATION_TOKENS = 1 << 14
 KEPT_WEIGHTS = 1 << 26  # attention weights that the first pass may hold in memory
 
 
-def write_part(
+def dump_part(
     plan: DumpPlan,
     writer: StoreWriter,
     part: NumberedPart,
@@ -59,8 +59,8 @@ def write_part(
     teacher, features, windows = plan.teacher, plan.features, part.windows
     lengths = np.array([len(w.ids) for w in windows])
     start = starts(lengths)
-    writing = writer.part(part.number, lengths)
-    writing.set_sequences(sequences_of(windows, features))
+    part_writer = writer.part(part.number, lengths)
+    part_writer.set_sequences(sequences_of(windows, features))
     inputs = [w.ids if w.read is None else w.read for w in windows]
     vocabulary = MaskVocabulary.of(teacher.tokenizer)
     # For all views: masking changes no length.
@@ -75,7 +75,7 @@ def write_part(
                 mask_spans(w.text, *key, plan.options.mask_prob, words)
                 for w, key in zip(windows, keys, strict=True)
             ]
-            writing.set_masks(view, spans)
+            part_writer.set_masks(view, spans)
             inputs = [
                 masked_input(w.ids, w.offsets, w.special, span, vocabulary, key)
                 for w, span, key in zip(windows, spans, keys, strict=True)
@@ -93,10 +93,10 @@ def write_part(
             run = forward(teacher, windows, inputs, batches, part.first_sequence, tally, read)
         for output in run:
             rows = ranges(start[output.sequences], lengths[output.sequences])
-            behind.call(_put, writing, view, rows, output, features)
+            behind.call(_put, part_writer, view, rows, output, features)
             progress(len(rows) if view == 0 else 0)
     # Through the same thread, which has then put all rows: a part with missing rows is refused.
-    behind.call(writer.publish, writing)
+    behind.call(writer.publish, part_writer)
 
 
 def _reader(

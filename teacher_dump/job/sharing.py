@@ -190,7 +190,7 @@ class _Worker:
 
     def _make(self, part: QueuedPart, behind: BackgroundCalls) -> None:
         """Run the teacher over a part; `behind` publishes it."""
-        from teachonce.teacher_dump.job.part_writing import write_part
+        from teachonce.teacher_dump.job.part_writing import dump_part
 
         plan, number, start = self.plan, part.number, time.perf_counter()
         expected = plan.identity, plan.features, self._software
@@ -211,7 +211,7 @@ class _Worker:
             return
         calls = _LeasedCalls(self.queue, part, behind, self.say)
         with self.stop.deferred():
-            write_part(
+            dump_part(
                 plan,
                 writer,
                 NumberedPart(number, first, windows),

@@ -146,7 +146,7 @@ def test_it_goes_on_after_a_stop(
     corpus = write_corpus(tmp_path / "a.txt", 40, ENGLISH)
     asked: dict[str, Any] = {"head": "embedding", "logits": None, "part_tokens": 300}
     wanted = open_store(dumped(embedder, corpus, tmp_path / "whole.zarr", **asked))
-    out, whole = tmp_path / "cut.zarr", part_writing.write_part
+    out, whole = tmp_path / "cut.zarr", part_writing.dump_part
 
     def cut(*given: Any) -> None:
         if given[2].number == 2:
@@ -154,7 +154,7 @@ def test_it_goes_on_after_a_stop(
         whole(*given)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
-        patch.setattr(part_writing, "write_part", cut)
+        patch.setattr(part_writing, "dump_part", cut)
         dumped(embedder, corpus, out, **asked)
     assert dumped(embedder, corpus, out, **asked) == out
     shared = tmp_path / "shared.zarr"

@@ -102,13 +102,13 @@ def check_same(one: Path, other: Path, numbers: bool = True) -> None:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the sequences that the teacher reads in view 0, by their text."""
-    seen, plain = Counter[str](), part_writing.write_part
+    seen, plain = Counter[str](), part_writing.dump_part
 
     def counting(plan: Any, writer: Any, part: Any, *rest: Any) -> None:
         seen.update(window.text for window in part.windows)
         plain(plan, writer, part, *rest)
 
-    monkeypatch.setattr(part_writing, "write_part", counting)
+    monkeypatch.setattr(part_writing, "dump_part", counting)
     return seen
 
 

@@ -91,7 +91,7 @@ def test_a_kill_while_the_text_is_written_trains_nothing_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("teachonce.teacher_dump.job.part_writing.write_part", killed)
+        patch.setattr("teachonce.teacher_dump.job.part_writing.dump_part", killed)
         result = CliRunner().invoke(teacher_dump, [str(w) for w in (*words, "--out", out)])
         assert result.exit_code == 130
     with pytest.raises(StoreError, match="not finished"):

@@ -21,7 +21,7 @@ from teachonce.store.write.writer import StoreWriter
 from teachonce.support.errors import UserError
 from teachonce.teacher_dump.job import part_writing
 from teachonce.teacher_dump.job.dump import dump
-from teachonce.teacher_dump.job.part_writing import write_part
+from teachonce.teacher_dump.job.part_writing import dump_part
 from teachonce.teacher_dump.job.parts import NumberedPart
 from teachonce.teacher_dump.teacher.loading import load_teacher
 from teachonce.teacher_dump.teacher.precision import TOLERANCE, deviations, load_fastest
@@ -96,15 +96,15 @@ def test_one_sequence_alone_is_too_large(
     def write(plan: Any, writer: StoreWriter, part: NumberedPart, *rest: Any) -> None:
         nonlocal memory
         memory = 100 if part.number == 2 else memory
-        write_part(plan, writer, part, *rest)
+        dump_part(plan, writer, part, *rest)
         written.append(part.number)
 
-    monkeypatch.setattr(part_writing, "write_part", write)
+    monkeypatch.setattr(part_writing, "dump_part", write)
     line = r"sequence \d+ \(document \d+, '.{40}…'\): its 1\d\d tokens alone do not fit .*--device"
     with pytest.raises(UserError, match=line):
         dump(options)
     assert written == [0, 1]
-    monkeypatch.setattr(part_writing, "write_part", write_part)
+    monkeypatch.setattr(part_writing, "dump_part", dump_part)
     memory = 10_000
     assert dump(options).resumed_parts == 2
 
@@ -126,12 +126,12 @@ def with_little_memory(model: Path, corpus: Path, out: Path) -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + spare, -1))
         try:
-            write_part(*arguments)
+            dump_part(*arguments)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
 
-    setattr(part_writing, "write_part", write)  # noqa: B010  in a process of its own
-    # Without states there is no calibration, which would run the teacher before `write_part`.
+    setattr(part_writing, "dump_part", write)  # noqa: B010  in a process of its own
+    # Without states there is no calibration, which would run the teacher before `dump_part`.
     asked: dict[str, Any] = {"part_tokens": 10**6, "batch_tokens": 10**6, "hidden": "none"}
     while True:
         try:

@@ -158,7 +158,7 @@ def test_a_dump_goes_on_where_it_was_killed(
     whole = open_store(dumped(model, labelled, tmp_path / "a.zarr", **words))
     from teachonce.teacher_dump.job import part_writing
 
-    real, left = part_writing.write_part, [2]
+    real, left = part_writing.dump_part, [2]
 
     def write(*arguments: Any) -> None:
         left[0] -= 1
@@ -167,7 +167,7 @@ def test_a_dump_goes_on_where_it_was_killed(
         real(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="killed"):
-        patch.setattr(part_writing, "write_part", write)
+        patch.setattr(part_writing, "dump_part", write)
         dumped(model, labelled, tmp_path / "b.zarr", **words)
     again = open_store(dumped(model, labelled, tmp_path / "b.zarr", **words))
     assert again.manifest.content() == whole.manifest.content()
