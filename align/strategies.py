@@ -325,7 +325,7 @@ class Tokenizations:
         return FlatText.of(self.texts)
 
     def align(self, strategy: str) -> tuple[Tokens, Alignment]:
-        """Return the student's input and its alignment, by the name of a strategy.
+        """Return the student's input and its alignment, as the strategy of this name makes them.
 
         `reduce` makes the input from the teacher's tokens; `span`, `match` and `bytes` use the
         student's own tokenization. Raises AlignmentError as the strategies do, and for an unknown

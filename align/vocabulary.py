@@ -55,8 +55,11 @@ def character_of_byte() -> dict[int, str]:
 
 @cache
 def isolation(character: str) -> int:
-    """Return which tokenizers make this character a word, or a run of such characters: the sum of
-    CHINESE (BERT's normaliser), PUNCTUATION (BERT's pre-tokenizer) and SYMBOL (`Whitespace`)."""
+    """Return the sum of the flags of the tokenizers that split this character from its neighbours.
+
+    CHINESE (BERT's normaliser) and PUNCTUATION (BERT's pre-tokenizer): the character is a word.
+    SYMBOL (`Whitespace`): a run of such characters is a word.
+    """
     code, category = ord(character), unicodedata.category(character)
     # BERT takes all ASCII symbols for punctuation, such as $ and ^, which are not punctuation in
     # Unicode.
@@ -70,8 +73,8 @@ def isolation(character: str) -> int:
 
 
 def divides(before: int, after: int) -> bool:
-    """Return whether two words meet between characters with these flags, which a tokenizer
-    isolates. Only symbols form runs."""
+    """Return whether a tokenizer splits between two neighbours with these flags (see `isolation`).
+    Only symbols form runs."""
     return before != after or bool(before & ~SYMBOL)
 
 

@@ -284,8 +284,8 @@ class IndexedParts(Sequence[Part]):
         return Part(number, sizes_of_part, arrays)
 
     def checksums(self, places: Array) -> Iterator[bytes]:
-        """Yield JSON entries `"path": "checksum"` of all arrays of the parts with these indices,
-        sorted by path. Each piece has the entries of consecutive parts on one page."""
+        """Yield the JSON entries `"path": "checksum"` of all arrays of the parts with the indices
+        `places`, sorted by path. Yields one text for consecutive parts on a page of the index."""
         # A `Part` for each, with its entries, takes more than ten times as long.
         # The cache ends with the call: a page of lines has over twice the bytes of its digests.
         lines = lru_cache(CACHED_PAGES)(self._checksums_of_page)

@@ -233,7 +233,7 @@ letter, and hardly any text contains it."""
 
 
 def split_pair(text: str, separator: str | None, where: str) -> tuple[str, ...]:
-    """Return both texts of a pair, or the text alone if `separator` is None.
+    """Return both texts of a pair, which `separator` joins; if it is None, the text alone.
 
     Raises StoreError unless the separator occurs exactly once.
     """
@@ -267,7 +267,10 @@ def spans_of(encodings: Iterable[Any]) -> Array:
 
 def offsets_of(encoding: Any, text: str, separator: str | None) -> Array:
     """Return the offsets of an encoding in the stored text: int32 [T, 2], (0, 0) for special
-    tokens."""
+    tokens.
+
+    separator: the character between the texts of a pair in `text`; None for a single text.
+    """
     offsets = spans_of([encoding])
     if separator is not None:  # tokenizers count the characters of the second text from 0 again
         second = np.array([number == 1 for number in encoding.sequence_ids], bool)

@@ -294,7 +294,11 @@ def observed_violation(
 
 
 def attention_violation(features: Features, codes: Array, lengths: Array) -> Violation | None:
-    """Check concatenated maps of L^2 codes for sequences of `lengths`; the row is a token."""
+    """Check the attention maps of sequences: return the first token (query) whose probabilities
+    break a law.
+
+    codes: encoded, L^2 of each sequence, one after the other. lengths: L of each sequence.
+    """
     values: Floats = features.level.attention.from_codes(codes)
     rows = starts(np.repeat(lengths, lengths))[:-1]
     with np.errstate(all="ignore"):

@@ -48,8 +48,10 @@ def checksum(array: Slices) -> str:
 
 
 class RankedIds:
-    """Reads slices of the ids [N, K] of ranked logits: `places` in the ids `distinct` [R] of a
-    part."""
+    """Reads slices of the ids [N, K] of ranked logits.
+
+    places: [N, K], the index of each id in `distinct`. distinct: [R], the different ids of a part.
+    """
 
     def __init__(self, places: Slices, distinct: Array, where: str) -> None:
         self.shape, self.dtype = places.shape, places.dtype

@@ -76,8 +76,8 @@ class PartIndex:
         self._parts.clear()
 
     def specs(self) -> dict[str, ArraySpec]:
-        """Return the specs of the first part's arrays, by the names that a part is read by. All
-        parts have the same names, dtypes and row shapes."""
+        """Return the spec of each array of the first part; the keys are the names for
+        `PartReader.array`. All parts have the same names, dtypes and row shapes."""
         return as_read(part_arrays(self.features, self._entries[0].counts))
 
     def part_of(self, index: ArrayLike) -> Array:

@@ -1,5 +1,5 @@
-"""Check the values of a part's arrays by the rules of FORMAT.md, section 6: for a whole part, or in
-a thread while a stream reads it."""
+"""Check that a part's arrays keep the laws of values, which are rules for numbers (FORMAT.md,
+section 6): for a whole part, or in a thread while a stream reads it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def check_part(part: PartReader, calibration: Calibration) -> list[str]:
 
 
 def check_values(part: PartReader, calibration: Calibration) -> None:
-    """Raise StoreError for the first value of a part that breaks a law."""
+    """Raise StoreError, with the first bad value, if a part breaks a law of values (FORMAT.md,
+    section 6)."""
     single = _broken_arrays(part, calibration)
     for line in single.values() or _broken_together(part, part.names()):
         raise StoreError(f"{part.where}: {line}; {NO_NUMBERS}")

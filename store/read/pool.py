@@ -267,10 +267,11 @@ class Pool:
             list(readers.map(opened, pairs))
 
     def check_values(self, calibration: Calibration, lawful: dict[tuple[str, ...], Array]) -> None:
-        """Check the laws of each single array. Raises StoreError, which names the token.
+        """Check the laws of values (FORMAT.md, section 6) that concern a single array. Raises
+        StoreError, which names the token.
 
-        lawful: for each array name, bool [n]: the sequences of the store that passed before, so
-            that later epochs do not check them again.
+        lawful: for each set of array names, bool [n]: the sequences of the store that passed
+            before, so that later epochs do not check them again.
         """
         arrays = self.token | self.maps | self.sequence
         seen = lawful.setdefault(tuple(arrays), np.zeros(len(self._index), bool))

@@ -187,7 +187,8 @@ class Streamer:
             read.close()
 
     def _compare(self, batch: Batch, pool: Pool) -> None:
-        """Check the laws between arrays of a batch, unless all its sequences were checked before.
+        """Check the laws of values (FORMAT.md, section 6) that compare several arrays of a batch,
+        unless all its sequences were checked before.
 
         Raises StoreError.
         """

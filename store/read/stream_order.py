@@ -106,8 +106,11 @@ class StreamOrder:
         return len(_edges(ordered, self.batch_tokens, self.batch_texts, self.shuffle)) - 1
 
     def chosen_pools(self, index: PartIndex) -> Iterator[tuple[Array, list[Array]]]:
-        """Yield the blocks of each pool with batches that `skip` and `every` choose, and these
-        batches, as positions among the sequences of the blocks."""
+        """Yield, for each pool, its blocks and the batches that `skip` and `every` choose from it.
+
+        A batch holds positions among the sequences of the blocks. Pools without a chosen batch are
+        left out.
+        """
         first = self.skip
         for number, (blocks, lengths) in enumerate(self._pools(index)):
             count = self._count(lengths)

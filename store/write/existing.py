@@ -62,7 +62,8 @@ def disk_errors(path: Path | str, subject: str = "") -> Iterator[None]:
 
 
 def unfinished(staging: Staging) -> dict[str, Any]:
-    """Return the root attributes of an unfinished store. Raises UserError if there is none."""
+    """Return the root attributes of the unfinished store at the path of `staging`. Raises UserError
+    if there is no store, or a finished one."""
     attributes = root_of(staging)
     if attributes is None or attributes["state"] != "writing":
         raise UserError(f"{staging.path}: is not an unfinished store")
@@ -141,7 +142,8 @@ def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def finished_root(path: str | Path) -> dict[str, Any] | None:
-    """Return the root attributes of a finished store; None if there is none.
+    """Return the root attributes of the finished store at `path`; None if there is no store, or an
+    unfinished one.
 
     Files that a killed writer left next to the store are removed. Raises UserError if the path is
     not a store, or if another process is working on it.

@@ -108,7 +108,8 @@ class PartWriter:
             )
 
     def _check_violation(self, name: str, rows: Array, violation: Violation | None) -> None:
-        """Raise StoreError if a law is broken at the row `violation.row` of `rows`."""
+        """Raise StoreError if the row `violation.row` of `rows` breaks a law of values (FORMAT.md,
+        section 6)."""
         if violation is not None:
             self._check(name, rows[[violation.row]], np.ones(1, bool), violation.problem)
 
@@ -118,7 +119,8 @@ class PartWriter:
         self._check(name, rows, bad, "is not a log-probability (<= 0)")
 
     def _check_values(self, name: str, rows: Array, values: Array, limit: float) -> None:
-        """Raise StoreError for values that break a law or that the codec cannot represent."""
+        """Raise StoreError for values that break a law (FORMAT.md, section 6), or that the codec
+        cannot represent."""
         self._check_violation(name, rows, row_violation(values))
         far = np.abs(values) >= limit
         self._check(

@@ -115,9 +115,12 @@ class Distributions:
         student: Tokens,
         alignment: Alignment,
     ) -> tuple[Runs, LogitTargets | None, HeadTargets | None]:
-        """Return the student's tokens before each run, as runs of one token, and the teacher's
-        distribution over the piece that comes next there: stored, or as the input of its head if
-        `whole` is set; the other one is None."""
+        """Return the positions at which a decoder predicts, and the teacher's distributions there.
+
+        A position is the student's token before a run of the alignment, returned as a run of one
+        token. The distribution of the next piece is a LogitTargets of stored logits or, if `whole`
+        is set, a HeadTargets with the input of the teacher's head; the other of these is None.
+        """
         rows, positions = predicting_tokens(alignment, sides.teacher, student)
         teacher_begins, student_begins = self.vocabulary.begins
         spaced, map_index = student_begins[student.ids[positions + 1]], None

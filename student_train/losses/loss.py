@@ -163,13 +163,14 @@ class Loss:
 
     @property
     def without_teacher(self) -> bool:
-        """Return whether the loss is a mean over tokens of the text, masked or next, without the
-        teacher."""
+        """Return whether the loss does not read the teacher: a mean over the masked tokens, or over
+        the next tokens, of the text alone."""
         return self.teacher == "nothing"
 
     @property
     def per_prediction(self) -> bool:
-        """Return whether the loss is a mean over all tokens, masked or next, that are predicted."""
+        """Return whether the loss is a mean over all predicted tokens: the masked tokens, or the
+        next tokens."""
         return self.teacher in ("nothing", "edges")
 
     @property

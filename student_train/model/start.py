@@ -313,8 +313,12 @@ def _best_start(student: PreTrainedModel, store: FeatureStore) -> str:
 
 
 def embedding_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
-    """Average, for each student piece, the rows of the teacher pieces whose greedy split contains
-    it. Return means [Vs,D], and which pieces have one [Vs]."""
+    """Compute an embedding of each student piece: the mean of the rows of `teacher` [V,D] whose
+    pieces contain it, when `vocabulary` splits them into student pieces.
+
+    Returns means [Vs,D], and bool [Vs]: whether any teacher piece contains the student piece.
+    size: Vs, the number of student pieces.
+    """
     pieces = np.asarray(vocabulary.split_ids, np.int64)
     owner = np.repeat(np.arange(len(vocabulary.split_start) - 1), np.diff(vocabulary.split_start))
     usable = (owner < len(teacher)) & ~vocabulary.unknown[owner]

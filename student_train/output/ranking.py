@@ -33,13 +33,13 @@ MASKS = frozenset({"mask_prob", "mask_words", "max_masks", "recipe", "view"})
 class Measure:
     """Describes a figure by which students are ranked.
 
-    why: describes it for people. largest: whether larger is better.
+    meaning: what the figure is, for messages and pages. largest: whether larger is better.
     text_settings: settings that change the text or the tokens on which it is computed: students
         that differ in one of them are not compared by it.
     """
 
     name: str
-    why: str
+    meaning: str
     largest: bool = False
     text_settings: frozenset[str] = TEXT
 
@@ -230,7 +230,7 @@ def describe_best(rows: Sequence[Row], means: Sequence[Row] = ()) -> str:
         )
     if means:
         mean = means[0]
-        figure = f"{measure.name} {mean[measure.name]} ({measure.why})"
+        figure = f"{measure.name} {mean[measure.name]} ({measure.meaning})"
         return f"best      {mean[SETTING]}: {figure}; its best student is {mean['folder']}"
     figure = f"{measure.name} {best[measure.name]:.5g}"
-    return f"best      {best['folder']}: {figure} ({measure.why}{without})"
+    return f"best      {best['folder']}: {figure} ({measure.meaning}{without})"

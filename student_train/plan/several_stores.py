@@ -93,8 +93,8 @@ def _check_pieces(first: FeatureStore, other: FeatureStore) -> None:
     if one != two:
         raise UserError(
             f"--combine outputs: the teacher of {other.path} has {len(two)} pieces that differ from"
-            f" the {len(one)} of {first.path}: distributions over two vocabularies have no mean;"
-            f" {LOSSES}"
+            f" the {len(one)} of {first.path}: distributions over two vocabularies cannot be"
+            f" averaged; {LOSSES}"
         )
 
 
@@ -134,5 +134,5 @@ def _check_states(kind: str, first: FeatureStore, other: FeatureStore) -> None:
     if states[0] != states[1]:
         raise UserError(
             f"--combine outputs: {other.path} has {kind} {states[0]}, and {first.path} {states[1]}:"
-            f" these have no mean; dump both with the same --{kind}, or {LOSSES}"
+            f" these cannot be averaged; dump both with the same --{kind}, or {LOSSES}"
         )

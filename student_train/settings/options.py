@@ -121,7 +121,8 @@ class TrainOptions(OptionFields):
                 check_together(self.in_stage(stage), unknown - stage.keys())
 
     def _parse_stores_and_stages(self) -> None:
-        """Replace a list of stores, and words in stages, by the values of the fields."""
+        """Set `store` and `others` from a list of stores, and parse the settings of stages that are
+        text."""
         stores = self.store if isinstance(self.store, list | tuple) else [self.store]
         others = self.others if isinstance(self.others, list | tuple) else [self.others]
         if not stores:

@@ -78,7 +78,7 @@ def _refused(tasks: Mapping[str, Any], models: Mapping[str, str]) -> str:
     tables = json.dumps({"tasks": tasks, "models": models}, default=str)
     done = subprocess.run(CHECK, input=tables, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"--downstream: the tables cannot be checked: {_last_line(done)}")
+        raise UserError(f"--downstream: its tasks and models cannot be checked: {_last_line(done)}")
     # Only the last line, because libraries may print others before it.
     return str(json.loads(done.stdout.splitlines()[-1]))
 

@@ -24,8 +24,8 @@ CHUNK_ELEMENTS = 1 << 23  # logits in memory at once: 32 MB in float32, for any 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Computes the last layer of a head: logits [N,V] = z = values [N,D] @ weight.T + bias; with a
-    `cap`, cap * tanh(z / cap)."""
+    """Computes the last layer of a head: logits z [N,V] = values [N,D] @ weight.T + bias, where
+    `values` are the inputs of the layer. With a `cap`, the logits are cap * tanh(z / cap)."""
 
     weight: torch.Tensor  # float32 [V,D]
     bias: torch.Tensor  # float32 [V]
@@ -46,7 +46,7 @@ class Decoder:
         return self.weight.bfloat16()
 
     def logits(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield slices of the rows of `values` [N,D] with their float32 logits."""
+        """Yield slices of the rows of the inputs `values` [N,D], with their float32 logits."""
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[0])
         rounded = self.rounds(values)
         for begin in range(0, len(values), rows):
@@ -59,7 +59,8 @@ class Decoder:
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def logits_of(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Compute one logit of each row: of `values` [N,D] at `ids` [N], float32 [N]."""
+        """Compute one logit for each of the inputs `values` [N,D], float32 [N]: the logit of its id
+        in `ids` [N]."""
         # Bounds the gathered weights [rows, D]: one logit a row is all that is computed.
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[1])
         parts = zip(values.split(rows), ids.split(rows), strict=True)
@@ -67,7 +68,7 @@ class Decoder:
         return self._capped(torch.cat(chunks))
 
     def rounds(self, values: torch.Tensor) -> bool:
-        """Return whether bfloat16 represents weights and `values` exactly."""
+        """Return whether bfloat16 represents the weights and the inputs `values` exactly."""
         return self.rounded and values.dtype == torch.bfloat16
 
 
@@ -142,7 +143,7 @@ def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def top_logits(decoder: Decoder, values: torch.Tensor, k: int) -> dict[str, Array]:
-    """Compute the top k log-probabilities of each row of `values` [N,D].
+    """Compute the top k log-probabilities of each of the decoder's inputs `values` [N,D].
 
     Returns `ids` int32 [N,K] and `logprobs` [N,K], highest first, `rest` [N], the log of the
     remaining probability, and `log_partition` [N].
@@ -173,8 +174,8 @@ exp(logit - highest) over all other logits."""
 
 
 def chunked_logits(decoder: Decoder, values: torch.Tensor, k: int) -> TopLogits:
-    """Compute the logits of `values` [N,D] in chunks of rows, and yield the top k of each chunk
-    and the rest, as in `TopLogits`."""
+    """Compute the logits of the decoder's inputs `values` [N,D] in chunks of rows, and yield the
+    top k of each chunk and the rest, as in `TopLogits`."""
     for _, logits in decoder.logits(values):
         best, ids = logits.topk(k, dim=-1)
         # The top logits are excluded from the sum, not subtracted from the total: if they have
@@ -255,9 +256,10 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> di
 def observed_logprobs(
     decoder: Decoder, values: torch.Tensor, following: Array, log_partition: Array
 ) -> Array:
-    """Compute the log-probability [N] of the token that follows each row of `values` [N,D].
+    """Compute the log-probability [N] of the token that follows each of the N tokens.
 
-    following: int [N], ids of these tokens. log_partition: float32 [N], of the logits of the rows.
+    values: [N,D], the decoder's inputs. following: int [N], the ids of the following tokens.
+    log_partition: float32 [N], see `log_partitions`.
     """
     ids = torch.from_numpy(following.astype(np.int64)).to(values.device)
     logprobs = decoder.logits_of(values, ids).cpu().numpy() - log_partition
@@ -266,10 +268,11 @@ def observed_logprobs(
 
 
 def all_logits(decoder: Decoder, values: torch.Tensor) -> Array:
-    """Compute all logits [N,C] of `values` [N,D], for heads over a few classes or tags."""
+    """Compute all logits [N,C] of the decoder's inputs `values` [N,D], for heads over a few classes
+    or tags."""
     return torch.cat([logits for _, logits in decoder.logits(values)]).cpu().numpy()
 
 
 def log_partitions(decoder: Decoder, values: torch.Tensor) -> Array:
-    """Compute the log of the summed exp of all logits, [N], of `values` [N,D]."""
+    """Compute the logsumexp [N] of all logits of the decoder's inputs `values` [N,D]."""
     return torch.cat([logits.logsumexp(-1) for _, logits in decoder.logits(values)]).cpu().numpy()

@@ -19,7 +19,7 @@ from teachonce.support.errors import UserError
 def find_layers(base: nn.Module, count: int) -> nn.ModuleList:
     """Find the transformer layers of an encoder: its outermost ModuleList of `count` modules.
 
-    Raises UserError if there is none.
+    Raises UserError if the encoder has no such list.
     """
     for module in base.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:

@@ -239,8 +239,9 @@ class Labels:
             yield replace(window, numbers=numbers)
 
     def _tags(self, window: Window, inside: Sequence[tuple[int, int, str]], where: str) -> Array:
-        """Return the tag ids of a window's tokens, by the tags of the words that begin `inside` of
-        it: int32 [T], -1 for no tag.
+        """Return the tag ids of a window's tokens: int32 [T], -1 for no tag.
+
+        inside: begin and end in the document, and tag, of each word that begins in the window.
 
         The first piece of a word gets the word's tag; a piece over several words gets the tag of
         the first. Later pieces get the teacher's `later_label`, if it has one.

@@ -38,7 +38,8 @@ def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, 
             raise
         raise UserError(
             f"--task {task}: mteb could not score {model}: {first_line(error)}; its data come from"
-            " the hub: connect, or fill the cache of datasets on a machine that can"
+            " the hub: connect to it, or copy the cache of datasets from a machine that is"
+            " connected"
         ) from error
     figure = fmean(float(subset["main_score"]) for subset in scores)
     about = {

@@ -108,8 +108,8 @@ def _has_words(path: Path, columns: dict[str, str]) -> bool:
 
 
 def note_on_columns(options: PredictOptions) -> str | None:
-    """Describe the columns of a file of words and tags, if it has more than these; None for other
-    texts."""
+    """Describe which columns and lines of a file of words and tags are read; None if all are read,
+    and for other files."""
     path = options.input
     if path is None or str(path) == "-" or not _has_words(path, options.columns):
         return None

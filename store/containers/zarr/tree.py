@@ -351,12 +351,12 @@ class ZarrSource:
         except (OSError, StoreError):  # the link leads nowhere, or out of the store
             return False
 
-    def _holds(self, name: str, law: Callable[[dict[str, Any]], bool]) -> bool:
-        """Return whether a law holds for the metadata of a group or array, at the first attempt to
+    def _holds(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> bool:
+        """Return whether the metadata of a group or array meet a condition, at the first attempt to
         read them or later."""
         for _ in fetch_attempts(self.remote):
             with suppress(StoreError):
-                if law(self._node(name)):
+                if condition(self._node(name)):
                     return True
         return False
 

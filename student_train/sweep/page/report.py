@@ -271,7 +271,7 @@ def _choice(
         reason = f"its setting has the best mean {measure.name}, {format_number(mean)}, of"
     text = (
         f"Ship number {best.number}, because {reason} {counted(len(done), 'student')}"
-        f" ({measure.why})"
+        f" ({measure.meaning})"
     )
     if mean is not None:
         text += f"; its own, {best.shown(measure)}, is the best of these seeds"

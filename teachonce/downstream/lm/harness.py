@@ -77,8 +77,8 @@ def score_harness_task(
             raise
         raise UserError(
             f"--task {task}: lm-evaluation-harness could not score {model}: {first_line(error)};"
-            " data that a task does not have in local files come from the hub: connect, or fill the"
-            " cache of datasets on a machine that can"
+            " data that a task does not have in local files come from the hub: connect to it,"
+            " or copy the cache of datasets from a machine that is connected"
         ) from error
     figures = _figures(report["results"].get(name, {}))
     if not figures:

@@ -200,10 +200,10 @@ class Tagging(LabelTask):
     ) -> list[dict[str, Any]]:
         """Make inputs with `labels` (numbers of tags) and `first` (positions of first pieces).
 
-        The first piece of a word has the number of its tag, its other pieces the number of `later`.
-        Other tokens, and tags not in `labels`, have -100. A word without a piece has position -1.
-        A sentence of more than `limit` tokens gives several inputs, and each of its words has label
-        and position in one of them; `example` is the number of the sentence.
+        The first piece of a word has the number of its tag, its other pieces the number of the
+        label `self.later`. Other tokens, and tags not in `labels`, have -100. A word without a
+        piece has position -1. A sentence of more than `limit` tokens gives several inputs, and each
+        of its words has label and position in one of them; `example` is the number of the sentence.
         """
         number: dict[str | None, int] = {label: n for n, label in enumerate(self.labels)}
         rows = []
@@ -232,11 +232,13 @@ class Tagging(LabelTask):
     def tags_of_words(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> tuple[list[list[str]], list[list[str]]]:
-        """Return gold and predicted tags of every word, by the logits [B, S, L] at its first piece.
+        """Return the gold and the predicted tags of all words of each sentence.
 
-        A word without a piece (only white space) has the prediction "O". A word whose prediction is
-        `later` continues the entity before it: I-PER after B-PER or I-PER, "O" without an entity.
-        So does the evaluation of Mukherjee & Awadallah 2020 (remove_x in their conlleval.py).
+        predictions: logits [B, S, L]. The prediction of a word is the best label at its first
+        piece; "O" for a word without a piece (only white space). If it is `self.later`, the label
+        of later pieces, the word continues the entity before it: I-PER after B-PER or I-PER, "O"
+        without an entity. So does the evaluation of Mukherjee & Awadallah 2020 (remove_x in their
+        conlleval.py).
         """
         best = predictions.argmax(-1)
         gold = [list(sentence.tags) for sentence in examples]

@@ -85,7 +85,8 @@ class Format:
 
 
 def _load_format(name: str) -> Format:
-    """Load a format of this or of an installed package. Raises UserError if there is none."""
+    """Load the format `name` of this or of an installed package. Raises UserError if no package has
+    it."""
     if name in BUILT_IN:  # imported by name, so that --help loads no reader
         module, attribute = BUILT_IN[name]
         loaded: Any = getattr(import_module(f"{_MODULES}.{module}"), attribute)

@@ -85,8 +85,8 @@ def usage(file: str, chats: bool) -> str:
 
 
 def layers(path: Path) -> dict[str, list[str]]:
-    """Return the names of the weights that can be quantised, by their name in every block: all
-    matrices, except the table of positions."""
+    """Return the names of the weights that can be quantised: all matrices, except the table of
+    positions. Key: the name without the number of the block, which weights of all blocks share."""
     gguf = library("gguf", EXTRA, "--quantize")
     names: dict[str, list[str]] = {}
     for tensor in gguf.GGUFReader(path).tensors:
