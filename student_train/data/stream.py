@@ -138,13 +138,22 @@ def _raised(
 
 
 def _alive(batches: Iterable[Batch]) -> Generator[Batch]:
+    started = False
     try:
-        yield from batches
+        for batch in batches:
+            started = True
+            yield batch
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
         # RuntimeError is the loader's. The others: a worker announced a batch and ended before
         # this process had received it.
         if isinstance(error, RuntimeError) and "DataLoader worker (pid" not in str(error):
             raise
+        if not started:
+            raise UserError(
+                f"a process of --workers ended before its first batch ({first_line(error)}): memory"
+                " ran out, or it imported your script and ran it again; put the code of a script"
+                ' under `if __name__ == "__main__":`, or give fewer --workers'
+            ) from error
         raise UserError(
             f"a process of --workers was killed ({first_line(error)}), probably because memory ran"
             " out; continue with --resume and fewer --workers"

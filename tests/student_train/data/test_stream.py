@@ -167,6 +167,19 @@ def test_a_worker_that_is_killed_is_a_line(store: FeatureStore, collator: Collat
             pass
 
 
+@pytest.mark.slow
+def test_a_script_that_workers_run_again_is_reported(store: FeatureStore, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "from teachonce import TrainOptions, run\n"
+        f"run(TrainOptions({str(store.path)!r}, vocab='350', student='16x1x2', steps=2, workers=1,"
+        " out='student', device='cpu'))\n"
+    )
+    words = [sys.executable, "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert 'under `if __name__ == "__main__":`, or give fewer --workers' in last
+
+
 def test_held_out_blocks_are_apart_and_the_same_for_all(store: FeatureStore) -> None:
     train, held_out = split_blocks(store, 0.2)
     assert len(train) and len(held_out)
