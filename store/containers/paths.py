@@ -19,13 +19,14 @@ from teachonce.store.containers.zarr.staging import ZarrStaging
 from teachonce.store.containers.zarr.tree import ZarrSource
 from teachonce.store.errors import NO_QUEUE, NO_STORE, StoreError, missing
 from teachonce.support.errors import UserError, os_error_line
+from teachonce.support.parsing import local_path
 
 LocalStaging = ZarrStaging | Hdf5Staging
 
 
 def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> StoreSource:
     """Open a Zarr folder, an HDF5 file, or the fsspec URL of a Zarr store, without a request yet.
-    Raises StoreError."""
+    Raises StoreError, and UserError for a URL that is a Path."""
     _, is_url, address = str(path).partition("://")
     if is_url:
         if not address.strip("/"):
@@ -37,7 +38,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
     path = Path(path)
     try:
         if not path.exists():
-            raise StoreError(missing(path))
+            raise StoreError(missing(local_path(path)))
         if (path / "zarr.json").is_file():
             return ZarrSource(str(path))
         # The content decides, because a file that is only read may have any name. Opening a pipe

@@ -44,6 +44,7 @@ from teachonce.store.read.stream_order import KINDS, StreamArguments, StreamOrde
 from teachonce.support.arrays import Array, Floats
 from teachonce.support.console import counted
 from teachonce.support.html import html_table
+from teachonce.support.parsing import local_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -71,7 +72,8 @@ def open_store(
     Unreachable if a network does not answer; UserError if `cache` has another form or its folder
     cannot be written.
     """
-    disk_cache = DiskCache(*parse_disk_cache(cache)) if cache and "://" in str(path) else None
+    bounds = parse_disk_cache(cache) if cache else None
+    disk_cache = DiskCache(*bounds) if bounds and "://" in str(path) else None
     source = open_source(path, storage_options)
     try:
         return with_refetches(source.remote, lambda: _open(source, allow_partial, disk_cache))
@@ -397,14 +399,15 @@ class FeatureStore(Sequence[Record]):
 
         The schema's metadata have the store's features and identity under `teachonce`. Raises
         StoreError for an unknown column, a number that float16 cannot hold, a path that exists, and
-        damaged arrays; nothing is left at `path` then.
+        damaged arrays, UserError for a URL; nothing is left at `path` then.
         """
         from teachonce.store.read.table_files import check_free, write_parquet
 
         table = self.table(columns, floats)
-        check_free(Path(path))  # a copy that is refused must not be recorded
-        record_copy(self.source.address, self.manifest, "table", path)
-        return write_parquet(table, Path(path), file_bytes, on_rows)
+        target = local_path(path)
+        check_free(target)  # a copy that is refused must not be recorded
+        record_copy(self.source.address, self.manifest, "table", target)
+        return write_parquet(table, target, file_bytes, on_rows)
 
     def to_datasets(
         self,
@@ -419,7 +422,8 @@ class FeatureStore(Sequence[Record]):
         `columns` and `floats` as for `to_parquet`. The rows are written once to an Arrow file in
         `cache_dir`, by default a folder in the cache of `datasets`, and memory-mapped. With
         `streaming`, an `IterableDataset` reads the store itself. Raises StoreError as
-        `to_parquet` does, and for `cache_dir` with `streaming`.
+        `to_parquet` does, and for `cache_dir` with `streaming`; UserError for a `cache_dir` that is
+        a URL.
         """
         from teachonce.store.read.table_files import dataset_of, streamed_dataset_of
 
@@ -430,8 +434,9 @@ class FeatureStore(Sequence[Record]):
                     " streaming out"
                 )
             return streamed_dataset_of(partial(self.table, columns, floats))
+        folder = local_path(cache_dir) if cache_dir else None
         on_path = partial(record_copy, self.source.address, self.manifest, "datasets")
-        return dataset_of(self.table(columns, floats), self.manifest.content(), cache_dir, on_path)
+        return dataset_of(self.table(columns, floats), self.manifest.content(), folder, on_path)
 
     def teacher_files(self) -> Mapping[str, bytes]:
         """Return the teacher's stored files by name; each is read on access."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from numbers import Integral
 from typing import TypedDict
 
 import numpy as np
@@ -62,13 +63,13 @@ class StreamOrder:
 
     def __post_init__(self) -> None:
         texts = 1 if self.batch_texts is None else self.batch_texts
-        if (
-            min(self.batch_tokens, self.pool_blocks, texts, self.every) < 1
-            or min(self.skip, self.seed, self.epoch) < 0
-        ):
+        sizes = self.batch_tokens, self.pool_blocks, texts, self.every
+        places = self.skip, self.seed, self.epoch
+        whole = all(isinstance(number, Integral) for number in (*sizes, *places))
+        if not whole or min(sizes) < 1 or min(places) < 0:
             raise StoreError(
-                "stream: batch_tokens, batch_texts, pool_blocks and every must be over 0; skip,"
-                " seed and epoch at least 0"
+                "stream: batch_tokens, batch_texts, pool_blocks and every must be whole numbers"
+                " over 0; skip, seed and epoch whole numbers from 0"
             )
 
     def _pools(self, index: PartIndex) -> Iterator[tuple[Array, Array]]:

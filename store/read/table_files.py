@@ -96,7 +96,7 @@ def _write(
 def dataset_of(
     table: StoreTable,
     content: str,
-    folder: str | Path | None,
+    folder: Path | None,
     on_path: Callable[[Path], object],
 ) -> datasets.Dataset:
     """Open a table as a dataset in `folder`, by default in the cache of `datasets`.
@@ -105,7 +105,7 @@ def dataset_of(
     """
     import datasets
 
-    folder = Path(folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce")
+    folder = folder or Path(datasets.config.HF_DATASETS_CACHE) / "teachonce"
     try:
         return rows_in(folder, table, content, on_path)
     except OSError as error:

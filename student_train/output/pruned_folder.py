@@ -15,6 +15,7 @@ from teachonce.checkpoints.names import ResolvedModel
 from teachonce.student_train.model.pruning import pruned, shared_pieces
 from teachonce.support import files
 from teachonce.support.errors import ANOTHER, UserError
+from teachonce.support.parsing import local_path
 
 
 def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> int:
@@ -24,9 +25,10 @@ def prune_student(student: str | Path, vocab: str | Path, out: str | Path) -> in
 
     Returns the number of pieces. The student retains the embeddings of these pieces, its special
     tokens and all other weights (Zhao et al. 2021, section 6). Raises UserError for a folder
-    without a student or tokenizer, for a vocabulary that is not a WordPiece, and if `out` exists.
+    without a student or tokenizer, for a vocabulary that is not a WordPiece, and if `out` exists or
+    is a URL.
     """
-    target, caller = Path(out), f"prune_student({str(student)!r})"
+    target, caller = local_path(out), f"prune_student({str(student)!r})"
     if target.exists():
         raise UserError(f"{target} exists already; {ANOTHER}")
 

@@ -13,8 +13,7 @@ from click.shell_completion import CompletionItem
 
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.packages import added_object
-from teachonce.support.parsing import DIGITS
-from teachonce.support.redaction import redacted
+from teachonce.support.parsing import DIGITS, local_path
 
 
 def _refuse_empty(
@@ -64,21 +63,18 @@ PATH = Text()
 
 
 class LocalPath(click.Path):
-    """Reads a path on this machine as a Path, as a click type; `Path("s3://a")` would be a folder
-    `s3:` here. `checks`: keywords of `click.Path`, such as `exists`."""
+    """Reads a path on this machine as a Path, as a click type, and refuses a URL. `checks`:
+    keywords of `click.Path`, such as `exists`."""
 
     def __init__(self, **checks: bool) -> None:
         super().__init__(path_type=Path, **checks)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         _refuse_empty(self, value, param, ctx)
-        if "://" in str(value):
-            self.fail(
-                f"{redacted(str(value))}: is a URL, expected a path on this machine; give one, and"
-                " copy from or to the URL by other means (a store by feature-store convert)",
-                param,
-                ctx,
-            )
+        try:
+            local_path(value)
+        except UserError as error:
+            self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -45,6 +45,7 @@ from teachonce.support.click_types import (
 from teachonce.support.errors import UserError, suggest
 from teachonce.support.option_types import Given, NotGiven
 from teachonce.support.packages import added_object
+from teachonce.support.parsing import local_path
 
 KEY = "option"  # of a field's metadata
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -249,11 +250,12 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
 
     A string is parsed as on the command line. A list of strings is a comma-separated list, as in
     TOML; if the field is a tuple, a list becomes a tuple, and so does a single value. A path may be
-    a string. Raises UserError for a string that the option cannot parse; other values are returned
-    unchanged.
+    a string. A number of NumPy becomes a number of Python. Raises UserError for a string that the
+    option cannot parse; other values are returned unchanged.
     """
     if isinstance(value, NotGiven):
         return value
+    value = _plain(value)
     about, kind = options_of(settings)[name], _type_of(settings, name).kind
     if kind is tuple and isinstance(value, os.PathLike):
         value = [value]  # not a comma-separated list: a path may have a comma
@@ -261,8 +263,10 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     items = value if several else [value]
     values = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in items]
     texts = bool(values) and all(isinstance(word, str) for word in values)
-    if (kind is tuple and value is None) or (kind is Path and isinstance(value, Path)):
+    if kind is tuple and value is None:
         return value
+    if kind is Path and isinstance(value, Path):
+        return local_path(value)
     # A list for a repeated option is not read again: `replace` passes parsed values.
     if about.read and texts and not (several and kind is tuple and about.repeated):
         return about.read(tuple(values) if about.repeated else ",".join(values))
@@ -271,11 +275,22 @@ def parse_value(settings: type[Any], name: str, value: Any) -> Any:
     if kind is Path and texts:
         if len(values) > 1:
             raise UserError(f"{flag_of(name)}: expected one path, got {len(values)}")
-        return Path(values[0])
+        return local_path(values[0])
     if kind in (int, float) and isinstance(value, str):
         with suppress(click.BadParameter):  # `check_value` refuses it
             return click_type(settings, name).convert(value, None, None)
     return ",".join(values) if texts else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, also in a list or a dict, as a number of Python: JSON has no others."""
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value)) if isinstance(value, list) else tuple(map(_plain, value))
+    if type(value) is dict:  # not a subclass, which may mark defaults
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def check_value(settings: type[Any], name: str, about: Option, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Parse untrusted text: whole numbers, and files in JSON or TOML.
+"""Parse untrusted text: whole numbers, paths on this machine, and files in JSON or TOML.
 
 The size of a file is bounded, and JSON is checked against a schema. Errors are one line.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 from pathlib import Path
 from typing import Any
 
 from teachonce.support.errors import UserError, first_line
+from teachonce.support.redaction import redacted
 
 MOST_BYTES = 1 << 26  # of a JSON file
 MOST_TOML_BYTES = 1 << 20
@@ -20,6 +22,25 @@ LARGEST = 1e30  # of a number's magnitude: in float64 its square is finite as we
 MOST_DIGITS = 18  # they fit int64; above 4,300 of them int() raises ValueError
 # Not \d, which matches the digits of every script.
 DIGITS = f"[0-9]{{1,{MOST_DIGITS}}}"
+
+AS_PATH = re.compile(r"(?:s3|gs|az|hf|https?):/(?!/)")
+"""Start of a URL from which pathlib has removed a slash."""
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path on this machine. Raises UserError for a URL, and for `Path("s3://a")`, which
+    would be a folder `s3:` here."""
+    if url := AS_PATH.match(str(path)):
+        raise UserError(
+            f"{redacted(str(path))}: a Path has only one slash after {url[0][:-1]}; give the URL as"
+            " a string, with two"
+        )
+    if "://" in str(path):
+        raise UserError(
+            f"{redacted(str(path))}: is a URL, expected a path on this machine; give one, and"
+            " copy from or to the URL by other means (a store by feature-store convert)"
+        )
+    return Path(path)
 
 
 def read_small(path: Path, most: int = MOST_BYTES) -> str:

@@ -218,6 +218,7 @@ def test_toml_is_refused_with_its_place(table: dict[str, Any], expected: str) ->
 def test_numbers_of_numpy_and_paths_are_taken() -> None:
     made = Settings(Path("s"), steps=np.int64(4), rate=np.float32(0.5))  # type: ignore[arg-type]
     assert (made.store, made.steps, made.rate) == ("s", 4, 0.5)
+    assert (type(made.steps), type(made.rate)) == (int, float)  # JSON has no others
 
 
 def _split(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -222,6 +222,8 @@ def test_the_word_of_a_cache(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"--cache {word}: .*expected .*100GB") as caught:
             parse_disk_cache(word)
         assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="--cache 100GB: expected disk:DIR,SIZE"):
+        open_store(tmp_path / "near.zarr", cache="100GB")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--cache disk:.*/file: cannot be written: .*"):
         DiskCache(tmp_path / "file", 1)

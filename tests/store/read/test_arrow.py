@@ -16,6 +16,7 @@ from teachonce.store import FeatureStore, StoreError, open_store
 from teachonce.store.read import arrow, table_files
 from teachonce.store.read.record import Record
 from teachonce.support.arrays import Array
+from teachonce.support.errors import UserError
 from tests.making.stores import Made, begin, features_of, make_part, put_part
 
 PLAIN = ("index", "document", "document_begin", "hard_cut", "text")
@@ -234,6 +235,9 @@ def test_what_cannot_be_a_table_is_refused(
     (tmp_path / "there").mkdir()
     with pytest.raises(StoreError, match="there: exists already; remove it, or choose another"):
         store.to_parquet(tmp_path / "there")
+    for write in (store.to_parquet, lambda url: store.to_datasets(cache_dir=url)):
+        with pytest.raises(UserError, match="s3://bucket/rows: is a URL, expected a path on this"):
+            write("s3://bucket/rows")
     damaged = copy("zarr")
     shard = damaged / "parts/2/view0/hidden/mean/scale/c/0"
     shard.write_bytes(shard.read_bytes()[:-60] + bytes(60))

@@ -403,10 +403,12 @@ def test_unknown_arguments_are_refused_at_once(made: Callable[..., Any], read: s
     ):
         with pytest.raises(StoreError, match=f"{fs.path}: {printed}"):
             start(**wrong)
-    below: dict[str, Any] = {"batch_texts": 0, "batch_tokens": 0, "every": 0, "skip": -1}
-    for name in below:
-        with pytest.raises(StoreError, match="batch_texts, pool_blocks and every must be over 0"):
-            fs.stream(**{name: below[name]})
+    numbers = {"batch_texts": 0, "batch_tokens": 0, "every": 0, "skip": -1}
+    for below in (numbers, {"batch_tokens": 99.5, "epoch": 1.0, "seed": None}):
+        for name, number in below.items():
+            words: dict[str, Any] = {name: number}
+            with pytest.raises(StoreError, match="every must be whole numbers over 0; skip, seed"):
+                fs.stream(**words)
 
 
 LENGTH = 101_001  # with rows of one byte, as in maps

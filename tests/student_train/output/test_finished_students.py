@@ -319,6 +319,7 @@ def test_what_cannot_be_pruned_is_refused_in_a_line(
         (whole, tmp_path / "empty", out, "empty cannot be loaded as a model with its tokenizer"),
         (whole, tmp_path / "slow", out, "slow: ByT5Tokenizer is not a fast tokenizer"),
         (whole, small, small, "small exists already"),
+        (whole, small, "s3://bucket/a", "s3://bucket/a: is a URL, expected a path on this machine"),
         (whole, "300", out, "300 is no folder; give the folders of a student and of a tokenizer"),
         (tmp_path / "none", small, out, "none is no folder"),
     ):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, assert_type, cast
 
+import numpy as np
 import pytest
 
 from teachonce.store import FeatureStore
@@ -126,6 +127,9 @@ def test_python_takes_what_the_command_line_takes() -> None:
         stages=({"loss": {"hidden": 2.0}, "freeze": ("head",)},),
     )
     assert made == same
+    numbers: dict[str, Any] = {"loss": {"mlm": np.float32(1)}, "steps": np.int64(5)}
+    made = TrainOptions("a.zarr", **numbers, stages=[numbers])
+    assert json.loads(json.dumps(made.describing()))["stages"] == [{"loss": {"mlm": 1}, "steps": 5}]
     assert TrainOptions(Path("a.zarr"), loss="mlm=1,hidden=2").loss == {"mlm": 1.0, "hidden": 2.0}
     with pytest.raises(
         UserError, match="^--store: expected at least one store, got an empty list$"
@@ -156,6 +160,10 @@ def test_a_type_checker_reads_the_narrow_types_and_refuses_wrong_ones() -> None:
     for values in ((), ("a.zarr", "8k")):  # as StudentBatches("a.zarr", "8k")
         with pytest.raises(TypeError, match=r"^TrainOptions: .* call TrainOptions\(store, vocab="):
             TrainOptions(*values)
+    with pytest.raises(UserError, match="^s3://bucket/a: is a URL, expected a path on this machin"):
+        TrainOptions("a.zarr", out="s3://bucket/a")
+    with pytest.raises(UserError, match="^s3:/bucket/a: a Path has only one slash after s3:; give"):
+        TrainOptions("a.zarr", out=Path("s3://bucket/a"))
     with pytest.raises(TypeError, match=r"^run: expected TrainOptions, got str; call run\(Train"):
         run("a.zarr")  # type: ignore[arg-type]
 
