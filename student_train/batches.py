@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -134,10 +135,11 @@ class StudentBatches(IterableDataset[StudentBatch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, from 0. It determines the order, the masks and the
-        masked view. Raises ValueError for a number below 0."""
-        if epoch < 0:
+        masked view. Raises ValueError for a number below 0, TypeError for a fraction."""
+        number = operator.index(epoch)  # a tensor of integers would cut a fraction off
+        if number < 0:
             raise ValueError(f"epoch: expected at least 0, got {epoch}")
-        self._epoch.fill_(epoch)
+        self._epoch.fill_(number)
 
     def __len__(self) -> int:
         return self._order.count(self.epoch) // self.world_size
@@ -176,6 +178,11 @@ class StudentBatches(IterableDataset[StudentBatch]):
     def validate(self, distiller: Distiller) -> dict[str, float]:
         """Evaluate a student on the held-out batches. Return the figures that `student-train`
         reports, such as `valid_loss`, by name."""
+        if not hasattr(distiller, "compute"):  # a distiller may be wrapped by torch.compile
+            raise TypeError(
+                f"validate: expected a Distiller, got {type(distiller).__name__}; call"
+                " validate(batches.distiller(student))"
+            )
         return evaluate(distiller, self.store, self.collator, self._held_out, self._plan)
 
     def __repr__(self) -> str:

@@ -32,7 +32,12 @@ from teachonce.student_train.model.student_tokenizer import (
     student_tokenizer,
 )
 from teachonce.student_train.model.word_vectors import set_word_vectors
-from teachonce.student_train.plan.train_plan import TrainPlan, plan_of, terms_of
+from teachonce.student_train.plan.train_plan import (
+    TrainPlan,
+    check_arguments,
+    plan_of,
+    terms_of,
+)
 from teachonce.student_train.settings.option_fields import BILSTM, NETWORK
 from teachonce.student_train.settings.option_values import FOLDER
 from teachonce.student_train.settings.options import BatchPlan, TrainOptions
@@ -58,6 +63,7 @@ def prepare(options: TrainOptions, store: FeatureStore, *others: FeatureStore) -
     Raises UserError if the store lacks what the vocabulary or the weights need, or if temporary
     files cannot be written.
     """
+    check_arguments("prepare", options, store, *others)
     plan = plan_of(options.resolved(), store, *others)
     check_start_source(plan.options, store)
     return prepare_plan(plan)

@@ -8,6 +8,7 @@ the plan.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -184,6 +185,19 @@ class TrainPlan:
         """Return the plan with resolved options; see `TrainOptions.resolved`."""
         stages = tuple(replace(stage, options=stage.options.resolved()) for stage in self.stages)
         return replace(self, options=self.options.resolved(), stages=stages)
+
+
+def check_arguments(caller: str, options: object, *stores: object) -> None:
+    """Raise TypeError for options that are no TrainOptions, and for the path of a store."""
+    if not isinstance(options, TrainOptions):
+        raise TypeError(
+            f"{caller}: expected TrainOptions, got {type(options).__name__}; give"
+            " TrainOptions(store, vocab=...), or the attribute `options` of StudentBatches"
+        )
+    # Not an instance of FeatureStore: any object with the methods of one will do.
+    for store in stores:
+        if isinstance(store, str | os.PathLike):
+            raise TypeError(f"{caller}: {store} is a path; give open_store({str(store)!r})")
 
 
 def plan_of(

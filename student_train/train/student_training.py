@@ -24,7 +24,7 @@ from teachonce.student_train.data.collator import Collator
 from teachonce.student_train.losses.loss import Term
 from teachonce.student_train.model.any_student import student_size
 from teachonce.student_train.model.freezing import set_frozen
-from teachonce.student_train.plan.train_plan import TrainPlan, plan_of
+from teachonce.student_train.plan.train_plan import TrainPlan, check_arguments, plan_of
 from teachonce.student_train.settings.option_fields import describe_changed_settings
 from teachonce.student_train.settings.options import TrainOptions
 from teachonce.student_train.train.evaluate import (
@@ -41,6 +41,7 @@ from teachonce.student_train.train.training_log import (
 from teachonce.support import files
 from teachonce.support.environment import warn_of_spinning
 from teachonce.support.errors import UserError
+from teachonce.support.parsing import local_path
 from teachonce.support.redaction import redacted
 from teachonce.support.signals import stoppable
 from teachonce.training.checkpoint import (
@@ -109,23 +110,24 @@ def train(
 
     `store` may be any object with `stream`, `blocks`, `batch_count`, `features` and `meta` of a
     store. Raises UserError for `resume` without `out`, for `resume` with other settings, and,
-    without `resume`, if `out` has checkpoints of an earlier training.
+    without `resume`, if `out` has checkpoints of an earlier training; and if `out` is a URL.
     """
+    stores = [store, *(other for other, _ in others)]
+    check_arguments("train", options, *stores)
     if resume and out is None:
         raise UserError("train: resume=True needs out, the folder of the training to continue")
+    folder = None if out is None else local_path(out)
     # A new training would remove its own checkpoints: the latest steps remain in the folder.
-    if out is not None and not resume and has_checkpoints(Path(out) / CHECKPOINTS):
+    if folder is not None and not resume and has_checkpoints(folder / CHECKPOINTS):
         raise UserError(
-            f"{out}: has checkpoints of an earlier training,"
-            f" {newest_checkpoint(Path(out) / CHECKPOINTS)}; continue it with resume=True, remove"
+            f"{folder}: has checkpoints of an earlier training,"
+            f" {newest_checkpoint(folder / CHECKPOINTS)}; continue it with resume=True, remove"
             " them, or give another out"
         )
-    stores = [store, *(other for other, _ in others)]
     plan = plan_of(options.resolved(), *stores, layers=student_size(student)[1])
     collators = [collator, *(c for _, c in others)]
     if line := check_held_out(plan, collators):
         say(line)
-    folder = None if out is None else Path(out)
     callbacks = Callbacks(on_step, on_validation, say, say_progress)
     return train_plan(plan, student, collators, folder, resume=resume, callbacks=callbacks)
 

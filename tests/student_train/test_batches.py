@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -189,6 +189,22 @@ def test_what_cannot_be_is_refused(
         StudentBatches(store, "400", **settings)
 
 
+def test_a_wrong_object_is_refused_with_the_right_one(batches: StudentBatches) -> None:
+    options, path, wrong = batches.options, cast(Any, batches.store.path), cast(Any, batches)
+    student, collator, _ = prepare(options, batches.store)
+    for call, printed in (
+        (lambda: prepare(options, path), rf"prepare: .* is a path; give open_store\('{path}'\)"),
+        (lambda: train(path, student, collator, options), "train: .* is a path; give open_store"),
+        (lambda: prepare(wrong, batches.store), "prepare: expected TrainOptions, got StudentBat"),
+        (
+            lambda: batches.validate(cast(Any, student)),
+            r"got .*; call validate\(batches.dist",
+        ),
+    ):
+        with pytest.raises(TypeError, match=printed):
+            call()
+
+
 @pytest.mark.parametrize("align", ["span", "match", "reduce"])
 def test_a_long_text_is_truncated_at_the_side_of_its_tokenizer(
     store: FeatureStore, batches: StudentBatches, align: str
@@ -243,6 +259,8 @@ def test_repr_describes_it(store: FeatureStore, batches: StudentBatches) -> None
     assert decoder.options.loss == {"next": 1.0} and decoder.device.type in ("cpu", "cuda")
     with pytest.raises(ValueError, match="epoch: expected at least 0, got -1"):
         batches.set_epoch(-1)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        batches.set_epoch(1.5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="vocab: expected a word .* got float"):
         StudentBatches(store, 4.5)
 
