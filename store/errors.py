@@ -33,7 +33,7 @@ class Unreachable(UserError):
 
 
 NO_PATH = "STORE"
-"""What remedies have in place of the path of a store if the path is unknown."""
+"""Placeholder, in remedies, for the path of a store that is not known."""
 VERIFY = "run `feature-store verify STORE`"
 """Remedy if a store can be opened but something in it cannot be read."""
 REPAIR = "run `feature-store repair STORE`, which repairs it or prints what else to do"

@@ -52,8 +52,8 @@ OF_S3FS = {  # names of `storage_options` in s3fs, which users of pandas know
     "token": "token",
     "anon": "skip_signature",
 }
-OTHER_RANGE = re.compile(r"Requested (\S+), got (\S+)")  # obstore's words for another range
-IGNORED = ("NotPartial", "RangeNotSupported")  # obstore's words for a server that ignores Range
+OTHER_RANGE = re.compile(r"Requested (\S+), got (\S+)")  # in the message on another range
+IGNORED = ("NotPartial", "RangeNotSupported")  # in obstore's message if Range is ignored
 HELD = {"AlreadyExistsError", "PreconditionError"}
 UNCONDITIONAL = {"NotSupportedError", "NotImplementedError"}
 # Without a pause, 11 of 50 commands that ended at once after an answer were aborted (SIGABRT): a
@@ -70,7 +70,7 @@ def is_bucket(path: object) -> bool:
 
 @cache
 def _pause_at_exit() -> None:
-    """Let the threads of obstore end before the interpreter does; once in a process."""
+    """Register a pause at exit, once in a process, in which the threads of obstore can end."""
     atexit.register(time.sleep, PAUSE_AT_EXIT)
 
 
@@ -100,7 +100,7 @@ class Bucket:
     def send(
         self, target: str, request: Callable[[], Awaitable[Result]], size: int | None = 0
     ) -> Result:
-        """Send a request, and retry it until the server answers."""
+        """Send a request, and retry it until the server answers; see `Retrier.send`."""
         return sync(self.retrier.send(target or "its objects", request, size))
 
     def read(self, name: str) -> bytes:
@@ -120,7 +120,8 @@ class Bucket:
         return self.send(name, request, 2**20)
 
     async def fetch(self, name: str, begin: int, end: int) -> FetchedBytes:
-        """Read a range once; see `teachonce.store.containers.remote_ranges.RangeFetcher`."""
+        """Read a range, without retries; see
+        `teachonce.store.containers.remote_ranges.RangeFetcher`."""
         span: Any = {"suffix": -begin} if begin < 0 else (begin, end)
         if begin < 0 and not self._suffixes:
             size = await self._size(name)
@@ -189,7 +190,7 @@ class Bucket:
         try:
             return sync(every())
         except BaseExceptionGroup as group:
-            # No handler of a caller catches a group, so the first error is raised for all.
+            # Callers do not catch exception groups, so only the first error is raised.
             raise group.exceptions[0] from None
 
     def write(self, name: str, data: bytes) -> None:
@@ -203,7 +204,7 @@ class Bucket:
         )
 
     def put_files(self, files: Mapping[str, Path]) -> None:
-        """Write objects from files, concurrently and in no order."""
+        """Write objects, by name, from local files, concurrently and in no order."""
 
         async def put_file(item: tuple[str, Path]) -> None:
             name, file = item
@@ -241,7 +242,7 @@ class Bucket:
     def names(self, prefix: str = "") -> list[str]:
         """Return the names directly under a prefix: objects and deeper prefixes."""
         listing = self._obstore.list_with_delimiter_async
-        # It has no timeout, because one listing is a request for each page of names.
+        # No timeout (None): a listing sends one request for each page of names.
         result = self.send(prefix, lambda: listing(self.store, prefix or None), None)
         paths = [*result["common_prefixes"], *(entry["path"] for entry in result["objects"])]
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]

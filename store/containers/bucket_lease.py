@@ -30,7 +30,8 @@ from teachonce.support.lease import (
 )
 
 NONCE = 16  # random bytes after the content of a lease
-# The leases of this process, by URL: it may create a store again whose lease it has not closed.
+# The leases of this process, by URL. The process may create a store again although it has not
+# closed its lease of that store.
 _leases: dict[str, BucketLease] = {}
 
 
@@ -104,7 +105,7 @@ class BucketLease:
         """Return the lease as it is in the bucket. Raises UserError if it is not this process's."""
         lease = self._bucket.tagged(self._name)
         check_token(self.url, self._name, _writer(lease), self.token)
-        assert lease is not None  # or `check_token` raises
+        assert lease is not None  # `check_token` raises if it is None
         return lease
 
     def close(self) -> None:

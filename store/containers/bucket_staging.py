@@ -38,7 +38,8 @@ class BucketStaging:
     def __init__(self, url: str) -> None:
         self.path, self.mark = url.rstrip("/"), ""
         self._bucket = Bucket(self.path)
-        # Another process that was killed at the same store left its folder under such a name.
+        # All local folders for this URL share this prefix, so that `clear` finds those of killed
+        # processes.
         self._folders = f"teachonce-{hashlib.sha256(self.path.encode()).hexdigest()[:16]}-"
 
     def exists(self) -> bool:
@@ -63,14 +64,15 @@ class BucketStaging:
         return lease
 
     def _work(self, purpose: str) -> Path:
-        """Return the local folder in which something is made before it is uploaded."""
+        """Return the local folder in which the files for `purpose` (such as a part) are made before
+        they are uploaded."""
         return Path(tempfile.gettempdir()) / f"{self._folders}{self.mark}-{purpose}"
 
     def clear(self, mark: str = "") -> None:
         with suppress(OSError):  # a folder of another user
             files.discard(Path(tempfile.gettempdir()), f"{self._folders}{mark}")
-        # With a mark, only local files are removed: if this writer lost its lease, the objects of
-        # an incomplete part may be another writer's.
+        # If a mark is given, only local files are removed: this writer may have lost its lease, and
+        # the objects of an incomplete part may belong to another writer.
         if not mark:
             self._sweep()
 
@@ -96,7 +98,8 @@ class BucketStaging:
         return ZarrSink(self._work("new"))
 
     def begin(self) -> None:
-        # This mark precedes all other objects, so that a killed start is recognized as one.
+        # STARTED is written before all other objects: after a kill, it marks them as an incomplete
+        # start.
         self._bucket.write(STARTED, self.mark.encode())
         folder = self._work("new")
         self._upload(folder)

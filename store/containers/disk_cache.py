@@ -35,8 +35,10 @@ END = struct.Struct("<4sIQ")  # end of an entry: MARK, CRC-32C of the data, size
 MARK = b"TPC1"
 TOTAL = struct.Struct("<Q")
 ENTRY = re.compile(r"[0-9a-f]{32}\.-?\d+\.\d+")
-UNIT = 4096  # bytes of a block, of which file systems allocate whole ones
-FILL_AFTER_CLEANUP = 0.9  # of the bound; with less room, more writes would have to list all entries
+UNIT = 4096  # bytes; file systems allocate whole blocks of about this size
+# Share of the bound to which an eviction empties the cache. Each eviction lists all entries, so a
+# higher share, which makes evictions more frequent, would slow writing.
+FILL_AFTER_CLEANUP = 0.9
 
 
 def _entry_prefix(store: str, name: str) -> str:
@@ -74,8 +76,8 @@ class _BytesTaken:
 
 
 class DiskCache:
-    """Stores entries in a folder: at most `bound` bytes on the disk; if it is 0, entries are
-    neither added nor evicted. Files with other names are ignored.
+    """Stores entries in a folder, at most `bound` bytes on the disk. If `bound` is 0, entries are
+    neither added nor evicted. Files that are not named like entries are ignored.
 
     Raises UserError if the folder cannot be made or written to.
     """
@@ -83,7 +85,7 @@ class DiskCache:
     def __init__(self, folder: Path, bound: int) -> None:
         self.folder, self.bound = folder, bound
         self.full = False  # a write has failed: nothing more is written
-        self._warned = False  # of a range that is larger than the bound
+        self._warned = False  # a range larger than the bound was logged
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._counted() as usage:
@@ -157,8 +159,8 @@ class DiskCache:
         return True
 
     def get(self, store: str, name: str, begin: int, end: int) -> FetchedBytes | None:
-        """Read an entry; None if there is none. `store` is the checksum of the store. A damaged
-        entry is removed."""
+        """Read an entry; return None if it is missing or damaged. `store` is the checksum of the
+        store. A damaged entry is removed."""
         path = self._path(store, name, begin, end)
         try:
             with os.fdopen(files.open_ordinary(path), "rb") as file:

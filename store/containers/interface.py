@@ -21,8 +21,8 @@ from teachonce.support.files import WRITABLE
 from teachonce.support.lease import Lease, check_free
 
 SealContent = Callable[[Callable[[str, Array], object]], tuple[dict[str, Any], bytes]]
-"""Returns the root attributes and the manifest of a finished store; its argument writes an array of
-the index, by path."""
+"""Type of a function that returns the root attributes and the manifest of a finished store. Its
+argument is a function that writes an array of the index, given its path and values."""
 
 
 class Slices(Protocol):
@@ -163,8 +163,8 @@ class StoreSource(Protocol):
     def flaws(
         self, arrays: Collection[str], group: str = "", parts: Container[int] = ()
     ) -> list[Flaw]:
-        """List missing, altered and unknown files or objects of a group with these arrays ('' is
-        the root), except inside the `parts` of these numbers."""
+        """List the missing, altered and unknown files or objects in a group ('' is the root) that
+        should contain `arrays`. The parts with the numbers `parts` are left out."""
 
     def fingerprint(self, name: str) -> str | None:
         """Return the checksum of an array's own metadata; None if the container stores them in no
@@ -224,11 +224,12 @@ class Staging(Protocol):
         """Raise Taken if a living process other than this one writes the store."""
 
     def lease(self, held: Lease | None = None) -> WriteLease:
-        """Take the lease to write the store, or use `held`, which the caller has taken; its token
-        is the `mark`. Raises Taken if a living process has the lease."""
+        """Take the lease to write the store, or use `held`, a lease that the caller has taken. The
+        token of the lease becomes `mark`. Raises Taken if a living process has the lease."""
 
     def clear(self, mark: str = "") -> None:
-        """Remove everything under the temporary names of one writer or, without `mark`, of all."""
+        """Remove everything under the temporary names of the writer with `mark`; without `mark`, of
+        all writers."""
 
     def clear_part(self, number: int) -> None:
         """Remove one part under the temporary names of all writers."""
@@ -259,8 +260,8 @@ class Staging(Protocol):
         """Return the numbers of the published parts."""
 
     def seal(self, make: SealContent) -> None:
-        """Write index, manifest and root attributes. The last step is atomic: the store is
-        unfinished before it and finished after it."""
+        """Write index, manifest and root attributes, which `make` returns. The last step is atomic:
+        the store is unfinished before it and finished after it."""
 
 
 class OnDisk:

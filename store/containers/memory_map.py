@@ -39,12 +39,12 @@ class OpenFiles(Generic[T]):
 
     def __init__(self, limit: int = OPEN_FILES) -> None:
         self._limit = limit
-        # A dict of strings, of which each operation is atomic. In an OrderedDict of paths, whose
-        # comparison runs Python code, another thread changed the links in between: a crash.
+        # Each operation on a dict with str keys is atomic. An OrderedDict with Path keys crashed:
+        # comparing paths runs Python code, during which another thread changed its links.
         self._open: dict[str, T] = {}
 
     def get(self, path: str, opened: Callable[[str], T]) -> T:
-        """Return an open file; if it is not among the open ones, `opened` opens it."""
+        """Return the open file of a path. If it is not open, call `opened` to open it."""
         file = self._open.pop(path, None) or opened(path)
         self._open[path] = file
         for oldest in list(self._open)[: -self._limit]:
@@ -86,7 +86,7 @@ class FileMap:
         # Arrays over the map refer to `buffer` and may outlive this object, so the map is released
         # with `buffer`.
         buffer = (ctypes.c_ubyte * size).from_address(address)
-        # Not at exit: a thread may still be reading then.
+        # The map is not released at exit, when a thread may still be reading.
         weakref.finalize(buffer, _libc().munmap, address, size).atexit = False
         self.data = np.frombuffer(memoryview(buffer), np.uint8)
         # A write to these pages would end the process with SIGSEGV instead of an exception.

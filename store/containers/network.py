@@ -1,7 +1,7 @@
 """Send requests over a network: retry transient errors, and explain permanent ones."""
 
 # obstore could retry requests itself: of 240 requests, 30 % of which met a 503, a reset or a torn
-# body, all were answered. This loop also serves the clients of fsspec, and logs what it waits for.
+# body, all were answered. `Retrier` also serves the clients of fsspec, and logs what it waits for.
 # It gives up after 20 s on an address that has never answered; obstore has no setting for this.
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Result = TypeVar("Result")
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 20.0  # seconds; the pause doubles from try to try
 PATIENCE = 300.0  # seconds of retries to an address that has answered before
-FIRST_PATIENCE = 20.0  # seconds of retries to one that never has: its name may be wrong
+FIRST_PATIENCE = 20.0  # seconds for an address that never has: it may be wrong
 ANSWER_SECONDS, SLOWEST = 60.0, 2**16  # timeout of an answer: seconds, plus bytes / SLOWEST
 QUIET = 5.0  # seconds of failure before a line is logged, and between two lines
 FETCHES = 4  # attempts before bytes that look damaged, or are too few, count as damage
 
 PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504, 509}
-PASSING_CODES = {  # of S3; the status of some of them would count as permanent
+PASSING_CODES = {  # of S3; by its HTTP status, some would count as permanent
     "RequestTimeout", "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch",
     "OperationAborted", "InternalError", "ServiceUnavailable", "SlowDown", "Throttling",
 }  # fmt: skip
@@ -79,7 +79,7 @@ OF_STATUS = {
     405: REMEDIES["AccessDenied"],
     507: REMEDIES["QuotaExceeded"],
 }
-BARE_REDIRECT = "redirect without LOCATION"  # obstore's words where S3 names no other address
+BARE_REDIRECT = "redirect without LOCATION"  # in obstore's message if S3 names no address
 
 
 class HttpAnswer(NamedTuple):
@@ -106,8 +106,8 @@ def http_answer(error: BaseException) -> HttpAnswer | None:
     respond."""
     if _module(error) == "obstore" or isinstance(error, FileNotFoundError):
         return _of_obstore(str(error))
-    # aiohttp; the hub's client stores the answer. The cause of an error may have a status that
-    # nobody answered.
+    # Errors of aiohttp have the status; errors of the hub's client have a `response`. The cause of
+    # an error is not searched: it may have a status that no server sent.
     answered = getattr(error, "response", None) or error
     for key in ("status", "status_code", "code"):
         status = getattr(answered, key, None)
@@ -166,7 +166,7 @@ def is_transient(error: BaseException) -> bool:
     if answer := http_answer(error):
         return answer.status in PASSING_STATUS or answer.code in PASSING_CODES
     kind = type(error).__name__
-    if isinstance(error, OSError):  # of most clients; the hub's kind means HF_HUB_OFFLINE
+    if isinstance(error, OSError):  # the hub's OfflineModeIsEnabled is one, too
         return not isinstance(error, PermissionError) and kind != "OfflineModeIsEnabled"
     return kind == "GenericError" if _module(error) == "obstore" else _module(error) in CLIENTS
 
@@ -253,7 +253,7 @@ class Retrier:
             await asyncio.sleep(pause)
 
     def _refused(self, target: str, error: Exception) -> Unreachable:
-        if isinstance(error, UserError):  # of the hub's bounded client, with its remedy
+        if isinstance(error, UserError):  # from the hub's client; it has its own remedy
             return Unreachable(f"{self.url}: cannot be reached: {target}: {error}")
         return Unreachable(
             f"{self.url}: cannot be reached: {target}: {_described(error)}; {_remedy(error)}"

@@ -50,7 +50,7 @@ def open_source(path: str | Path, storage_options: dict[str, Any] | None) -> Sto
         problem, remedy = _folder(path) if path.is_dir() else _file(path)
         raise StoreError(f"{path}: not a feature store ({problem}); {remedy}")
     except OSError as error:
-        error.filename = error.filename or path  # an error of reading an open file has none
+        error.filename = error.filename or path  # an error while reading an open file has no name
         raise StoreError(os_error_line(error)) from error
 
 
@@ -67,7 +67,7 @@ def staging_of(path: str | Path) -> Staging:
 
 def check_url_name(url: str) -> None:
     """Raise UserError unless a URL ends in the name of a Zarr store. The name of a bucket alone is
-    none."""
+    not the name of a store."""
     name = url.partition("://")[2].rstrip("/")
     if is_bucket(url):
         name = name.partition("/")[2]
@@ -112,7 +112,7 @@ def queue_of(path: str | Path) -> Path:
 
 
 OPENED = 512  # bytes of a file that are looked at
-SHOWN = 3  # names of stores in a folder
+SHOWN = 3  # names of stores in a folder that a message lists
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 DUMP = "a store is written by `teacher-dump --model MODEL --corpus CORPUS --out NAME.zarr`"
 

@@ -1,5 +1,5 @@
-"""Read byte ranges of remote objects concurrently and ahead. They are cached in memory until they
-are released, and on a local disk while there is room."""
+"""Read byte ranges of remote objects, several at once and before they are needed. Ranges are cached
+in memory until they are released, and on a local disk while it has room."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ByteRange(NamedTuple):
 
 
 class RangeFetcher(Protocol):
-    """Fetches a range once."""
+    """Fetches byte ranges of objects, without retries."""
 
     retrier: Retrier
 
@@ -56,8 +56,8 @@ class RemoteRanges:
         self._slots = asyncio.Semaphore(AT_ONCE)
         # The least recently used range comes first, where `_hold` starts to drop.
         self._ranges: OrderedDict[ByteRange, Future[FetchedBytes]] = OrderedDict()
-        self._sizes: dict[ByteRange, int] = {}  # of the ranges that have arrived
-        self._unread: set[ByteRange] = set()  # requested ahead
+        self._sizes: dict[ByteRange, int] = {}  # bytes of each range that has arrived
+        self._unread: set[ByteRange] = set()  # prefetched, and not read yet
         self._bytes = 0
         self._lock = Lock()
         # This is the loop of zarr-python's thread, in which `sync` runs all other requests: an HTTP
@@ -87,7 +87,8 @@ class RemoteRanges:
             self._unread.discard(wanted)
             if future := self._ranges.get(wanted):
                 self._ranges.move_to_end(wanted)
-        # This is outside the lock, for which the loop would wait as long as the disk takes.
+        # The disk is read outside the lock: otherwise the loop, which takes the lock, would wait
+        # for it.
         on_disk = self._disk if future is None else None
         if on_disk and (piece := on_disk.get(self._store, *wanted)):
             self.put(wanted, piece)
@@ -101,7 +102,8 @@ class RemoteRanges:
             ) from None
 
     def put(self, wanted: ByteRange, piece: FetchedBytes) -> None:
-        """Hold a range in memory that need not be fetched."""
+        """Store a range, whose bytes the caller has already, in memory, so that it is not
+        fetched."""
         with self._lock:
             self._drop(wanted)
             self._ranges[wanted] = Future()

@@ -1,5 +1,5 @@
-"""Blocks of HDF5 metadata, read from a map of the file: each lies in the file and matches its
-checksum. Their names are from the HDF5 File Format Specification, version 3.0."""
+"""Read blocks of HDF5 metadata from a memory map of the file. Each block that is returned lies in
+the file and matches its checksum. Terms are those of the HDF5 File Format Specification 3.0."""
 
 # We read HDF5 ourselves because no library is both complete and safe. pyfive 1.3 does not support
 # the chunk indices that HDF5 writes since 1.10, so it reads no array of a store. It compares no

@@ -29,16 +29,16 @@ from teachonce.support.arrays import Array
 BLOSC, FLETCHER = 32001, 3
 ALLOWED = ((), (FLETCHER,), (BLOSC,), (BLOSC, FLETCHER))
 COMPACT, CONTIGUOUS, CHUNKED = 0, 1, 2
-SINGLE, IMPLICIT, FIXED = 1, 2, 3  # kinds of an index of chunks
+SINGLE, IMPLICIT, FIXED = 1, 2, 3  # kinds of chunk index
 WHOLE_SINGLE = 2  # flag of a layout: its single chunk is filtered
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Describes an array and its chunks, in the row-major order of the grid.
+    """Describes an array and its chunks, which are in the row-major order of the chunk grid.
 
-    places: uint64 [n, 3], the address (may be UNDEFINED), stored bytes and skipped filters of each
-    chunk. inline: the values, if they are in the header of the array.
+    places: uint64 [n, 3], for each chunk its address (may be UNDEFINED), number of stored bytes,
+    and mask of skipped filters. inline: the values, if they are in the header of the array.
     """
 
     shape: tuple[int, ...]
@@ -84,13 +84,14 @@ class Dataset:
             if name == FLETCHER and not skipped >> index & 1:
                 try:
                     Fletcher32().decode(stored)
-                except (RuntimeError, IndexError) as error:  # another sum; too few bytes for one
+                except (RuntimeError, IndexError) as error:  # a wrong sum; too few bytes
                     raise Damage("the chunk does not match its checksum") from error
 
 
 def read_dataset(blocks: Blocks, thing: Object, where: str, is_json: bool) -> Dataset:
-    """Read how an array is stored, without its values. Raises Damage, and StoreError naming
-    `where` if it declares an impossible size."""
+    """Read how an array is stored, without its values. Raises Damage; StoreError, which names
+    `where`, if the array declares an impossible size. If `is_json`, the limit for JSON text
+    applies."""
     if EXTERNAL in thing.messages:
         raise Damage("its values are in another file, which is not followed")
     dtype = type_of(thing.one(TYPE, "the type of the array"))
@@ -224,7 +225,7 @@ class _Layout:
         stored = places[:, 0] != UNDEFINED
         places[~stored, 1] = 0
         begin, size = places[stored, 0], places[stored, 1]
-        # Both are compared alone as well, because the sum of two uint64 may overflow.
+        # Address and size are also compared one by one, because their sum may overflow uint64.
         if ((begin > end) | (size > end) | (begin + size > end)).any():
             raise Damage("a chunk lies outside the file")
 
@@ -243,7 +244,8 @@ class Hdf5Slices(RowSlices):
             self._read(number, low - number * rows, out[low - begin : high - begin])
 
     def _read(self, number: int, low: int, out: Array) -> None:
-        """Fill `out` with rows of one row of chunks, from its row `low` on."""
+        """Fill `out` with array rows from row `number` of the chunk grid, starting at row `low` of
+        these chunks."""
         dataset = self.dataset
         row = prod(dataset.chunk[1:]) * dataset.dtype.itemsize
         columns = dataset.grid[1:]

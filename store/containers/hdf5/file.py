@@ -1,4 +1,5 @@
-"""Write HDF5 files, also on a full disk: chunked, with hdf5plugin's Blosc and Fletcher-32."""
+"""Write HDF5 files, chunked, with hdf5plugin's Blosc and Fletcher-32. A full disk is an error, not
+a crash."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ from teachonce.store.format.layout import ArraySpec, groups_above, teacher_array
 from teachonce.support import files
 from teachonce.support.arrays import Array
 
-# Chunks with a filter are read fastest at about this size: HDF5's own cache holds 1 MiB of them.
+# Filtered chunks of about this size are read fastest: HDF5's own cache holds 1 MiB of chunks.
 TOKEN_ROWS = 1024
 CHUNK_BYTES = 2**18
 DIGEST_BYTES = 32
 
 
 def parts_folder(path: str | Path) -> Path:
-    """Return the folder with the parts of an unfinished store: next to its file, not to a link."""
+    """Return the folder with the parts of an unfinished store. If `path` is a link, the folder is
+    next to the file that it leads to."""
     target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     return target.with_name(f"{target.name}.parts")
 
@@ -71,7 +73,7 @@ class NewFile(io.FileIO):
         size = len(rest)
         while rest and self._error is None:
             try:
-                rest = rest[super().write(rest) :]  # less than asked where the disk is full
+                rest = rest[super().write(rest) :]  # writes fewer bytes if the disk is full
             except OSError as error:
                 self._error = error
         return size

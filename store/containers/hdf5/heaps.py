@@ -34,11 +34,11 @@ class BTree:
         self.kind, self._blocks = kind, blocks
         self._node, self._record = fields.number(4), fields.number(2)
         depth = fields.number(2)
-        fields.number(2)  # when nodes are split and merged
+        fields.number(2)  # percentages at which nodes are split and merged
         self._root, count, self._total = fields.address(), fields.number(2), fields.number(8)
         if depth > MAX_DEPTH or not 0 < self._record < self._node <= 2**24:
             raise Damage("a B-tree has impossible sizes")
-        self._pointers: list[tuple[int, int]] = [(0, 0)]  # bytes of the two counts of a child
+        self._pointers: list[tuple[int, int]] = [(0, 0)]  # sizes of a child's counts
         capacity = total = (self._node - NODE - CHECKSUM) // self._record
         count_bytes = _bytes_for(capacity)
         for level in range(depth):
@@ -149,7 +149,7 @@ class Heap:
             self._check_head(FieldReader(data, "a block of a heap"), b"FHDB", base)
             if self._checked:
                 start = 13 + self._offset_bytes
-                # HDF5 computes the checksum while its own field holds zeros.
+                # HDF5 computes the checksum while the field of the checksum holds zeros.
                 zeroed = data[:start] + bytes(CHECKSUM) + data[start + CHECKSUM :]
                 check_sum(zeroed, data[start : start + CHECKSUM], "a block of a heap")
             self._cached[address] = data
@@ -163,14 +163,15 @@ class Heap:
         fields.expect("its offset", self._offset_bytes, base)
 
     def _locate_block(self, offset: int) -> tuple[int, int, int]:
-        """Return address, size and offset of the direct block that holds an offset of the heap."""
+        """Return address, size and first offset of the direct block that contains the byte at
+        `offset` of the heap."""
         if not self._rows:
             return self._root, self._start, 0
         address, rows, base, first = self._root, self._rows, 0, self._width * self._start
         while True:
             relative = offset - base
             row = (relative // first).bit_length()
-            # Rows 0 and 1 have blocks of the starting size, and each later row doubles it.
+            # Rows 0 and 1 have blocks of the starting size; each later row doubles the size.
             size = self._start << max(0, row - 1)
             begin = first << row - 1 if row else 0
             column = (relative - begin) // size

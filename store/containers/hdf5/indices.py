@@ -16,12 +16,12 @@ WHAT = "the index of chunks"
 
 
 def entry_bytes(size: int, wide: bool) -> int:
-    """Return the number of bytes in which an index entry has a chunk's stored size and skipped
-    filters.
+    """Return the number of bytes that an index entry uses for a chunk's stored size and its mask of
+    skipped filters.
 
     size: decoded bytes of a chunk. wide: sizes take 8 bytes (layout version 5).
     """
-    # HDF5 adds a byte to what the size of a chunk needs, as a filter may enlarge the chunk.
+    # HDF5 uses one byte more than `size` needs, because a filter may enlarge the chunk.
     return SKIPPED + (8 if wide else min(8, 1 + (size.bit_length() + 7) // 8))
 
 
@@ -30,7 +30,9 @@ def fixed_array(
 ) -> Array:
     """Read a fixed array, HDF5's index of the chunks of an array that cannot grow.
 
-    An entry of more than 8 bytes has the stored size and the skipped filters of a chunk.
+    Returns uint64 [count, 3]; see `Dataset.places`. count: number of chunks. size: stored bytes of
+    a chunk that no filter changes. bits: a page has 2^bits entries. entry: bytes of an entry; an
+    entry of more than 8 bytes also has the stored size and the skipped filters of its chunk.
     """
     filtered = entry > 8
     kinds = [("address", 8), ("size", entry - 8 - SKIPPED), ("skipped", SKIPPED)]
@@ -53,7 +55,9 @@ def fixed_array(
 def _entries(
     blocks: Blocks, address: int, header: int, page: int, count: int, row: int, filtered: bool
 ) -> bytes:
-    """Return the entries of a fixed array. If it has several pages, each has a checksum."""
+    """Return the entries of a fixed array, of `row` bytes each. If there are several pages of
+    `page` entries, each page has a checksum. header: the address of the array's header, to
+    compare."""
     fixed_bytes = 14
     pages = -(-count // page) if count > page else 0
     bitmap = -(-pages // 8)
@@ -68,7 +72,7 @@ def _entries(
     for number in range(pages):
         length = min(page, count - number * page) * row
         start = address + first + number * (page * row + CHECKSUM)
-        # The first page of a byte has its highest bit.
+        # In each byte of the bitmap, the highest bit is for the first page.
         if not used[number // 8] & 128 >> number % 8:
             raise Damage("some of its chunks are missing")
         # A page has a checksum and no signature.
@@ -84,7 +88,9 @@ def _numbers(fields: Array) -> Array:
 
 
 def old_index(blocks: Blocks, address: int, chunk: list[int], grid: list[int]) -> Array:
-    """Read a B-tree of version 1: the index of an array that was written for HDF5 before 1.10."""
+    """Read a B-tree of version 1: the index of an array that was written for HDF5 before 1.10.
+    Returns uint64 [chunks, 3]; see `Dataset.places`. chunk: shape of a chunk. grid: numbers of
+    chunks."""
     if address == UNDEFINED:
         return np.empty((0, 3), np.uint64)
     count, rank = prod(grid), len(grid)

@@ -21,7 +21,7 @@ from teachonce.store.containers.hdf5.heaps import BTree, Heap
 
 SPACE, LINK_INFO, TYPE, LINK, EXTERNAL, LAYOUT = 1, 2, 3, 6, 7, 8
 FILTERS, ATTRIBUTE, CONTINUED, OLD_GROUP, ATTRIBUTE_INFO = 11, 12, 16, 17, 21
-HARD, NAMES, ATTRIBUTES = 0, 5, 8  # a kind of link; types of B-trees
+HARD, NAMES, ATTRIBUTES = 0, 5, 8  # hard links; B-tree types for link names, attributes
 # The limits of an object's header and of dimensions are in FORMAT.md, section 3.
 MAX_HEADER = 2**22  # bytes of the messages of one object
 MAX_HEAPED = 2 * MAX_BLOCK  # bytes in heaps: JSON of the root, or names of all links of a group
@@ -78,8 +78,8 @@ def read_object(blocks: Blocks, address: int) -> Object:
 def _header(blocks: Blocks, address: int) -> tuple[bytes, FieldReader, tuple[int, int]]:
     """Read the start of the header of an object.
 
-    Returns the signature of its continuation blocks, its first messages, and two sizes in bytes: of
-    a message's type, and of its flags between size and body.
+    Returns the signature of its continuation blocks, its first messages, and two numbers of bytes:
+    of the type of a message, and of the fields between a message's size and its body.
     """
     # HDF5 writes headers of version 1 into a file of version 2 that it opens again.
     if blocks.read(address, 4, HEADER) != b"OHDR":
@@ -102,7 +102,7 @@ def _header(blocks: Blocks, address: int) -> tuple[bytes, FieldReader, tuple[int
 def _messages(
     fields: FieldReader, kind_bytes: int, marks_bytes: int
 ) -> Iterator[tuple[int, FieldReader]]:
-    while fields.left >= kind_bytes + 2 + marks_bytes:  # less is a gap
+    while fields.left >= kind_bytes + 2 + marks_bytes:  # fewer bytes are a gap
         kind, size, marks = (fields.number(n) for n in (kind_bytes, 2, marks_bytes))
         body = fields.take(size)
         if marks & 2:
@@ -125,7 +125,8 @@ def links(blocks: Blocks, group: Object) -> dict[str, tuple[int, int]]:
 
 
 def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[bytes]:
-    """Yield the objects of the heap to which an info message of links or attributes points."""
+    """Yield the objects of the heap to which an info message of links or attributes points. kind:
+    type of the message. tree: type of the heap's B-tree."""
     for body in thing.messages.get(kind, []):
         fields = FieldReader(body, "where links or attributes are")
         fields.expect("its version", 1, 0)
@@ -141,7 +142,7 @@ def _heaped(blocks: Blocks, thing: Object, kind: int, tree: int) -> Iterator[byt
                 record.take(4)  # the hash of the name
             body = objects.get(record)
             total += len(body)
-            if total > MAX_HEAPED:  # many may be the same bytes of the file
+            if total > MAX_HEAPED:  # objects may share the same bytes of the file
                 raise Damage(f"links or attributes take more than {MAX_HEAPED:,} bytes")
             yield body
 

@@ -21,7 +21,7 @@ from teachonce.store.containers.untrusted import MAX_JSON, Folder
 from teachonce.store.errors import StoreError
 from teachonce.store.format.layout import part_of
 
-GRAIN = 2**20  # chunks are decoded whole
+GRAIN = 2**20  # bytes; chunks are decoded whole
 MAX_DEPTH = 16  # of nested groups; a store has 6 levels
 FILE_ALTERED = "the bytes of the file do not match the SHA-256 at its end"
 

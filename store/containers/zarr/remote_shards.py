@@ -51,12 +51,13 @@ class RemoteShard(Shard):
         if first.begin == 0 and not complete:  # not as small as it seemed
             piece = self._piece(_index_range(name, layout))
         elif complete:
-            ranges.release(_index_range(name, layout))  # may have been requested in case
+            ranges.release(_index_range(name, layout))  # may have been prefetched in vain
         super().__init__(layout, read_index(piece.data[len(piece.data) - tail :], end))
         self._runs = [first] * layout.chunks if complete else _runs_of(name, self.places)
         self._decoded, self._read = Counter[ByteRange](), Counter[ByteRange]()  # bytes of each run
         for run, (_, size) in zip(self._runs, self.places, strict=True):
-            # The last chunk counts as full, so that small arrays, which are read often, stay.
+            # The last chunk counts as full, so that small arrays, which are read often, stay in
+            # memory.
             self._decoded[run] += layout.chunk_bytes if size else 0
         self._lock = Lock()
 

@@ -42,13 +42,14 @@ GROUP = {"attributes": {}, "zarr_format": 3, "node_type": "group"}
 
 
 def group_json(attributes: dict[str, Any]) -> bytes:
-    # One text everywhere: equal stores have equal bytes, in a bucket and after a repair, too.
+    # All callers write this one form of JSON, so that equal stores have equal bytes, also in a
+    # bucket and after a repair.
     return json.dumps(GROUP | {"attributes": attributes}, indent=1).encode()
 
 
 def array_node(path: str, spec: ArraySpec, rows: int) -> dict[str, Any]:
     """Return the zarr.json of the array at `path`: one shard with chunks of `rows` rows."""
-    # Zarr requires that a shard has whole chunks, FORMAT.md that no side of it is 0.
+    # Zarr requires that a shard consists of whole chunks; FORMAT.md, that no dimension of it is 0.
     shard_rows = -(-max(1, spec.shape[0]) // rows) * rows
     row = [max(1, size) for size in spec.shape[1:]]
     packing = []

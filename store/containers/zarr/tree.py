@@ -50,7 +50,8 @@ from teachonce.store.format.manifest import Entry
 from teachonce.support.arrays import Array
 from teachonce.support.files import sync_tree
 
-# The fewest that were tried suit this reader; zarr-python alone is faster with 16k and more.
+# 4096, the fewest rows that were tried, suit our own reader; zarr-python alone is faster with 16k
+# or more.
 TOKEN_ROWS = 4096
 CHUNK_BYTES = 2**20
 MAX_DIGESTS = 4096
@@ -180,8 +181,8 @@ class ZarrSource:
             self.ranges.forget(f"{name}/zarr.json", *shards)
 
     def bytes(self, name: str) -> bytes | None:
-        """Read a whole small file; None if there is none. Raises StoreError if it cannot be read or
-        has more than MAX_JSON bytes."""
+        """Read a whole small file; return None if it is missing. Raises StoreError if it cannot be
+        read or has more than MAX_JSON bytes."""
         try:
             # The root is never cached: its checksum is the cache's key, and sealing changes it.
             if self.ranges is None or "/" not in name:
@@ -345,7 +346,8 @@ class ZarrSource:
         return listed, always
 
     def _linked(self, name: str) -> bool:
-        """Return whether a file exists that a link inside the store leads to."""
+        """Return whether a name in a local store, which may be a link, leads to a file inside
+        it."""
         try:
             return not self.remote and self._files.size(name) >= 0
         except (OSError, StoreError):  # the link leads nowhere, or out of the store

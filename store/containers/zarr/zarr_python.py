@@ -25,8 +25,8 @@ CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed")
 
 
 def _check_codecs(node: dict[str, Any], where: str) -> None:
-    """Raise StoreError if the zarr.json of an array names a codec that FORMAT.md does not allow: it
-    might decode a few bytes to more than the memory holds."""
+    """Raise StoreError if the zarr.json of an array names a codec that FORMAT.md does not allow.
+    Such a codec might decode a few bytes to more than the memory holds."""
     todo = [node.get("codecs")]
     while todo:
         listed = todo.pop()
@@ -45,7 +45,7 @@ def _check_codecs(node: dict[str, Any], where: str) -> None:
 class _BoundedBlosc(BloscCodec):
     """Decodes a Blosc frame only if the frame declares the size of its chunk."""
 
-    # Which of the two a pipeline calls depends on the release of zarr-python.
+    # Releases of zarr-python differ in which of these two methods they call.
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
         _check_declared_size(chunk_bytes, chunk_spec)
         return await super()._decode_single(chunk_bytes, chunk_spec)
