@@ -108,7 +108,8 @@ class LogitsSpec:
     ranked: the K best ids are stored as indices into a list of the part's different ids, the most
         frequent first, which takes a third less than the ids. Only in tier `topk`.
     cap: the teacher's logits are cap * tanh(z / cap), where z is the head's output (Gemma); None if
-        they are z. Only in tier `head`: the other tiers store probabilities of capped logits.
+        the logits are z itself. Only in tier `head`: the other tiers store probabilities of capped
+        logits.
     """
 
     tier: str
@@ -148,7 +149,8 @@ class LogitsSpec:
             )
 
     def capped(self, outputs: Any, xp: Any = np) -> Any:
-        """Return the teacher's logits for outputs of its head: arrays of `xp` (numpy or torch)."""
+        """Apply `cap` to outputs of the teacher's head, and return the teacher's logits. `xp` is
+        the arrays' module: numpy or torch."""
         return outputs if self.cap is None else self.cap * xp.tanh(outputs / self.cap)
 
     def to_json(self) -> dict[str, Any]:
@@ -220,7 +222,7 @@ class TaskSpec:
 
     @property
     def output_kind(self) -> OutputKind:
-        """Return the meaning of the C outputs of a text or token.
+        """Return what the teacher's C outputs for a text or token mean.
 
         "one label": logits of a softmax. "several labels": a logit of a sigmoid for each.
         "numbers": regression values.
@@ -231,7 +233,8 @@ class TaskSpec:
 
     @property
     def gold(self) -> str:
-        """Return the path in a part of the gold labels: int32, -1 for none."""
+        """Return the path of the gold labels in a part. They are int32, with -1 for a text or token
+        without a label."""
         return TASKS[self.kind][0]
 
     @property

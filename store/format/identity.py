@@ -12,13 +12,14 @@ from teachonce.support.parsing import DIGITS
 
 
 def object_in(value: Any, key: str) -> Mapping[str, Any]:
-    """Return the object under a key of an identity, or of an object in it; {} for another form."""
+    """Return the object under a key of an identity, or of an object in it; {} if the value is no
+    JSON object."""
     member = value.get(key) if isinstance(value, Mapping) else None
     return member if isinstance(member, Mapping) else {}
 
 
 def _list_in(value: Any, key: str) -> list[Any]:
-    """Return the list under a key of an object in an identity; [] for another form."""
+    """Return the list under a key of an object in an identity; [] if the value is no list."""
     member = value.get(key) if isinstance(value, Mapping) else None
     return member if isinstance(member, list) else []
 

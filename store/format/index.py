@@ -40,7 +40,8 @@ def columns_of(features: Features) -> list[str]:
 
 
 def _digests(parts: Sequence[Part], columns: Sequence[str], key: str) -> Array:
-    """Return uint8 [parts, 32 * columns]: a checksum of every array, or zeros for none."""
+    """Return uint8 [parts, 32 * columns]: the field `key` (`sha256` or `fingerprint`) of every
+    array's entry, zeros if the field is None."""
     none = bytes(DIGEST).hex()
     rows = "".join(getattr(part.arrays[name], key) or none for part in parts for name in columns)
     return np.frombuffer(bytes.fromhex(rows), np.uint8).reshape(len(parts), -1)
@@ -60,7 +61,7 @@ def _page(parts: Sequence[Part], lengths: Sequence[Array], columns: list[str]) -
 def write_index(
     parts: Iterable[tuple[Part, Array]], features: Features, write: Write
 ) -> dict[str, Any]:
-    """Write the index of parts; return its entry for the manifest.
+    """Write the arrays of the index with `write`; return the entry of the index for the manifest.
 
     parts: in ascending order of their numbers, each with the lengths of its sequences (dtype
         `length_dtype`). One page of parts is in memory at a time.
@@ -286,7 +287,7 @@ class IndexedParts(Sequence[Part]):
     def checksums(self, places: Array) -> Iterator[bytes]:
         """Yield the JSON entries `"path": "checksum"` of all arrays of the parts with the indices
         `places`, sorted by path. Yields one text for consecutive parts on a page of the index."""
-        # A `Part` for each, with its entries, takes more than ten times as long.
+        # Making a `Part` with its entries for each part takes more than ten times as long.
         # The cache ends with the call: a page of lines has over twice the bytes of its digests.
         lines = lru_cache(CACHED_PAGES)(self._checksums_of_page)
         new = (np.diff(places) != 1) | (np.diff(places // self.page) != 0)

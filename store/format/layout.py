@@ -124,7 +124,8 @@ class Counts:
 
     @staticmethod
     def from_json(value: object, features: Features, where: str, most: int = MAX_COUNT) -> Counts:
-        """Check and read the counts of a part. Raises StoreError, which names `where`."""
+        """Check and read the counts of a part, each at most `most`. Raises StoreError, which names
+        `where`."""
         if not isinstance(value, Mapping):
             raise StoreError(f"{where}: counts must be a JSON object; the store is damaged")
 
@@ -206,9 +207,9 @@ def _task_outputs(task: TaskSpec, counts: Counts) -> ArraySpec:
 class SpanKind:
     """Describes spans of the texts: masked words, or the messages of chats.
 
-    group: the group of their arrays. plural: their name in messages. number: the array with a
-    number for each span. numbers: the numbers that it may have. empty: whether a span may
-    have no character.
+    group: the group of their arrays. plural: their name in messages. number: name of the array with
+    a number for each span (action or role). numbers: the values that this array may have. empty:
+    whether a span may have no character.
     """
 
     group: str

@@ -183,7 +183,8 @@ class Manifest:
         return hasher.hexdigest()
 
     def _checksums(self) -> Iterator[bytes]:
-        """Yield JSON `path: checksum` of all arrays, sorted by path, never empty."""
+        """Yield pieces of the JSON entries `"path": "checksum"` of all arrays, sorted by path; no
+        piece is empty."""
         names = sorted(self.arrays)
         middle = bisect(names, "parts/")
         if middle:

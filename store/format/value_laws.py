@@ -18,8 +18,10 @@ from teachonce.store.format.features import CONTEXT, Calibration, Features
 from teachonce.support.arrays import Array, Floats, starts
 
 LOG_SLACK = 1e-2  # a log-probability may exceed 0 by rounding
-MASS_SLACK = 0.05  # of a sum of probabilities: bfloat16, or the fitted curve of a capture
-FAR_BELOW = 10.0  # nats below 1/V: the best id is at least the mean, but vocabularies are padded
+MASS_SLACK = 0.05  # of a sum of probabilities, for bfloat16 teachers and captures
+# The best of V probabilities is at least their mean, 1/V. In nats, its log may be lower by this,
+# because vocabularies are padded.
+FAR_BELOW = 10.0
 HALF_INFINITE = 0x7C00  # as unsigned bits, every float16 below this is finite and at least 0
 MINUS_ZERO = 0x8000
 LARGEST = float(np.finfo(np.float32).max)
@@ -54,9 +56,9 @@ def find_violation(
         within = f"is outside the vocabulary of {features.vocabulary}"
         return out_of_range(values, 0, features.vocabulary - 1, within)
     if leaf in ("begin", "end") and group == "token":
-        # `part_laws` reads the texts, and compares with their lengths, the upper limits.
+        # The upper limits are the lengths of the texts; `part_laws` reads the texts and compares.
         return out_of_range(values, 0, None, "is below 0")
-    # `part_laws` compares with the length of each sequence, which is not known here.
+    # The length of each sequence is not known here; `part_laws` compares `context` with it.
     if path == CONTEXT:
         last = features.max_length - 1
         return out_of_range(values, 0, last, f"is not a number of tokens from 0 to {last}")
@@ -148,7 +150,7 @@ def _scale_violation(
         fault := _first_row(~(np.isfinite(values) & (values >= 0)), "is NaN, infinite or below 0")
     ):
         return fault
-    # The sign of -0.0, which is allowed, is a larger number than the bits of any scale.
+    # -0.0 is allowed, but as an unsigned number its bits exceed those of any scale.
     highest = np.uint16(largest).view(np.float16) if largest < HALF_INFINITE else values.max()
     names = path.split("/")
     # `verify` leaves out a damaged calibration, which it has reported already.
@@ -302,13 +304,14 @@ def attention_violation(features: Features, codes: Array, lengths: Array) -> Vio
     values: Floats = features.level.attention.from_codes(codes)
     rows = starts(np.repeat(lengths, lengths))[:-1]
     with np.errstate(all="ignore"):
-        # As a negation, because NaN fails both comparisons.
+        # Negated, so that NaN, which fails both comparisons, is bad, too.
         bad = ~((values >= 0) & (values <= 1 + LOG_SLACK))
         if violation := _first_row(np.logical_or.reduceat(bad, rows), "is not a probability"):
             return violation
         sums = np.add.reduceat(values, rows, dtype=np.float64)
         off = np.abs(sums - 1) - MASS_SLACK
-        # Sound maps stay within the slack, so that the bound is computed for others alone.
+        # Sound maps stay within the slack, so the encoding error is computed only if a map does
+        # not.
         if (off > 0).any():
             off -= np.add.reduceat(bound(features.level, "attention", values), rows)
     return _first_row(off > 0, "has probabilities that do not sum to 1")

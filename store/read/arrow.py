@@ -43,8 +43,9 @@ class Column:
 
     per: what one value belongs to: a token, a sequence, ...
     description: the meaning of a cell, for people.
-    values: returns the values of a batch: an array with one number, or `width` numbers, for each
-        `per`; a list if `dtype` is str. Masked elements become null cells.
+    values: a function that returns the values of a batch: an array with one number, or `width`
+        numbers, for each token, sequence, ...; a list if `dtype` is str. Masked elements of the
+        array become null cells.
     view, feature: the view to stream, and the feature that the stream must read.
     """
 
@@ -152,7 +153,8 @@ class StoreTable:
         self.schema = pa.schema(fields, {METADATA: metadata})
 
     def blocks(self) -> Array:
-        """Return int64 [n, 2]: runs begin..end of rows. No run crosses a part of the store."""
+        """Return int64 [n, 2]: begin and end of each block of consecutive rows. No block crosses a
+        part of the store."""
         return self._index.blocks(4096)
 
     def batches(self, blocks: Array | None = None) -> Iterator[Any]:

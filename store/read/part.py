@@ -58,7 +58,7 @@ class RankedIds:
         self._places, self._distinct, self._where = places, distinct, where
 
     def read(self, begin: int, end: int) -> Array:
-        places = self._places.read(begin, end)  # a view of a cache, if there is one
+        places = self._places.read(begin, end)  # may be a view of a cache
         return self._decoded(places, np.empty_like(places))
 
     def read_into(self, begin: int, end: int, out: Array) -> None:
@@ -80,7 +80,7 @@ class RankedIds:
         return out
 
 
-BLOCK = 4096  # rows with one flag: a flag for each row would double the memory of a uint8 map
+BLOCK = 4096  # rows that share a flag; for uint8 maps, a flag a row would double the memory
 
 
 class CachedSlices:
@@ -157,7 +157,7 @@ class PartReader:
     def array(self, name: str) -> Slices:
         """Open an array of the part. Raises StoreError if it does not match the manifest.
 
-        Ranked logits have an array `ids`, too, which is computed from those that are stored.
+        For ranked logits, the array `ids` can be opened, too; it is computed from stored arrays.
         """
         if name not in self._open:
             if name not in self._specs and name.endswith("/logits/ids"):
@@ -169,8 +169,8 @@ class PartReader:
         return self._open[name]
 
     def _ranked(self, group: str) -> RankedIds:
-        """Open the ids of ranked logits (FORMAT.md, section 6). group: their path in the part.
-        Raises StoreError if the list of distinct ids repeats one, or has one outside the
+        """Open the ids of the ranked logits at path `group` in the part (FORMAT.md, section 6).
+        Raises StoreError if the list of distinct ids has an id twice, or an id outside the
         vocabulary."""
         distinct, most = self.all(f"{group}/distinct"), self.features.vocabulary
         ordered = np.sort(distinct)
@@ -298,7 +298,8 @@ class PartReader:
         return self._ragged(f"view{view}/logits/start", begin, end, self.part.counts.draws[view])
 
     def draws(self, view: int, begin: int, end: int) -> tuple[Array, Array, Array]:
-        """Read the samples of tokens begin..end: the number of ids of each, ids [M], counts [M]."""
+        """Read the samples of tokens begin..end: the number of ids of each token, ids [M], counts
+        [M]."""
         start = self.draw_start(view, begin, end)
         flat = int(start[0]), int(start[-1])
         ids, counts = (self.read(f"view{view}/logits/{key}", *flat) for key in ("ids", "counts"))
@@ -335,8 +336,8 @@ class PartReader:
         return values
 
     def spans(self, view: int, begin: int, end: int) -> tuple[Array, Array]:
-        """Read the masked words of sequences begin..end, or in view 0 the messages of chats: start
-        [n + 1] from 0, int32 [M, 3]."""
+        """Read the masked words of sequences begin..end or, in view 0, the messages of chats.
+        Returns the first span of each sequence, [n + 1] from 0, and the spans, int32 [M, 3]."""
         if view == 0 and not self.features.messages:
             return np.zeros(end - begin + 1, np.int64), np.empty((0, 3), np.int32)
         kind = span_kind(view)

@@ -81,7 +81,7 @@ class PartIndex:
         return as_read(part_arrays(self.features, self._entries[0].counts))
 
     def part_of(self, index: ArrayLike) -> Array:
-        """Return for each of these sequences the index of its part."""
+        """Return the index of the part of each sequence in `index`."""
         return np.asarray(np.searchsorted(self.first, index, "right") - 1)
 
     def locate(self, index: int) -> tuple[PartReader, int]:
@@ -117,9 +117,10 @@ class PartIndex:
         return np.concatenate([np.empty(0, np.int64), *of_parts])
 
     def blocks(self, block_tokens: int) -> Array:
-        """Return int64 [n, 2]: runs begin..end of sequences of about `block_tokens` tokens each.
+        """Return int64 [n, 2], a row (begin, end) for each block: consecutive sequences with about
+        `block_tokens` tokens in all.
 
-        No block crosses a part. Raises StoreError for a number below 1.
+        No block crosses a part. Raises StoreError for `block_tokens` below 1.
         """
         if block_tokens < 1:
             raise StoreError("blocks: block_tokens must be over 0")
@@ -151,9 +152,9 @@ class PartIndex:
 
 
 def block_starts(lengths: Array, parts: Array, block_tokens: int) -> Array:
-    """Return int64 [n]: the first sequences of runs of about `block_tokens` tokens each.
+    """Return int64 [n]: the first sequence of each block of about `block_tokens` tokens.
 
-    parts: [p], the first sequences of the parts; no run crosses a part.
+    parts: [p], the first sequences of the parts; no block crosses a part.
     """
     token_begin = begins(lengths)
     sizes = np.diff(parts, append=len(lengths))

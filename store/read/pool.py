@@ -20,7 +20,7 @@ from teachonce.store.read.part_index import PartIndex
 from teachonce.store.read.part_laws import ReadingCheck, line_of, line_of_token
 from teachonce.support.arrays import Array, begins, ranges, starts
 
-# Asking the disk for 64 tiny parts takes longer than waiting for them.
+# From a disk, smaller pools are not prefetched: requesting 64 tiny parts takes longer than reading.
 FEW_TOKENS = 65_536
 # The first pool of a store with logits, states and maps has about 120 arrays in 8 parts; with 64
 # threads, opening them took two round trips.
@@ -68,7 +68,7 @@ def _in_order(index: PartIndex, blocks: Array) -> tuple[list[tuple[int, int]], A
 
 
 class Excerpt:
-    """Describes the subset of a pool's sequences that is read from some arrays.
+    """Describes which of a pool's sequences are read from some of its arrays.
 
     runs: [m, 2], half-open ranges of positions among the pool's n sequences, which have `lengths`.
     number: [n], the position in the excerpt of each of the pool's sequences.
@@ -88,7 +88,7 @@ class Pool:
     """Holds the requested arrays of some blocks, concatenated over sequences, not decoded.
 
     Sequences are in the order of the store. For each sequence of the given blocks, in their order,
-    `place` [n] is its index here. Only the `excerpt` of each array is read.
+    `place` [n] is its index in the pool. Only the `excerpt` of each array is read.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Pool:
         self._runs, self.index, self.place = _in_order(parts, blocks)
         self.lengths = parts.lengths_of(np.array(self._runs))
         self._edges = starts([end - begin for begin, end in self._runs])
-        self._start = {False: starts(self.lengths), True: starts(self.lengths**2)}  # True: of maps
+        self._start = {False: starts(self.lengths), True: starts(self.lengths**2)}  # True: for maps
         requested = None if batches is None else np.unique(self.place[np.concatenate(batches)])
-        # None for all sequences.
+        # The requested sequences; None if all are requested.
         self._requested = (
             None if requested is None or len(requested) == len(self.lengths) else requested
         )
@@ -165,10 +165,10 @@ class Pool:
         return self._excerpt(False, self._index.grain // RAGGED_BYTES)
 
     def _excerpt(self, squares: bool, gap: int) -> Excerpt:
-        """Return the excerpt that skips gaps of at least `gap` tokens (or `squares` map entries)
-        within a part."""
+        """Return the excerpt that skips gaps of at least `gap` tokens between requested sequences
+        of a part. If `squares`, `gap` is a number of entries of attention maps."""
         if self._requested is None:
-            # One excerpt, of everything, serves all arrays.
+            # All sequences are requested, so one excerpt serves all arrays.
             squares, gap = False, 0
         key = squares, gap
         if key not in self._excerpts:
@@ -189,7 +189,7 @@ class Pool:
         return [self._index.locate(begin) for begin, _ in self._runs]
 
     def _located(self, excerpt: Excerpt) -> Iterator[tuple[PartReader, int, int]]:
-        """Yield the runs of an excerpt as part, begin, end: sequences begin..end of the part."""
+        """Yield each run of an excerpt as (part, begin, end): sequences begin..end of the part."""
         indices = np.searchsorted(self._edges, excerpt.runs[:, 0], "right") - 1
         shifts = self._edges[indices]
         for index, (begin, end) in zip(
@@ -199,8 +199,8 @@ class Pool:
             yield part, first + begin, first + end
 
     def _pieces(self) -> Iterator[tuple[PartReader, str, slice, slice]]:
-        """Yield what to read: part, name of the array, its rows in the part, and its rows in the
-        pool."""
+        """Yield what `read` reads: a part, the name of an array, the rows in the part, and their
+        rows in the pool."""
         names = [*self._token_names, *self._map_names, *self._sequence_names]
         by_excerpt = dict[Excerpt, list[str]]()
         for name in names:
@@ -304,8 +304,8 @@ class Pool:
         raise AssertionError(name)
 
     def check(self, check: ReadingCheck, share: int = 0, shares: int = 1) -> None:
-        """Start to check whole arrays of the pool's parts: only parts in share number `share` of
-        `shares`."""
+        """Start to check whole arrays of the pool's parts. The parts are divided among `shares`
+        processes; only the parts of process `share` are checked."""
         groups = ["sequence/", "text/", f"{span_kind(self.view).group}/"]
         groups += [f"view{self.view}/logits/"] * bool(self.logits)
         read = {*self._token_names, *self._map_names, *self._sequence_names}
@@ -345,7 +345,8 @@ class Pool:
             part, name, rows, target = piece
             part.array(name).read_into(rows.start, rows.stop, arrays[name][target])
 
-        # One kind of map is lazy, and the other raises errors only when it is iterated.
+        # The built-in map runs `read` only when it is iterated; a thread pool's map raises errors
+        # only then.
         for _ in mapper(read, pieces):
             pass
         self._gather_ragged(list(mapper(self._ragged, self._located(self.ragged))))

@@ -26,7 +26,8 @@ class Logits:
     """Holds the logits of T tokens. The tier determines which fields are set.
 
     topk: ids int32 [T, K], logprobs [T, K], rest [T] (log of the probability of all other ids).
-    sample: start int64 [T + 1] into ids int32 [M] and counts [M], of `draws` random draws.
+    sample: ids int32 [M] and their counts [M] among `draws` random draws for each token; start
+        int64 [T + 1], where the ids of each token begin.
     head: values float32 [T, D], the input of the frozen LM head.
     All tiers: log_partition float32 [T] (logsumexp of the raw logits).
     observed: float32 [T], in row t the log-probability of token t + 1; -inf in the last row of a
@@ -90,7 +91,8 @@ def as_ids(stored: Array) -> Array:
 
 
 def decode_logits(features: Features, read: Callable[[str], Array], start: Array | None) -> Logits:
-    """Decode stored rows; `read` returns an array of the store's tier by its key."""
+    """Decode the stored logits of some tokens. `read` returns a stored array of their group by its
+    name; `start` [T + 1] is the first draw of each token, in tier `sample`."""
     assert features.logits is not None
     tier, size, level = features.logits.tier, features.logits.size, features.level
     partition = read("log_partition")
@@ -108,9 +110,11 @@ def decode_logits(features: Features, read: Callable[[str], Array], start: Array
 
 
 def learnt_tokens(context: Array | None, learn: Array | None, lengths: Array) -> Array | None:
-    """Return bool [N]: which tokens of sequences of `lengths` [B] students are trained on.
+    """Return bool [N]: the tokens that students are trained on; None, which means all, if `context`
+    and `learn` are None.
 
-    context: [B], numbers of first tokens that are left out. learn: bool [N]. None if both are None.
+    lengths: [B], tokens of each sequence. context: [B], the number of first tokens of each sequence
+    that are left out. learn: bool [N], the tokens that are marked in the store.
     """
     if context is None:
         return learn
@@ -267,18 +271,19 @@ class Record:
 
     @cached_property
     def token_ids(self) -> Array:
-        """Return int32 [T]."""
+        """Return the ids of the tokens, int32 [T]."""
         return as_ids(self.part.read("token/id", *self.tokens))
 
     @cached_property
     def offsets(self) -> Array:
-        """Return int32 [T, 2], characters of the text; (0, 0) for special tokens."""
+        """Return int32 [T, 2], where each token begins and ends, in characters of the text; (0, 0)
+        for special tokens."""
         columns = [self.part.read(f"token/{key}", *self.tokens) for key in ("begin", "end")]
         return np.stack(columns, axis=1)
 
     @cached_property
     def special(self) -> Array:
-        """Return bool [T]."""
+        """Return bool [T], true for special tokens."""
         return self.part.read("token/special", *self.tokens)
 
     @cached_property

@@ -280,7 +280,8 @@ class FeatureStore(Sequence[Record]):
             yield from split_pair(text, self.features.separator, self.path)
 
     def blocks(self, block_tokens: int = 4096) -> Array:
-        """Return int64 [n, 2], runs begin..end of sequences of about `block_tokens` tokens each."""
+        """Return int64 [n, 2], a row (begin, end) for each block: consecutive sequences with about
+        `block_tokens` tokens in all."""
         return self._index.blocks(block_tokens)
 
     def _blocks(self, blocks: ArrayLike | None) -> Array:

@@ -78,7 +78,8 @@ def parse_tokenizer(data: bytes, where: str, written_with: object = None) -> Tok
 
 @contextmanager
 def _refused(refusal: Callable[[BaseException], StoreError]) -> Iterator[None]:
-    """Raise `refusal(error)` for an error of the library."""
+    """Replace an error of the `tokenizers` library in the `with` block by the StoreError
+    `refusal(error)`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -104,7 +105,7 @@ def _loaded(data: bytes) -> Tokenizer:
     return tokenizer
 
 
-# One run loads a tokenizer for several purposes, and a process with bounds tries it once.
+# A command loads the same tokenizer for several purposes; the cache makes one trial suffice.
 @lru_cache(8)
 def _try_loading(data: bytes) -> None:
     """Load a tokenizer in a process with bounds. Raises as `run_bounded` does."""
@@ -201,7 +202,7 @@ def is_plain(data: bytes) -> bool:
         normalizers, pre_tokenizers, processors = steps
         model, added = settings["model"], settings.get("added_tokens") or []
         return (
-            # each turns a byte into a character of up to two bytes
+            # each ByteLevel turns a byte into a character of up to two bytes
             sum(step["type"] == "ByteLevel" for step in pre_tokenizers) <= 1
             and all(map(_adds_few_tokens, processors))
             and _plain_model(model)

@@ -87,8 +87,8 @@ class Batch:
         give context, or are marks and turns of a chat that students are not trained on.
     messages: int64 [B + 1] and int32 [M, 3], the messages of chats: begin and end of the content,
         in characters of the text, and role (`ROLES`). None in masked views and other stores.
-    stored: the same arrays by path, not decoded (FORMAT.md, section 6). Callers may decode them on
-        another device with the codecs of `level`.
+    stored: the batch's arrays by path, not decoded (FORMAT.md, section 6). Callers may decode them
+        on another device with the codecs of `level`.
     """
 
     index: Array
@@ -215,7 +215,8 @@ class Streamer:
         """Read each pool from a local disk when it is needed. While a pool is used, the next one
         is prefetched."""
         try:
-            # Not tested beforehand: a stream in another thread may take the last one in between.
+            # No test for an empty list first: another thread's stream may take the last buffers in
+            # between.
             buffers = self._spare.pop()
         except IndexError:
             buffers = Buffers()
@@ -232,8 +233,8 @@ class Streamer:
                 yield current
         finally:
             ahead.shutdown(wait=False, cancel_futures=True)
-            # Safe to reuse: the thread only prefetches, and writes into no buffer. Batches are
-            # copies, so streams can use the same buffers one after the other.
+            # The buffers can be reused: the thread only prefetches, and writes into no buffer.
+            # Batches are copies, so streams can use the same buffers one after the other.
             self._spare.append(buffers)
 
     def _read_far(self, pools: Iterator[PoolBatches]) -> Generator[PoolBatches]:

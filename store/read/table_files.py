@@ -160,7 +160,7 @@ def streamed_dataset_of(
     return datasets.IterableDataset.from_generator(
         _examples,
         features=datasets.Features.from_arrow_schema(table.schema),
-        gen_kwargs={"blocks": table.blocks().tolist(), "make": make},  # a list is shared out
+        gen_kwargs={"blocks": table.blocks().tolist(), "make": make},  # workers share a list
     )
 
 

@@ -72,7 +72,8 @@ def selected(
 def _ragged(
     name: str, kind: str, arrays: Mapping[str, Array], lengths: Array, rows: Mapping[str, Array]
 ) -> tuple[Array, Array]:
-    """Return the first row of each sequence or token in an array, and which of these to copy."""
+    """Return the first row of each sequence (or token) in an array, and the sequences (or tokens)
+    to copy."""
     group = name.rpartition("/")[0]
     if kind == "byte":
         return arrays["sequence/text_start"], rows["sequence"]
@@ -93,7 +94,8 @@ def _counts(features: Features, arrays: Mapping[str, Array]) -> Counts:
         return tuple(len(arrays.get(path(view), ())) for view in range(features.views))
 
     spec = features.logits
-    # One count serves both tiers (FORMAT.md, section 8): ids drawn, or different ids of the part.
+    # `Counts.draws` serves both tiers (FORMAT.md, section 8): it counts sampled ids, or distinct
+    # ids.
     drawn = {"sample": "logits/ids", "topk": "logits/distinct"}.get(spec.tier if spec else "", "")
     return Counts(
         sequences=len(lengths),
@@ -151,7 +153,7 @@ def begin_copy(
     )
     checksums = {name: entry.sha256 for name, entry in store.manifest.arrays.items()}
     differing = [name for name, e in writer.outside.items() if e.sha256 != checksums.get(name)]
-    # A part that this source does not have was copied from another one.
+    # A part that this source lacks was copied from another source.
     differing += [f"part {number}" for number in sorted(writer.published.difference(numbers))]
     if differing:
         writer.close()

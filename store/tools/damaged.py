@@ -255,10 +255,11 @@ def _attributes(
     if sound:
         stored = manifest.get("attributes")
         stored = (stored if isinstance(stored, dict) else {}) | {"arrays": manifest.get("arrays")}
-        # The root's form of equal values is retained. In Python True equals 1, in JSON it does not.
+        # If values are equal, the root's are retained. JSON texts are compared, because True == 1
+        # in Python.
         as_json = partial(json.dumps, sort_keys=True)
         result |= {k: v for k, v in stored.items() if as_json(result.get(k)) != as_json(v)}
-    if "arrays" not in result:  # older releases wrote them to the manifest alone
+    if "arrays" not in result:  # older releases wrote `arrays` to the manifest alone
         return None, None
     # Only the root has `created` (FORMAT.md, section 8). The time of the last change replaces it.
     if not CREATED.fullmatch(str(result.get("created"))):

@@ -45,8 +45,8 @@ def sequence_digest(
 
 
 def document_digests(sequences: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, hash) of documents, from (number of the document, hash) of their sequences in
-    order."""
+    """Yield (number, hash) for each document. `sequences` are (document number, hash) of each
+    sequence, in order."""
     for number, group in groupby(sequences, itemgetter(0)):
         yield number, hashlib.blake2b(b"".join(d for _, d in group), digest_size=DIGEST).digest()
 

@@ -291,7 +291,8 @@ def _carry_out(
 
 
 def _unsealed(staging: ZarrStaging, plan: _Removal) -> dict[str, Any]:
-    """Return the root attributes of the unfinished store."""
+    """Return the root attributes with which the store becomes unfinished, without the removed
+    documents."""
     # Without the word counts: some words may occur in the forgotten documents alone.
     with closing(staging.source()) as source:
         attributes = source.attributes()

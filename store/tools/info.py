@@ -33,7 +33,7 @@ SOURCES = 8  # shown of a corpus
 LABELS = 20  # shown of a task
 OPTIONAL = ("logits", "hidden", "attention")  # features that an option of teacher-dump leaves out
 HASH = 12  # characters shown of a hash
-# What follows the path of an array or group in the path of a file: `/c/0` of a shard, or a name.
+# The end of a file's path, after the path of its array or group: `/c/0` of a shard, or a file name.
 OWN_NAME = re.compile(r"/c(/\d+)+$|/?[^/]+$")
 
 
@@ -155,7 +155,7 @@ def unread_line(store: FeatureStore, sizes: Mapping[str, int] | None = None) -> 
     if not read:
         return f"{listed} student-train reads; give it --loss"
     options = " ".join(f"--{name} none" for name in names)
-    # A head that is named contradicts `--logits none`.
+    # teacher-dump refuses `--logits none` together with `--head mlm` or `--head causal`.
     also = ", and leave --head out" if "logits" in names else ""
     return f"{listed} student-train reads; to dump without them, give {options}{also}"
 

@@ -63,8 +63,8 @@ def fact_differences(
 
 
 def is_merged(corpus: Any) -> bool:
-    """Return whether a store with this corpus, or a store that it grew from, was merged from
-    several."""
+    """Return whether a store with this corpus was merged from several stores, or grew from a merged
+    store."""
     merged = isinstance(corpus, Mapping) and "merged" in corpus
     return merged or object_in(corpus, "grown_from").get("merged") is True
 

@@ -78,7 +78,7 @@ def push(
         )
         if is_folder:
             _send_folder(store, target, name, message, say)
-        sent: dict[str, Path | bytes] = {root: last}  # it makes the copy whole
+        sent: dict[str, Path | bytes] = {root: last}  # the root completes the copy
         if CARD in remote:
             say(f"{CARD} of {target.id} is not changed")
         else:

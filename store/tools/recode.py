@@ -36,7 +36,7 @@ def same_calibration(one: Calibration, other: Calibration) -> bool:
 def check_codec(path: str, old: str, new: str) -> None:
     """Raise UserError if the new codec of the store at `path` claims less error than its values
     have."""
-    forms_of(new)  # raises for an unknown one
+    forms_of(new)  # raises for an unknown codec
     # How much a codec of another package loses is not known: nothing is recoded from it.
     to_added = old in BUILT_IN and new not in BUILT_IN
     to_smaller = old in BUILT_IN[: BUILT_IN.index(new)] if new in BUILT_IN else False
@@ -97,7 +97,8 @@ def _hidden(
 
 
 def _ranks(result: dict[str, Array], path: str, ranked: bool) -> None:
-    """Replace ids by places and a list of distinct ids if `ranked`, else both by ids; in place."""
+    """Convert the ids of logits in `result`: if `ranked`, to places and a list of distinct ids;
+    else from these two arrays back to ids."""
     if ranked:
         pair = rank_ids(result.pop(f"{path}/ids"))
         result[f"{path}/places"], result[f"{path}/distinct"] = pair
@@ -123,7 +124,8 @@ def _logits(result: dict[str, Array], path: str, old: Features, new: Features) -
 def _rows(
     result: dict[str, Array], path: str, width: int, old: Codec, new: Codec, codec: str
 ) -> None:
-    """Recode rows of `width` values in `result`, in place."""
+    """Recode the arrays of group `path`, rows of `width` values, in `result`, in place. codec: name
+    of the new level, for errors."""
     _recode(
         result,
         path,
@@ -135,7 +137,7 @@ def _rows(
 
 
 def _codes(result: dict[str, Array], path: str, old: Elementwise, new: Elementwise) -> None:
-    """Recode an array of codes, each of one value, in `result`, in place."""
+    """Recode the array at `path`, which has a code for each value, in `result`, in place."""
     group, _, name = path.rpartition("/")
     _recode(
         result,

@@ -1,4 +1,4 @@
-"""Finish a store that several processes have written, each of them some parts."""
+"""Finish a store whose parts were written by several processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def missing_parts(path: str | Path) -> set[int] | None:
     queue = PartQueue(path)
     if (counts := queue.ended()) is None:
         return None
-    queued = queue.numbers()  # before the published ones: a part leaves it when it is published
+    queued = queue.numbers()  # first: a part leaves the queue when published
     return set(range(counts["parts"])) - queued - local_staging_of(path).published()
 
 

@@ -99,8 +99,8 @@ def hub_datasets(corpus: Any) -> Iterator[str]:
 
 
 def teacher_name(identity: Mapping[str, Any]) -> str:
-    """Return the name of a store's teacher for people; for a path, its last folder. If that is
-    `model`, as `downstream --save` names every teacher, with the folder that it is in."""
+    """Return the name of a store's teacher for people. For a path, return the last folder; the last
+    two if the last is `model`, the name that `downstream --save` gives to every teacher."""
     name = object_in(identity, "teacher").get("id")
     path = PurePath(str(publishable(str(name or ""))))
     return "/".join(path.parts[-2:] if path.name == "model" else path.parts[-1:]) or UNNAMED

@@ -21,8 +21,9 @@ PLACES, SEQUENCES = 8, 8  # what a training checks: SEQUENCES in a row at each o
 
 
 def parts_with_other_tokens(store: FeatureStore, places: list[int]) -> list[tuple[int, str]]:
-    """Return, by part index, a line for each part whose stored tokens cannot be read, or differ
-    from the stored tokenizer's. Raises StoreError for a tokenizer that exceeds its limits."""
+    """Check the parts with the indices `places`. Return (index, line) for each part whose stored
+    tokens cannot be read, or differ from the stored tokenizer's. Raises StoreError for a tokenizer
+    that exceeds its limits."""
     lines: list[tuple[int, str]] = within_bounds(
         store.teacher_file("tokenizer.json"),
         sum(store.manifest.parts[index].counts.text_bytes for index in places),
@@ -57,8 +58,8 @@ def _other_parts(store: FeatureStore, indices: list[int]) -> list[tuple[int, str
 
 def other_tokens(part: PartReader, tokenizer: Any, first: int, last: int) -> str | None:
     """Describe the first sequence among first..last of a part for which `tokenizer` produces other
-    tokens than the stored ones; None if there is none. Raises StoreError for more tokens than a
-    text can have."""
+    tokens than the stored ones; return None if all tokens are equal. Raises StoreError for more
+    tokens than a text can have."""
     for low in range(first, last, BATCH):
         high = min(low + BATCH, last)
         edges = part.token_start[low : high + 1]

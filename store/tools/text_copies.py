@@ -94,7 +94,7 @@ def _is_rows(path: Path, store: FeatureStore) -> bool:
 
 
 def _stored_names(store: FeatureStore) -> Iterator[str]:
-    """Yield the names of the files of a Zarr store with these arrays."""
+    """Yield the names of the files that the arrays of `store` have in a Zarr store."""
     parts = (
         (f"parts/{part.number}/{name}", entry)
         for part in store.manifest.parts
@@ -145,8 +145,8 @@ def remaining_copies(path: str | Path, text: str, removed: Collection[str] = ())
     entries, listed = recorded_copies(path, text), os.path.lexists(list_of(path))
     carry_over(path, text_key, entries)
     for entry in entries:
-        # A copy of the text as it is now has none of the forgotten documents. A copy's list has the
-        # copy itself, as it was taken over from the store.
+        # Copies of the present text have none of the forgotten documents. A store that is itself a
+        # copy has an entry in its lists; that entry is left out.
         if entry.text == text_key or entry.path in (*removed, os.path.abspath(path)):
             continue
         far = "://" in entry.path or entry.kind == "hub"

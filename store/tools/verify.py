@@ -267,10 +267,10 @@ def _problem(line: str, path: str, is_array: bool) -> Problem:
 
 
 def _broken_outside(store: FeatureStore, report: Report) -> Iterator[Problem]:
-    """Yield a problem for what lies outside the parts and breaks the rules of its values: optional
-    groups (store/extras), weights of the teacher with NaN or infinity, files that cannot be parsed.
+    """Yield a problem for each thing outside the parts that breaks a rule: optional groups
+    (store/extras), weights of the teacher with NaN or infinity, files that cannot be parsed.
 
-    What has a damaged array is skipped: its problem was reported.
+    A group with a damaged array is skipped, because the array was reported.
     """
     reads: dict[str, Callable[[], object]] = {g: partial(read, store) for g, read in EXTRAS.items()}
     for name in store.manifest.arrays:

@@ -37,7 +37,8 @@ from teachonce.support.redaction import without_paths
 
 def _json(value: Mapping[str, Any], subject: str) -> dict[str, Any]:
     try:
-        # Tuples become lists and keys text, as in stored attributes that are compared with these.
+        # The result is compared with stored attributes, in which tuples are lists and keys are
+        # text.
         decoded: dict[str, Any] = json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise StoreError(f"{subject} cannot be written as JSON ({error})") from error
@@ -201,8 +202,8 @@ def _clean_up(staging: Staging) -> None:
 
 
 def root_of(staging: Staging) -> dict[str, Any] | None:
-    """Return the root attributes of the store at a path; None if the path does not exist. Raises
-    UserError if it is not a store."""
+    """Return the root attributes of the store at the path of `staging`; None if nothing exists
+    there. Raises UserError if it is not a store."""
     path = staging.path
     if not staging.exists():
         return None

@@ -82,7 +82,8 @@ class PartWriter:
                 self._filled[group] = np.zeros(sequences, bool)
 
     def _claim(self, name: str, rows: ArrayLike) -> Array:
-        """Mark rows (tokens, or sequences for attention, classes and vectors) as filled."""
+        """Mark rows (tokens, or sequences for attention, classes and vectors) as filled; return
+        them as an array."""
         if name not in self._filled:
             raise StoreError(
                 f"{self._where}: this store has no {name}; it has {', '.join(sorted(self._filled))}"
@@ -233,7 +234,7 @@ class PartWriter:
                 f"{self._where}: {path}/ids is {array.dtype}{list(array.shape)}, "
                 f"expected whole numbers [{len(numbers)}, {size}]"
             )
-        # The conversion to uint32 would make a large id of a negative one, so this comes before it.
+        # Checked before the conversion to uint32, which would turn a negative id into a large one.
         bad = (array < 0) | (array >= self._features.vocabulary)
         self._check(f"{path}/ids", numbers, bad, "is outside the vocabulary")
         return array.astype(np.uint32)
@@ -243,7 +244,8 @@ class PartWriter:
     ) -> None:
         size, level = spec.size, self._features.level
         best = self._ids(path, numbers, logits["ids"], size)
-        # Places depend on all ids of the part, so until `_rank` the array `places` holds ids.
+        # Places depend on all ids of the part, so the array `places` holds ids until `_rank` is
+        # called.
         self._arrays[f"{path}/{'places' if spec.ranked else 'ids'}"][numbers] = best
         logprobs = self._shaped(f"{path}/logprobs", logits["logprobs"], best.shape)
         rest = self._shaped(f"{path}/rest", logits["rest"], numbers.shape)
@@ -289,7 +291,7 @@ class PartWriter:
         self._arrays[f"{path}/values"][numbers] = values
 
     def put_embedding(self, sequences: ArrayLike, vectors: ArrayLike) -> None:
-        """Put vectors float32 [n, W] of n sequences of the part."""
+        """Put the teacher's vectors, float32 [n, W], of n sequences of the part."""
         spec, codec = self._features.embedding, self._features.level.embedding
         numbers = self._claim(EMBEDDING, sequences)
         values = self._shaped(EMBEDDING, vectors, (len(numbers), spec.width if spec else 0))

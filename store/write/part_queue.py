@@ -34,7 +34,8 @@ class QueuedPart(NamedTuple):
 
 
 class PartQueue:
-    """Manages the queue of a store at a local path, for one of its processes."""
+    """Manages the queue of a store at a local path, for one of the processes that write the
+    store."""
 
     def __init__(self, store: str | Path) -> None:
         self.folder = queue_of(store)
@@ -89,7 +90,8 @@ class PartQueue:
     def take(self, place: int = 0, size: int = 1) -> QueuedPart | None:
         """Take a part that no living process has taken; None if there is none.
 
-        Numbers k with k % `size` == `place` come first, parts of dead processes last.
+        size: number of processes. place: number of this process. Part numbers k with k % `size` ==
+        `place` come first, parts of dead processes last.
         """
         leased = self.leased()
         # `tuple` copies the keys in one step, because another thread may release a part meanwhile.

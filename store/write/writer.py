@@ -205,9 +205,9 @@ class StoreWriter:
     def adopt_part(self, number: int, store: FeatureStore, index: int) -> None:
         """Publish part `index` of a store, for which `adopts` is true, as part `number`.
 
-        index: of the part in that store's manifest. The part's files become hard links to the
-            files of that store, or copies if the disk has no links; their bytes are not read.
-            Raises StoreError if a file is missing, or does not match the manifest.
+        index: position of the part in the manifest of `store`. The files of the new part are hard
+        links to those of `store`, or copies if the disk has no links; their bytes are not read.
+        Raises StoreError if a file is missing, or does not match the manifest.
         """
         assert isinstance(self._staging, ZarrStaging)
         reader = store.part(index)

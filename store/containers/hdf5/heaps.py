@@ -38,7 +38,7 @@ class BTree:
         self._root, count, self._total = fields.address(), fields.number(2), fields.number(8)
         if depth > MAX_DEPTH or not 0 < self._record < self._node <= 2**24:
             raise Damage("a B-tree has impossible sizes")
-        self._pointers: list[tuple[int, int]] = [(0, 0)]  # sizes of a child's counts
+        self._pointers: list[tuple[int, int]] = [(0, 0)]  # sizes of a child's two counts
         capacity = total = (self._node - NODE - CHECKSUM) // self._record
         count_bytes = _bytes_for(capacity)
         for level in range(depth):

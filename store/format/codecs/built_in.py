@@ -1,5 +1,5 @@
-"""The built-in codecs: one code for each value, or small integers with a float16 scale. Ranks of
-ids, by frequency."""
+"""The built-in codecs: one code for each value, or small integers with a float16 scale. Also ranks
+the ids of a part by their frequency."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Int8(Codec):
     packing: Packing | None = None
 
     names = ("values", "scale")
-    # Beyond it, the float16 scale would be infinite.
+    # A larger value would need an infinite float16 scale.
     limit = HALF_MAX * 127
 
     description = {
@@ -311,9 +311,11 @@ def _divide(values: Floats, scale: Array) -> Floats:
     return np.divide(values, np.where(divisor == 0, np.float32(1), divisor), dtype=np.float32)
 
 
-# Small places are frequent, so they compress to two thirds of what the ids take (FORMAT.md, section
-# 6, `places`).
-ROWS = 1024  # whose indices stay in the processor's cache: a third less time than all rows at once
+# A place is the index of an id in the list that `rank_ids` returns. Most places are small, so they
+# compress to two thirds of the size of the ids (FORMAT.md, section 6).
+# Rows that `look_up` converts at a time. Their indices stay in the processor's cache, which takes a
+# third less time than all rows at once.
+ROWS = 1024
 
 
 def rank_ids(ids: Array) -> tuple[Array, Array]:

@@ -62,7 +62,8 @@ EXACT = Level(
 )
 DEFAULT = Level(HiddenCodec(Int8()), Fixed(LEAN), Fixed(), Float16(), Square(), places=LEAN)
 SMALL = Level(HiddenCodec(Int4(64)), Root(), Fixed(), Int8(DENSE), Coarse(), DENSE, Int4(64), DENSE)
-# Written before groups of 64, which need half the scales, and maps with steps of 5.
+# The older form of `small`: groups of 32 channels, which need twice the scales, and attention maps
+# that use every code.
 FIRST_SMALL = replace(SMALL, hidden=HiddenCodec(Int4(32)), attention=Square(DENSE))
 
 LEVELS = {"exact": (EXACT,), "default": (DEFAULT,), "small": (SMALL, FIRST_SMALL)}
@@ -98,7 +99,8 @@ def forms_of(codec: object) -> tuple[Level, ...]:
 def bound(
     level: Level, kind: str, values: Floats, stored: Mapping[str, Array] | None = None
 ) -> Array:
-    """Return the largest error of each of `values`; see `Codec.bound`.
+    """Return an upper bound of the error of each of `values`, for the codec of `kind` in a level;
+    see `Codec.bound`.
 
     Adds the errors of all less lossy built-in levels, because the store may have been converted
     from them.
