@@ -73,6 +73,7 @@ def check_size(where: str, decoded: int, chunk: int, stored: int, is_json: bool)
     """Raise StoreError if an array declares more bytes than its stored bytes can decode to.
 
     decoded, chunk: declared bytes of the array and of one chunk. stored: bytes of its chunks.
+    is_json: the array is JSON text, which has its own limit.
     """
     # Call it before allocating: a few bytes can declare a shape that no memory holds.
     limit = SMALL + MAX_RATIO * stored

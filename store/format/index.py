@@ -26,7 +26,7 @@ GROUP = "index"
 # MB.
 FEW_PARTS = 4096  # up to this number, the manifest itself lists the parts
 PAGE = 512  # parts
-CACHED_PAGES = 8  # `Manifest.content` visits parts of 1, 2, ..., 7 digits in turns
+CACHED_PAGES = 8  # `Manifest.content` alternates between numbers of 1, 2, ..., 7 digits
 DIGEST = 32  # bytes of a SHA-256
 MAX_TOTAL = 2**62
 Write = Callable[[str, Array], None]
@@ -240,7 +240,8 @@ class IndexedParts(Sequence[Part]):
         return counts
 
     def _page_digests(self, page: int, key: str) -> Array:
-        """Return uint8 [parts, 32 * columns]: a checksum of every array of a page's parts."""
+        """Read the array `key` of a page, uint8 [parts, 32 * columns]: a checksum of every array of
+        its parts."""
         low, high = self._rows(page)
         shape = high - low, DIGEST * len(self._columns)
         return self._values(f"{page}/{key}", np.dtype(np.uint8), shape)

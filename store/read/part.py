@@ -70,7 +70,7 @@ class RankedIds:
 
     def _decoded(self, places: Array, out: Array) -> Array:
         number = len(self._distinct)
-        # Before the look-up, which clips a wrong place silently.
+        # Checked before the look-up, which clips a wrong place silently.
         if places.size and places.max() >= number:
             raise StoreError(
                 f"{self._where} holds an index that is not one of its {number} distinct ids;"

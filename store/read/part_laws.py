@@ -93,7 +93,8 @@ def _broken_arrays(part: PartReader, calibration: Calibration) -> dict[str, str]
     for name in part.names():
         if name in BY_TEXT:
             continue
-        # Not BLOCK rows: these would be 64 MiB for 4096 float32 channels, in each of 16 threads.
+        # Slices may be shorter than BLOCK rows, which take 64 MiB for 4096 float32 channels, in
+        # each of 16 threads.
         for begin, values in row_slices(part.array(name), 1):
             if name.endswith("/logits/places"):
                 most = part.array(f"{name.removesuffix('places')}distinct").shape[0]
@@ -147,7 +148,8 @@ def check_offsets(part: PartReader) -> None:
 
 
 def _broken_together(part: PartReader, names: Container[str]) -> Iterator[str]:
-    """Yield a line for the first token of each group of arrays that break a law together."""
+    """Yield, for each group of arrays that break a law together, a line about the first such
+    token."""
     tokens = range(0, part.part.counts.tokens, ROWS)
     # Runs of whole sequences of about ROWS tokens each.
     firsts = np.unique(np.searchsorted(part.token_start[:-1], tokens, "right") - 1)
@@ -200,7 +202,8 @@ def _broken_pairs(part: PartReader, texts: list[str]) -> list[str]:
     separator = part.features.separator
     if separator is None:
         return []
-    # Reported alone: without a separator there is no position to compare spans with.
+    # A text without one separator is the only problem reported: spans have no position to compare
+    # with.
     if several := [n for n, text in enumerate(texts) if text.count(separator) != 1]:
         return [f"text/utf8 of sequence {several[0]} of the part needs one {separator!r}"]
     position, problems = np.array([text.index(separator) for text in texts], np.int64), []

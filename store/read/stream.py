@@ -194,7 +194,7 @@ class Streamer:
         """
         prefix = f"view{pool.view}"
         names = tuple(sorted(name for name in batch.stored if name.startswith(f"{prefix}/")))
-        # The first word differs from any key of `Pool.check_values` in the same dictionary.
+        # `Pool.check_values` has keys in the same dictionary; none begins with "together".
         seen = self._lawful.setdefault(("together", *names), np.zeros(len(self._index), bool))
         if seen[batch.index].all():
             return

@@ -182,8 +182,8 @@ def _opened(source: StoreSource, allow_partial: bool) -> DamagedStore:
         if attributes["state"] == "sealed":
             with suggest_repair():
                 manifest, data = sealed_manifest(source, attributes, features)
-                # Every page is read now: a damaged one is salvaged from the parts. Later it would
-                # end the check in the middle.
+                # Every page of the index is read now, so that damaged pages are salvaged from the
+                # parts. A damaged page that is found later would end the check in the middle.
                 if isinstance(manifest.parts, IndexedParts):
                     manifest.parts.check()
     except StoreError as error:

@@ -46,10 +46,11 @@ SHOWN = 3  # unknown documents in a line
 
 @dataclass(frozen=True)
 class DocumentsToForget:
-    """Lists the documents to forget, each with a description for messages.
+    """Lists the documents to forget. Each field maps keys of documents to descriptions for
+    messages.
 
-    numbers: by document number. hashes: by SHA-256 of their texts, hexadecimal. digests: by hash of
-        their sequences without labels (`document_digests`).
+    numbers: keys are document numbers. hashes: keys are hexadecimal SHA-256 of texts. digests: keys
+        are hashes of a document's sequences without labels (`document_digests`).
     """
 
     numbers: Mapping[int, str] = field(default_factory=dict)
@@ -208,7 +209,7 @@ def _find_documents(store: FeatureStore, request: DocumentsToForget) -> tuple[se
         )  # fmt: skip
         unknown += [label for key, label in request.hashes.items() if key not in hashes]
     if request.digests:
-        # Texts of a request have no gold labels.
+        # A request has texts without gold labels, so the digests are compared without labels.
         digests = _find_keys(stored_digests(store, gold=False), request.digests, numbers)
         unknown += [label for key, label in request.digests.items() if key not in digests]
     return numbers, unknown
@@ -229,7 +230,8 @@ def _find_keys(
 
 def _is_shared(store: FeatureStore, index: int) -> bool:
     """Return whether another store shares the file with the text of a part, by a hard link."""
-    # Parts are linked as a whole (`StoreWriter.adopt_part`), so one file shows it.
+    # Parts are linked as a whole (`StoreWriter.adopt_part`), so one file shows whether they are
+    # shared.
     part, file = store.manifest.parts[index], Path(store.path)
     if file.is_dir():
         file = file / "parts" / str(part.number)

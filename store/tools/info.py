@@ -72,7 +72,7 @@ def bytes_on_disk(path: str) -> dict[str, int] | None:
 
 def _on_disk(target: Path) -> tuple[dict[str, int], Counter[str]]:
     """Return what `bytes_on_disk` returns, and the size in bytes of each kind of feature in all
-    parts. The key "" has the size of what belongs to no feature."""
+    parts. The key "" has the bytes that belong to no feature."""
     roots, kinds, total = Counter[str](), Counter[str](), 0
     zarr_sizes = ((name, file.stat().st_size) for name, file in _zarr_files(target))
     for name, size in zarr_sizes if target.is_dir() else _all_hdf5_sizes(target):
@@ -92,8 +92,8 @@ def _zarr_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _all_hdf5_sizes(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the path and the size in bytes of each array of a store, and METADATA or "parts" with
-    the size of what else is in a file."""
+    """Yield the path and the size in bytes of each array of a store. For each file also yield its
+    other bytes, under METADATA or, for the file of a part, "parts"."""
     # Until it is sealed, an HDF5 store has a file for each part (FORMAT.md, section 9).
     for file in (path, *hdf5.parts_folder(path).rglob("*")):
         if file.is_file():

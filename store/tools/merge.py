@@ -45,7 +45,8 @@ FREE = frozenset(
 
 
 def facts(store: FeatureStore) -> dict[str, Any]:
-    """Return the identity of a store with, as `config`, the teacher's config.json."""
+    """Return the identity of a store, with the teacher's config.json added under the key
+    `config`."""
     files = store.teacher_files()
     config = store.teacher_settings("config.json") if "config.json" in files else {}
     return {**store.identity, "config": config}
@@ -155,8 +156,8 @@ def _corpora(stores: Sequence[FeatureStore]) -> list[Any]:
     merged: list[Any] = []
     for store in stores:
         corpus = store.identity.get("corpus")
-        # A list next to other keys stays whole: `forgotten` and `grown_from` are about documents
-        # of that one store.
+        # If `corpus` has other keys than `merged`, it stays whole: its `forgotten` and `grown_from`
+        # are about documents of this one store.
         fields = object_in(store.identity, "corpus")
         inner = fields["merged"] if fields.keys() == {"merged"} else None
         merged += inner if isinstance(inner, list) else [corpus]

@@ -196,7 +196,7 @@ class Unsealing:
         for number in sorted(staging.published() - {part.number for part in self.parts}):
             self.quarantine.move(staging.parts / f"{number}.h5")
         altered = {problem.part for problem in self.report.damage}
-        # Parts first: until they are written, the sealed file alone has them.
+        # Parts are written first: until then, only the sealed file has them.
         for part in self.parts:
             if sealed or part.number in altered:
                 self.quarantine.copy(staging.parts / f"{part.number}.h5")
@@ -219,7 +219,8 @@ class Unsealing:
         for group, attributes in sorted(self._groups().items()):
             self._write_group(path / group / "zarr.json", attributes)
         self._write_group(path / "zarr.json", self.attributes)
-        # After the root (FORMAT.md, section 9): a sealed root needs its manifest.
+        # The manifest is moved after the root is written (FORMAT.md, section 9): a sealed root
+        # needs its manifest.
         quarantine.move(path / "manifest")
 
     def _groups(self) -> dict[str, dict[str, Any]]:
@@ -314,7 +315,8 @@ class Quarantine:
     def move(self, path: Path) -> None:
         """Move a file or folder of the store into quarantine, if it exists. If a folder above it is
         a link out of the store, move the link instead."""
-        # From the outermost folder on: a link above a path decides where the path lies.
+        # The outermost folder is tested first, because a link above a path decides where the path
+        # lies.
         for above in (*reversed(path.parents), path):
             if above.is_relative_to(self._store) and self._leads_out(above):
                 path = above
@@ -339,7 +341,8 @@ class Quarantine:
         if os.path.lexists(path):
             target = self._target(path)
             try:
-                # Linked, not moved: the old file has its name until the new one replaces it.
+                # The old file is linked, not moved: it retains its name until the new file replaces
+                # it.
                 os.link(path, target)
             except OSError:
                 shutil.copy2(path, target)

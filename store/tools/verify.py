@@ -68,7 +68,8 @@ def verify(
 def verify_opened(opened: DamagedStore, progress: Progress) -> Report:
     """Check a store that may be damaged as `verify` does, and close it."""
     report = verify_store(opened.store, progress)
-    # Behind a URL only if something looks damaged: the check is a request there.
+    # For a store behind a URL the check is a request, so it is made only if something looks
+    # damaged.
     if not opened.damage and (report.damage or not opened.store.source.remote):
         opened.store.watch.check()  # files replaced by another process are not damage
     if opened.damage:  # these include the problems of root and manifest

@@ -135,7 +135,8 @@ def changed_arguments(
 
 def _without_folder(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the teacher's path in an identity by its last name."""
-    # Older stores hold the whole path. It need not match: the weights are compared by their hash.
+    # Older stores hold the whole path. The path need not match, because the hashes of the weights
+    # are compared.
     teacher = object_in(identity, "teacher")
     if not isinstance(teacher.get("id"), str):
         return identity
@@ -232,8 +233,8 @@ def check_part_entries(staging: Staging) -> None:
 
 
 def peek(path: str | Path, state: str | None = "writing") -> dict[str, Any] | None:
-    """Return the root attributes of a store in this state, or in any if `state` is None; None if
-    the store has another state or cannot be read. Raises Unreachable."""
+    """Return the root attributes of a store; None if it cannot be read, or if its state is not
+    `state` (unless `state` is None). Raises Unreachable."""
     try:
         attributes = root_of(staging_of(path))
     except Unreachable:  # a network error does not mean that there is no store

@@ -235,8 +235,8 @@ def root_of_parts(
     count: int,
     write: Write,
 ) -> tuple[dict[str, Any], bytes]:
-    """Make the same as `sealed_root` from `count` pairs of a part and the lengths of its
-    sequences."""
+    """Make root attributes and manifest as `sealed_root` does, from `count` pairs of a part and the
+    lengths of its sequences."""
     many = count > FEW_PARTS
     root = {**attributes, "state": "sealed", "version": VERSIONS[many]}
     entries = read_entries(attributes.get("arrays"), "")

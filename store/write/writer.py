@@ -40,7 +40,7 @@ class StoreWriter:
     changes; `seal` finishes the store.
     """
 
-    # Functions of a path, for callers that have no writer yet.
+    # These functions take a path, for callers that have no writer yet.
     check_writable = staticmethod(existing.check_writable)
     check_joinable = staticmethod(existing.check_joinable)
     finished, unfinished = staticmethod(existing.finished_root), staticmethod(existing.unfinished)
@@ -52,7 +52,8 @@ class StoreWriter:
         self._staging, self._attributes, self._lease = staging, attributes, lease
         self.path = staging.path
         self.features = check_root(attributes, str(self.path))
-        # The stored calibration counts, not the caller's: earlier parts are encoded relative to it.
+        # The stored calibration is used, not the caller's: earlier parts are encoded relative to
+        # it.
         self._calibration = existing.stored_calibration(self.path) or {}
         self.software: dict[str, Any] = attributes["software"]  # of the process that started it
         self.outside = read_entries(attributes["arrays"], str(self.path))
@@ -179,7 +180,8 @@ class StoreWriter:
         self._check_number(number)
         with existing.disk_errors(self.path, f"part {number} of "), self._leased():
             yield
-            # Again: if the lease was lost meanwhile, another process may be writing this part.
+            # The lease is checked again: if it was lost meanwhile, another process may be writing
+            # this part.
             self._lease.check()
             self._staging.publish(number)
         self.published.add(number)

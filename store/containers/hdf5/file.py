@@ -89,10 +89,10 @@ class NewFile(io.FileIO):
 def create_file(file: NewFile) -> h5py.File:
     """Open a new file in HDF5, with checksums of its metadata and without timestamps."""
     created = h5py.h5p.create(h5py.h5p.FILE_CREATE)
-    # So that equal stores have equal bytes.
+    # Timestamps would give equal stores different bytes.
     created.set_obj_track_times(False)
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    # Metadata of earlier versions are not all covered by checksums.
+    # In earlier versions, checksums do not cover all metadata.
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
     # The driver writes into `file`, but HDF5 requires some name.

@@ -29,7 +29,7 @@ OUTSIDE = {"calibration", "teacher"}  # groups outside the parts
 
 def _check(path: Path) -> None:
     """Raise StoreError unless our own reader can read every object of a file."""
-    # Before HDF5 copies them: a crafted file crashes HDF5's library.
+    # Callers check a file before HDF5 copies its objects: a crafted file crashes HDF5's library.
     source = Hdf5Source(str(path))
     for name in source.arrays():
         source.stored_bytes(name)
@@ -118,9 +118,11 @@ class Hdf5Staging(OnDisk):
                 _check(self.parts / f"{number}.h5")
                 with h5py.File(self.parts / f"{number}.h5", "r") as part:
                     part.copy(f"parts/{number}", sink.file["parts"])
-                    # On a full disk all later writes are dropped, so copying more would be in vain.
+                    # If the disk is full, all later writes are dropped, so the other parts need not
+                    # be copied.
                     sink.check()
-        # Before the rename, because a sealed file ends with its SHA-256 (FORMAT.md, section 3).
+        # A sealed file ends with its SHA-256 (FORMAT.md, section 3), so it is appended before the
+        # rename.
         append_digest(self._new)
         files.rename(self._new, self.path)
         # Until the rename, these files are the only copy of the parts.
