@@ -12,7 +12,7 @@ code points) of the sequence's own text.
     normalisers.py  the normalisers of a tokenizer.json
     byte_edges.py   where tokens end in the UTF-8 of a text, for align_bytes
     mapping.py      VocabularyMap: teacher id -> the student's equal piece, or its split
-    places.py       which of the maps of two vocabularies holds at each place of a text
+    places.py       which map of `VocabularyMap.maps` applies at each place of a text
 
 The text `story.`, teacher pieces `story | .`, student pieces `sto | ##ry | .`:
 

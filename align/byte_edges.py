@@ -17,8 +17,8 @@ Octets = NDArray[np.uint8]
 BLANK = ord(" ")
 # Below every byte position, so that a running maximum of ends ignores it.
 NO_EDGE = -1
-# Bytes of a letter and its marks that are compared at most; Unicode's stream-safe format allows 30
-# marks.
+# At most this many bytes of a letter and its marks are compared. Unicode's stream-safe format
+# allows 30 marks.
 MOST_BYTES = 128
 
 
@@ -27,8 +27,9 @@ class PieceBytes:
     """Holds the UTF-8 of the V pieces of a vocabulary, with the leading space that a mark such as Ġ
     encodes; special tokens are empty.
 
-    Piece v is flat[start[v] : start[v + 1]] (int64 [V + 1], uint8 flat). blanks: int64 [V], the
-    number of spaces at its end. blank_first: bool [V], whether it begins with a space.
+    start: int64 [V + 1]. flat: uint8; piece v is flat[start[v] : start[v + 1]]. blanks: int64 [V],
+    the number of spaces at the end of each piece. blank_first: bool [V], whether a piece begins
+    with a space.
     """
 
     start: Index
@@ -38,7 +39,7 @@ class PieceBytes:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> PieceBytes:
-        # In the other styles of marks, the start of a word is not a byte of the piece.
+        # Only the style "blank" marks the start of a word by a byte of the piece, a space.
         blank = vocabulary.marks.style == "blank"
         pairs = zip(vocabulary.pieces, vocabulary.special, strict=True)
         written = [
@@ -82,7 +83,7 @@ class TextBytes:
         raw = points.tobytes().decode("utf-32-le", "surrogatepass").encode("utf-8", "surrogatepass")
         begin = offsets[text.start] + np.arange(len(text.start))
         flat = np.zeros(len(raw) + len(text), np.uint8)
-        # Without this byte, the end of a text and the start of the next one would be one edge.
+        # Without the unused byte, a text would end at the position where the next one starts.
         unused = begin[1:] - 1
         used = np.ones(len(flat), bool)
         used[unused] = False
@@ -92,12 +93,12 @@ class TextBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
-    """Holds the n tokens of one side that are not special or that cover characters.
+    """Holds the n tokens of one tokenization that are not special or that cover characters.
 
-    number: flat token numbers. ids: token ids. sequence: the text of each token. begin: its first
-        character in the joined texts. reach: the largest end of it and the tokens before it. final:
-        bool, false if it shares a character with the next token. The tokens up to a final one are a
-        group.
+    number: flat token numbers. ids: token ids. sequence: the number of each token's text. begin:
+        the token's first character in the joined texts. reach: the largest end of the token and
+        of all tokens before it. final: bool, false if the token shares a character with the next
+        token. Each final token ends a group of tokens.
     """
 
     number: Index
@@ -115,7 +116,7 @@ class _Counted:
         sequence = np.repeat(np.arange(len(lengths)), lengths)[number]
         shift = text.start[:-1][sequence]
         begin = begin[number] + shift
-        # Monotone, even if a token steps back in the text.
+        # Ascending, even if a token ends before an earlier token does.
         reach = np.maximum.accumulate(end[number] + shift)
         final = np.ones(len(number), bool)
         final[:-1] = (begin[1:] >= reach[:-1]) | (sequence[1:] != sequence[:-1])
@@ -134,9 +135,9 @@ def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceB
     A token starts where the previous token ended. So characters that a normaliser dropped, and
     spaces that `trim_offsets` removed, belong to the token after them, or to the token whose piece
     has them. Marks that a normaliser composed with a letter belong to the token of the letter.
-    NO_EDGE: special tokens without characters, tokens that end inside a character that a normaliser
-    changed (the pieces have other bytes), and tokens that end with such a letter if other tokens
-    have its marks.
+    The end is NO_EDGE for special tokens without characters, for tokens that end inside a character
+    that a normaliser changed (the pieces have other bytes), and for tokens that end with such a
+    letter if other tokens have its marks.
     """
     ends = np.full(len(tokens.ids), NO_EDGE, np.int64)
     counted = _Counted.of(text, tokens)
@@ -153,7 +154,8 @@ def token_ends(text: FlatText, octets: TextBytes, tokens: Tokens, pieces: PieceB
 
 
 def _untrimmed(ends: Index, octets: TextBytes, blanks: Index, sequence: Index) -> Index:
-    """Add the spaces at the end of a piece that its offsets leave out (`trim_offsets`)."""
+    """Return the ends of tokens behind the spaces that end their pieces, if the offsets leave these
+    spaces out (`trim_offsets`)."""
     padded = np.flatnonzero(blanks)
     if not len(padded):
         return ends
@@ -165,7 +167,7 @@ def _untrimmed(ends: Index, octets: TextBytes, blanks: Index, sequence: Index) -
     spaces = end - np.where(end > 0, solid[end - 1], 0)  # spaces right before the end
     missing = np.maximum(blanks[padded] - spaces, 0)
     behind = end + missing
-    # Only as far as spaces follow: the unused byte after each text is not a space.
+    # Only if all bytes up to `behind` are spaces; the unused byte after each text is none.
     trimmed = (behind < octets.start[1:][sequence[padded]]) & (solid[behind - 1] <= end)
     extended = ends.copy()
     extended[padded[trimmed]] = behind[trimmed]
@@ -177,8 +179,8 @@ def _inside_characters(
 ) -> None:
     """Set, in place, the ends of tokens that share a character with the next token.
 
-    Ends are computed backwards from the end of the group, by the lengths of the pieces after them.
-    They are used only if the pieces have the same bytes as the text.
+    The end of a token is the end of its group minus the lengths of the group's later pieces. It is
+    used only if these pieces have the same bytes as the text.
     """
     ids, final = counted.ids, counted.final
     size = pieces.start[ids + 1] - pieces.start[ids]
@@ -189,17 +191,17 @@ def _inside_characters(
     behind = np.flatnonzero(~final) + 1
     from_text = ranges(ends[behind] - size[behind], size[behind])
     from_piece = ranges(pieces.start[ids[behind]], size[behind])
-    # An end that is counted back lies before the text if a normaliser made its characters longer.
+    # An end that is counted back may lie before the text if a normaliser made characters longer.
     inside = (from_text >= 0) & (from_text < len(octets.flat))
     same = inside & (octets.flat[np.where(inside, from_text, 0)] == pieces.flat[from_piece])
     mismatch = np.zeros(len(ids), np.int64)
     # A special token has no bytes, so nothing is known about where it begins.
     mismatch[behind] = _any(~same, size[behind]) | (size[behind] == 0)
-    # How many mismatches come behind each token in its group.
+    # An end is used only if no later token of the group mismatches.
     mismatches = np.cumsum(mismatch)
     matching = np.flatnonzero(~final & (mismatches[last] == mismatches))
-    # So must the bytes before the end, from the begin of its character: `À` and the accent of its
-    # decomposed form end with the same byte.
+    # The bytes from the start of a character to an end inside it must be equal, too: `À` and the
+    # accent of its decomposed form end with the same byte.
     byte = ends[matching] - counted.sequence[matching]
     character = np.searchsorted(octets.of_character, byte, "right") - 1
     size = byte - octets.of_character[character]
@@ -208,8 +210,8 @@ def _inside_characters(
 
 
 def _any(flat: Booleans, sizes: Index) -> Booleans:
-    """Return which rows [n] of a flat array have a true value."""
-    # Sums by prefixes: np.add.reduceat gives a row without values the value of its neighbour.
+    """Return bool [n]: which rows of `flat` have a true value. `sizes` [n] are the row lengths."""
+    # Differences of prefix sums: np.add.reduceat would give an empty row its neighbour's value.
     rows: Booleans = np.diff(starts(flat)[starts(sizes)]) > 0
     return rows
 
@@ -246,8 +248,9 @@ def _behind_marks(
 def _changed(
     token: Index, ends: Index, size: Index, ids: Index, octets: TextBytes, pieces: PieceBytes
 ) -> Booleans:
-    """Return bool [n]: whether the last `size` bytes of the pieces up to each token differ from the
-    text before `ends`. Tokens without bytes are never reported."""
+    """Return bool [n]: whether the bytes of the pieces up to each `token` [n] differ from the text
+    before its end in `ends` [n]. The last `size` [n] bytes are compared. A token without bytes
+    gives False."""
     sizes = pieces.start[ids + 1] - pieces.start[ids]
     total = np.cumsum(sizes)
     # The bytes may be in several tokens: these are positions in the bytes of all tokens.
@@ -261,7 +264,7 @@ def _changed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
-    """Holds the N tokens of one side by the bytes at which they end.
+    """Holds the N tokens of one tokenization, and the bytes where each begins and ends.
 
     ends: see `token_ends`. begin: int64 [N], the end of the previous token, or the start of the
         text.
@@ -284,8 +287,8 @@ class _Side:
         return cls(tokens, ends, begin)
 
     def runs(self, cuts: Index) -> Index:
-        """Return the half-open run of tokens between each cut and the next: int64 [cuts, 2]. A run
-        without tokens or with a special token is empty."""
+        """Return the half-open run of tokens between each position in `cuts` and the next: int64
+        [cuts, 2]. A run without tokens or with a special token is empty."""
         text = ~self.tokens.special
         special = self.tokens.special & (self.ends != NO_EDGE)
         between = np.searchsorted(cuts, self.begin, "right") - 1
@@ -302,8 +305,8 @@ class _Side:
 def shared_runs(
     text: FlatText, teacher: Tokens, student: Tokens, pieces: tuple[PieceBytes, PieceBytes]
 ) -> tuple[Index, Index]:
-    """Return the runs of tokens between consecutive shared ends, of the teacher and of the student:
-    int64 [G, 2] each."""
+    """Return the teacher's and the student's runs of tokens, int64 [G, 2] each. Both runs of a pair
+    lie between two consecutive bytes at which tokens of both tokenizations end."""
     octets = TextBytes.of(text)
     sides = [
         _Side.of(text, octets, tokens, piece_bytes)

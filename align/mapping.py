@@ -23,8 +23,8 @@ class VocabularyMap:
     """Maps each of the teacher's V tokens to student tokens.
 
     match: int32 [V], the student's id of an equal piece, or -1. Two pieces are equal if they have
-        the same text after the student's normaliser and both begin a word, or neither does (for a
-        student of suffixes: both end one, or neither does). Special tokens are matched by role
+        the same text after the student's normaliser and both begin a word, or neither does (both
+        end a word, or neither does, if the student marks ends). Special tokens are matched by role
         (cls, sep, mask, pad, unk), then by name. Several teacher tokens may share a match, for
         instance if the student lower-cases.
     split_start, split_ids: int64 [V + 1] and flat int32. Teacher token t is split into
@@ -33,7 +33,7 @@ class VocabularyMap:
     unknown: bool [V], tokens that the student's pieces cannot spell. Their split is the student's
         unk, or empty if the student has none.
     teacher_bytes, student_bytes: the bytes of both vocabularies' pieces.
-    teacher, student: both vocabularies, of which `maps` are made later.
+    teacher, student: both vocabularies, from which `maps` makes further maps.
     """
 
     match: NDArray[np.int32]
@@ -48,8 +48,7 @@ class VocabularyMap:
     @classmethod
     def between(cls, teacher: Vocabulary, student: Vocabulary) -> VocabularyMap:
         """Make the map of two vocabularies. This is slow, so do it once for each pair."""
-        # The alignment `bytes` needs them for every batch, and they depend on the vocabularies
-        # alone.
+        # Made once: the alignment `bytes` needs them for every batch.
         return cls._build(teacher, student, (PieceBytes.of(teacher), PieceBytes.of(student)))
 
     @classmethod
@@ -91,20 +90,19 @@ class VocabularyMap:
 
     @cached_property
     def maps(self) -> tuple[VocabularyMap, ...]:
-        """Return this map, then the maps for places where the teacher's mark of a piece differs
-        from the mark that the student needs: first for the edge of a word that the student marks
-        (its end if the student has suffixes, else its start), then for all other places.
-        `align.places.maps_at` chooses the map for each place.
+        """Return this map, then a map for the edge of a word that the student marks (its end if the
+        student has suffixes, else its start), then a map for all other places. The second and third
+        map apply where the student's mark must differ from the teacher's; they are left out if no
+        place needs them. `align.places.maps_at` chooses the map for each place.
 
-        A byte-level tokenizer has one piece ` story` after a space, and another one, `story`, both
-        in `(story)` and inside `history`. WordPiece has `story` after a space and in `(story)`, and
-        `##story` inside `history`. A vocabulary of suffixes has `story</w>` in all of these, and
-        `story` in `storyteller`. So between these the piece depends on the place. It does between
-        two WordPieces of which only one isolates Chinese, and between two vocabularies that mark
-        spaces, unless they have one tokenizer: only one of them may put a space in front of a text.
-        Between others, this is the only map.
+        Vocabularies mark the same places by different rules. A byte-level tokenizer has ` story`
+        after a space, and `story` both in `(story)` and inside `history`. WordPiece has `story`
+        after a space and in `(story)`, and `##story` inside `history`. A vocabulary of suffixes has
+        `story</w>` in these three, and `story` in `storyteller`. Two WordPieces differ if only one
+        isolates Chinese. Two vocabularies that mark spaces differ, unless they have one tokenizer:
+        only one of them may put a space in front of a text.
         """
-        # Made when an alignment needs them: `bytes`, the alignment of decoders, never does.
+        # Not made with this map: `bytes`, the alignment of decoders, never needs them.
         teacher, student = self.teacher.marks, self.student.marks
         match teacher.style, student.style:
             case "blank", "prefix":
@@ -138,8 +136,8 @@ class VocabularyMap:
     @cached_property
     def student_edges(self) -> tuple[Booleans, Booleans]:
         """Return which tokens of the student are at the edge of a word that the student marks (see
-        `maps`), and which show it: bool [Vs] each. Isolated punctuation and special tokens do
-        not."""
+        `maps`), and which tokens show by their marks whether they are: bool [Vs] each. Isolated
+        punctuation and special tokens do not show it."""
         suffix, pieces = self.student.marks.style == "suffix", self.student.pieces
         edge = np.array([_edge_of(piece, suffix) for piece in pieces], bool)
         free = np.array([piece.free and not suffix for piece in pieces], bool)
@@ -198,7 +196,7 @@ class _StudentPieces:
             piece = student.pieces[number]
             if piece.free and not suffix:
                 self.exact.setdefault((piece.text, not piece.begins), number)
-        # By (at the start of a word, at its end).
+        # Keys: whether the text is at the start of a word, and whether it is at the end of one.
         self.tables = dict.fromkeys(product((False, True), repeat=2), plain)
         if self.style == "prefix":
             self.tables[False, False] = self.tables[False, True] = marked
@@ -208,7 +206,7 @@ class _StudentPieces:
 
     def _edge(self, piece: Piece, text: bytes) -> tuple[bool, bool]:
         """Return whether a teacher's piece, normalised to `text`, is at the edge of a word, and
-        whether this is only the likelier case."""
+        whether this is a guess: then it may also be the other way."""
         if self.style == "suffix" and _ends_alone(text, self.student.marks.isolates):
             return True, False
         if self.edge is not None:
@@ -262,8 +260,8 @@ class _StudentPieces:
         return ids
 
     def _greedy(self, text: bytes, edges: tuple[bool, bool]) -> list[int] | None:
-        """Spell a text, longest piece first; None if the pieces cannot. `edges`: whether it starts
-        and ends a word."""
+        """Spell a text in the student's pieces, the longest first; None if they cannot spell it.
+        `edges`: whether the text starts a word, and whether it ends one."""
         ids: list[int] = []
         begin = 0
         while begin < len(text):
@@ -288,7 +286,8 @@ def _ends_alone(text: bytes, isolates: int) -> bool:
 
 
 def _words(text: bytes, begins: bool, isolates: int) -> list[tuple[bytes, bool]]:
-    """Split a piece's text into (word, begins a word); only the first may continue a word."""
+    """Split a piece's text into words, each with whether it begins in this piece. If `begins` is
+    False, the first word may have begun before the piece."""
     try:
         characters = text.decode()
     except UnicodeDecodeError:
@@ -298,7 +297,7 @@ def _words(text: bytes, begins: bool, isolates: int) -> list[tuple[bytes, bool]]
     ends = [*map(divides, flags, flags[1:]), False]
     divided = "".join(c + " " * end for c, end in zip(characters, ends, strict=False))
     words = [word.encode() for word in divided.split()]
-    # A word that is isolated begins, whatever is before it.
+    # An isolated character begins a word, whatever is before it.
     return [
         (word, begins or i > 0 or characters[:1].isspace() or flags[0] > 0)
         for i, word in enumerate(words)

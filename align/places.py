@@ -1,4 +1,4 @@
-"""Choose the map of two vocabularies that applies at each place of a text."""
+"""Choose the map of `VocabularyMap.maps` that applies at each place of a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from teachonce.align.mapping import VocabularyMap
 from teachonce.align.text import Booleans, FlatText, Integers, Tokens, classes
 from teachonce.align.vocabulary import isolation
 
-AS_MARKED, AT_EDGE, INSIDE = 0, 1, 2  # the maps of `VocabularyMap.maps`
+AS_MARKED, AT_EDGE, INSIDE = 0, 1, 2  # indices of `VocabularyMap.maps`
 
 
 def maps_at(
@@ -19,15 +19,17 @@ def maps_at(
     vocabulary: VocabularyMap,
     runs: tuple[Integers, Integers],
 ) -> NDArray[np.int64]:
-    """Choose the map for the teacher's distribution at each place: int64 [G], indices of
+    """Choose the map for the teacher's distribution at each of G places: int64 [G], indices of
     `vocabulary.maps`.
 
-    runs: the teacher's token at each place, [G], and the student's run, [G, 2], flat numbers.
+    runs: the flat numbers of the teacher's token at each place, [G], and the student's run of
+    tokens there, [G, 2].
 
-    The student's own token shows whether its piece has a mark there, whatever its tokenizer puts in
-    front of a text. The teacher's marks hold if its token has the same; if not, all of its pieces
-    are at the edge of a word there, or none is. If the token does not show it, such as isolated
-    punctuation, `_word_starts` decides by the text.
+    The mark of the student's token shows whether a word has its edge at this place, whatever the
+    student's tokenizer puts in front of a text. If the mark of the teacher's token shows the same,
+    the map AS_MARKED applies. If not, AT_EDGE or INSIDE applies to all pieces of the distribution.
+    If the student's token shows nothing, such as isolated punctuation, `_word_starts` decides by
+    the text.
     """
     if len(vocabulary.maps) == 1:
         return np.zeros(len(runs[0]), np.int64)
@@ -44,14 +46,14 @@ def maps_at(
     teacher_begins = vocabulary.begins[0][teacher.ids[runs[0]]]
     starts = _word_starts(text, teacher, vocabulary, runs[0])
     if style == "blank":
-        # Right after a letter, WordPiece's `story` means a word after a space, so its mark remains.
-        # Where a word can begin without a space, as after a bracket, it means no space.
+        # Right after a letter, WordPiece's `story` stands for a word after a space: AS_MARKED.
+        # Where a word can begin without a space, as after a bracket, it stands for no space.
         inside = ~edge & (teacher_begins | starts)
         return np.where(edge & ~teacher_begins, AT_EDGE, np.where(inside, INSIDE, AS_MARKED))
     match vocabulary.teacher.marks.style:
         case "blank":
-            # A teacher token with a space begins a word. The student's token there does not decide
-            # for the other pieces of the distribution, so their place does.
+            # A teacher's token with a space begins a word. The student's token then shows nothing
+            # about the other pieces of the distribution, so the text decides (`starts`).
             return np.where(np.where(shown & ~teacher_begins, edge, starts), AT_EDGE, AS_MARKED)
         case "prefix":
             edge = np.where(shown, edge, starts)
@@ -62,11 +64,11 @@ def maps_at(
 def _word_starts(
     text: FlatText, teacher: Tokens, vocabulary: VocabularyMap, tokens: Integers
 ) -> Booleans:
-    """Return which `tokens` of the teacher begin a word of the side that marks pieces inside words
-    (the student if both sides do): bool [G], false if neither side does.
+    """Return which of the teacher's `tokens` [G] begin a word by the rules of the vocabulary that
+    marks pieces inside words (the student's if both do): bool [G], false if neither does.
 
-    A token, with the space that its piece begins with, begins a word at the start of the text, and
-    after white space or a character that this side isolates.
+    A token begins a word at the start of the text, and after white space or a character that this
+    vocabulary isolates. A space that its piece begins with is part of the token.
     """
     sides = vocabulary.teacher.marks, vocabulary.student.marks
     prefixed = [marks for marks in sides if marks.style == "prefix"]

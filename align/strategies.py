@@ -26,7 +26,7 @@ class Alignment:
 
     teacher, student: int32 [G, 2]. Teacher tokens teacher[g, 0] ... teacher[g, 1] - 1 cover the
         same characters as student tokens student[g, 0] ... student[g, 1] - 1. No run is empty or
-        crosses a sequence; the runs of one side are disjoint and ascend.
+        crosses a sequence. Runs of one tokenization are disjoint and ascend.
 
     Raises AlignmentError for other shapes and dtypes, and for different numbers of runs.
     """
@@ -77,12 +77,12 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """Holds the n tokens of one side that cover characters, in the order of the text.
+    """Holds the n tokens of one tokenization that cover characters, in the order of the text.
 
     token: flat token numbers [n].
     begin, end: spans in characters of the joined text [n], never empty.
-    reach: the largest end up to each token [n]. It exceeds `end` if a later token begins earlier
-        in the text.
+    reach: the largest end up to each token [n]. It exceeds a token's `end` if an earlier token
+        ends later in the text.
     """
 
     token: Index
@@ -98,8 +98,8 @@ class _Spans:
         token = np.flatnonzero((end > begin) & ~tokens.special)
         shift = np.repeat(text.start[:-1], counts)[token]
         begin, end = begin[token] + shift, end[token] + shift
-        # Byte-level offsets include the space before a word, offsets of WordPiece do not: without
-        # this, span and match would lose most words between the two.
+        # Byte-level offsets include the space before a word, offsets of WordPiece do not. Without
+        # trimming, `span` and `match` would lose most words between such tokenizers.
         _trim(text, begin, end)
         # Runs are contiguous, so a token that begins before an earlier token's end joins its run.
         return cls(token, begin, end, np.maximum.accumulate(end))
@@ -133,7 +133,8 @@ def _trim(text: FlatText, begin: Index, end: Index) -> None:
 
 
 def _runs(spans: _Spans, group: Index) -> tuple[Index, Index, Index]:
-    """Return the runs of one side: group number, first token and last token plus one, each [n]."""
+    """Return runs of tokens that begin in one group: for each run its group, its first token, and
+    its last token plus one. `group` has the group of each character."""
     of_token = group[spans.begin]
     first, last = runs_of_equal(of_token)
     return of_token[first], spans.token[first], spans.token[last] + 1
@@ -151,12 +152,12 @@ def _as_runs(first: Integers, end: Integers) -> NDArray[np.int32]:
 def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     """Pair the smallest runs of tokens that cover the same characters.
 
-    A token's span is its offsets without white space at the edges, unless it has nothing else.
+    A token's span is its offsets without white space at the edges, unless it is white space alone.
     Special tokens and tokens with an empty span are left out. A cut is a position between two
-    characters that is inside no token of either side. The tokens between two consecutive cuts form
-    a pair of runs if both sides have tokens there and cover the same solid characters. White space
-    and ignorable characters (`align.text.character_class`) may be covered by one side alone, as
-    normalisers drop them.
+    characters that is inside no token of either tokenization. The tokens between two consecutive
+    cuts form a pair of runs if both tokenizations have tokens there and cover the same solid
+    characters. White space and ignorable characters (`align.text.character_class`) may be covered
+    by one tokenization alone, as normalisers drop them.
 
     So tokens that share a character are in one run. A character that one tokenizer drops costs at
     most the run around it. If the student's input is truncated, it is aligned up to its end.
@@ -168,13 +169,13 @@ def align_span(text: FlatText, teacher: Tokens, student: Tokens) -> Alignment:
     cut = np.ones(size, bool)
     covered = []
     for spans in sides:
-        # Counts over all characters of the batch, as a loop over sequences is slower. 2.8 to 3.4
-        # million teacher tokens a second in batches of 16,384, 1.6 to 1.8 million in batches of
-        # 2,048 (RESULTS, "Aligning a decoder").
+        # Counts over all characters of the batch, as a loop over sequences is slower. This aligns
+        # 2.8 to 3.4 million teacher tokens a second in batches of 16,384, and 1.6 to 1.8 million in
+        # batches of 2,048 (RESULTS, "Aligning a decoder").
         begins = np.bincount(spans.begin, minlength=size)
         depth = np.cumsum(begins - np.bincount(spans.reach, minlength=size))
         cut &= depth == begins  # every token over this character begins with it
-        # `reach` also counts gaps before a token that begins earlier; those are not covered.
+        # `reach` may span a gap between two tokens that are not in order; no token covers the gap.
         if (spans.reach != spans.end).any():
             depth = np.cumsum(begins - np.bincount(spans.end, minlength=size))
         covered.append(depth > 0)
@@ -199,8 +200,8 @@ def align_bytes(
 ) -> Alignment:
     """Pair the smallest runs of tokens that cover the same UTF-8 bytes, without trimming.
 
-    A cut is a byte at which a token of both sides ends, or the start of a text; the tokens between
-    two consecutive cuts are a pair. So a model that reads from left to right predicts the first
+    A cut is a byte at which tokens of both tokenizations end, or the start of a text. The tokens
+    between two cuts are a pair. So a model that reads from left to right predicts the first
     tokens after a cut from the same text on both sides. A cut may lie inside a character. Ends are
     computed from offsets and the bytes of pieces (`align.byte_edges.token_ends`). A special token
     that covers characters ends a run and belongs to none.
@@ -232,7 +233,7 @@ def align_match(
     t, s = pairs.teacher[:, 0], pairs.student[:, 0]
     single = (pairs.teacher[:, 1] - t == 1) & (pairs.student[:, 1] - s == 1)
     t, s = t[single], s[single]
-    # The piece that the student reads shows which of the maps holds at its place.
+    # Any map may match: the piece that the student reads shows which map applies at its place.
     equal = np.zeros(len(t), bool)
     for mapping in vocabulary.maps:
         equal |= mapping.match[teacher.ids[t]] == student.ids[s]

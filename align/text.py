@@ -43,8 +43,8 @@ def character_class(character: str) -> int:
 
 
 def composes_with_previous(character: str) -> bool:
-    """Return whether a normaliser may compose a character with the one before it: a mark, a vowel
-    or final of decomposed Hangul, a halfwidth voiced sound mark."""
+    """Return whether a normaliser may compose a character with the character before it. Such are
+    marks, vowels and finals of decomposed Hangul, and halfwidth voiced sound marks."""
     if "\u1160" <= character <= "\u11ff" or character in "\uff9e\uff9f":
         return True
     return unicodedata.category(character)[0] == "M"
@@ -52,7 +52,7 @@ def composes_with_previous(character: str) -> bool:
 
 @cache
 def _table(classify: Callable[[str], int]) -> NDArray[np.uint8]:
-    """Return the classes of all code points (1.1 MB), UNSEEN if no text had them yet.
+    """Return the table of classes by code point (1.1 MB), with UNSEEN where no text had it yet.
 
     `classify` is only the key of the cache: each function has a table of its own.
     """

@@ -73,8 +73,8 @@ def isolation(character: str) -> int:
 
 
 def divides(before: int, after: int) -> bool:
-    """Return whether a tokenizer splits between two neighbours with these flags (see `isolation`).
-    Only symbols form runs."""
+    """Return whether a tokenizer splits between two neighbouring characters, given their flags
+    `before` and `after` (see `isolation`). Only runs of symbols are one word."""
     return before != after or bool(before & ~SYMBOL)
 
 
@@ -159,7 +159,7 @@ class Vocabulary:
     pieces: their texts without marks.
     special: bool [V].
     roles: ids of cls, sep, mask, pad and unk, if the vocabulary has them.
-    marks: how word starts are written.
+    marks: how the pieces mark where words begin or end.
     normaliser, pre_tokenizer: their settings in the file.
     """
 
@@ -175,8 +175,8 @@ class Vocabulary:
         return len(self.tokens)
 
     def reads_as(self, other: Vocabulary) -> bool:
-        """Return whether both have the same tokens, normaliser and pre-tokenizer, so that they mark
-        the same places of a text."""
+        """Return whether both vocabularies have the same tokens, normaliser and pre-tokenizer, so
+        that they mark the same places of a text."""
         key, other_key = ((v.tokens, v.normaliser, v.pre_tokenizer) for v in (self, other))
         return key == other_key
 
@@ -216,7 +216,7 @@ class Vocabulary:
         literal = added.keys() - vocabulary.keys()  # tokens of the model have marks
         pieces = (read_piece(token, marks, n in literal) for n, token in enumerate(tokens))
         normaliser = settings.get("normalizer")
-        normaliser_of(normaliser)  # raises for an unknown one now, not at the first map
+        normaliser_of(normaliser)  # raises for an unknown normaliser now, not at the first map
         pre_tokenizer = settings.get("pre_tokenizer")
         return cls(tuple(tokens), tuple(pieces), special, roles, marks, normaliser, pre_tokenizer)
 
