@@ -17,7 +17,7 @@ from teachonce.teacher_dump.teacher.heads import Decoder, all_logits
 # A normal variable is further from its mean with a probability of 2e-9.
 STANDARD_ERRORS = 6.0  # allowed distance of random draws from their expectation
 FLOOR = -63.0  # log-probabilities below it count as equal
-Calibration = tuple[Floats, Floats]  # mean and standard deviation of each channel, [D] each
+Calibration = tuple[Floats, Floats]  # mean [D] and standard deviation [D] of the channels
 
 
 @dataclass
@@ -174,13 +174,14 @@ class Errors:
             self._logprobs(record, f"{path}/{key}", key, live_logs, stored_logs)
         lowest = live.min(axis=1)
         error = np.maximum(0, np.maximum(best, FLOOR) - np.maximum(lowest, FLOOR))
-        # Twice: the error is a difference of two log-probabilities of the teacher that runs again.
+        # Twice: both `best` and `lowest` are of the teacher that runs again, and may be off.
         self._add(f"{path}/ids", "nats", error, 0.0, 2 * self._slack(lowest), record)
 
     def _logprobs(self, record: Record, name: str, kind: str, live: Floats, stored: Floats) -> None:
         """Compare log-probabilities of any shape, which the codec of `kind` encoded."""
         level = self.features.level
-        # Lower values are all read as about the codec's lowest (FORMAT.md, 7): they count as equal.
+        # Values below the codec's lowest are decoded to about the lowest (FORMAT.md, 7): they
+        # count as equal.
         floor = max(FLOOR, getattr(level, kind).lowest)
         live, stored = np.maximum(live, floor), np.maximum(stored, floor)
         # The bound of codec `small` grows with -v: the lower value gives the larger bound.
@@ -190,14 +191,14 @@ class Errors:
     def _observed(
         self, record: Record, path: str, stored: Logits, rows: slice, logs: torch.Tensor
     ) -> None:
-        """Compare the log-probabilities of the tokens that follow; the last row has none."""
+        """Compare the log-probability of each token's next token; the last row has no next one."""
         following = record.token_ids[1:][rows].astype(np.int64)
         ids = torch.from_numpy(following).to(logs.device)
         live = logs[: len(ids)].gather(1, ids[:, None])[:, 0].cpu().numpy()
         self._logprobs(record, f"{path}/observed", "rest", live, stored.observed[:-1][rows])
 
     def _head(self, record: Record, path: str, stored: Floats, live: Floats) -> None:
-        """Compare inputs of the head, relative to the root mean square of the token."""
+        """Compare the head's inputs [L,D'], relative to the root mean square of each input."""
         unit = np.sqrt(np.square(stored).mean(axis=1, keepdims=True)) + 1e-6
         promised = bound(self.features.level, "head", stored) / unit
         error, slack = np.abs(live - stored) / unit, self._slack(stored / unit)

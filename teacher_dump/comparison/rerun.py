@@ -48,8 +48,8 @@ from teachonce.teacher_dump.windows.sequences import TRIES
 from teachonce.teacher_dump.windows.window import Window, length_batches
 from teachonce.training.device import resolved_device
 
-# Errors that another order of the same sums, on another machine, may add to the codec's. They are
-# relative to 1 + |value|, in standard deviations of the channel for hidden states, in nats for
+# Errors that are allowed in addition to the codec's, as another machine adds in another order. They
+# are relative to 1 + |value|, in standard deviations of the channel for hidden states, in nats for
 # logits.
 TOLERANCE = {"fp32": 3e-4, "fp16": 0.01, "bf16": 0.1}
 
@@ -75,11 +75,11 @@ the expected values as text, and a check of the value."""
 SETTINGS = ("architectures", "hidden_size", "model_type", "vocab_size")
 """Fields of config.json that show another model."""
 
-# Keys of a corpus whose sequences may have had other numbers in their dump.
+# Keys of `identity.corpus` of a store whose sequences may have had other numbers in their dump.
 RENUMBERED = ("merged", "forgotten", "grown_from")
 
-# Factor of the codec's bound if `merge --recode` may have encoded twice, the first time relative to
-# standard deviations up to twice as large.
+# Multiplies the codec's bound if `merge --recode` may have encoded states a second time. The bound
+# of the first time is relative to standard deviations up to twice as large.
 MERGED = 3.0
 
 
@@ -120,8 +120,8 @@ def check(
     """Compare `sample` sequences, chosen by `seed`, in all views with the output of `model`.
 
     The teacher runs in the precision of the dump. trusted: whether Python code of the model may
-    run, which the store does not decide. Raises UserError if the model cannot be the teacher of the
-    store, or if the store's arguments are invalid.
+    run; the caller decides this, not the store. Raises UserError if the model cannot be the teacher
+    of the store, or if the store's arguments are invalid.
     """
     if not len(store) or sample < 1:
         raise UserError(
@@ -273,9 +273,10 @@ def _other_settings(store: FeatureStore, model: ResolvedModel) -> list[str]:
 
 
 def _prompt(store: FeatureStore, model: ResolvedModel, stored: str | None) -> str | None:
-    """Return the name of the prompt with which the store's vectors are compared: the `stored` one
-    (None: the model's default) or, for imported vectors, the model's name of the prompt that their
-    texts begin with, "" for none. Raises UserError if the model has no such prompt."""
+    """Return the name of the prompt with which the teacher embeds texts for the comparison. It is
+    the `stored` name (None: the model's default). For imported vectors, it is the model's name of
+    the prompt that their texts begin with, "" without one. Raises UserError if the model has no
+    such prompt."""
     vectors = store.features.embedding
     if vectors is None or vectors.pooling != AS_CAPTURED:
         return stored

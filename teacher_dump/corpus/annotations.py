@@ -37,7 +37,8 @@ class Annotation:
 
 
 def label_name(value: Any, column: str | None, where: object) -> str | None:
-    """Read a label: a name or an integer, as text without blanks around it; None if it is missing.
+    """Read a label: a name or an integer, as text without blanks around it; None if `value` is
+    empty.
 
     Raises CorpusError for any other value.
     """
@@ -51,7 +52,7 @@ def label_name(value: Any, column: str | None, where: object) -> str | None:
             f" {type(value).__name__} {value!r:.40}; is it the right --label-column?"
         )
     name = str(value).strip()
-    # A ClassName without blanks stays one.
+    # A ClassName without blanks around it is returned as a ClassName.
     return value if name == value else name or None
 
 
@@ -79,8 +80,8 @@ def annotation_of(
 def _agreed(
     value: Sequence[Any], column: str | None, where: object, text: str | None
 ) -> Annotation | None:
-    """Read Label Studio's annotations of a text, one for each annotator; None if there is none.
-    Raises CorpusError if annotators disagree."""
+    """Read Label Studio's annotations of a text, one for each annotator; None if nobody annotated
+    it. Raises CorpusError if annotators disagree."""
     votes = [
         _annotation(entry.get("result") or [], column, where, text)
         for entry in value

@@ -72,7 +72,7 @@ def _with_names(cell: Any, feature: Feature, where: object) -> Any:
     if isinstance(cell, list) and isinstance(kind, str):
         return [_with_names(element, inner, where) for element in cell]
     if isinstance(cell, dict):
-        if isinstance(kind, str):  # a sequence of named features is stored as named sequences
+        if isinstance(kind, str):  # a sequence of dicts is stored as a dict of sequences
             inner = {key: [subfeature] for key, subfeature in (inner or {}).items()}
         else:
             inner = feature

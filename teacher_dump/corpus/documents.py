@@ -148,7 +148,8 @@ class Corpus:
     def __iter__(self) -> Iterator[Document]:
         """Yield the documents.
 
-        Raises CorpusError at the first text that cannot be read, and at the end if there was none.
+        Raises CorpusError at the first text that cannot be read, and at the end if all texts were
+        blank.
         """
         self.documents = self.empty_lines = 0
         for source in self.sources:
@@ -197,8 +198,8 @@ class Corpus:
         """Return the labels (`classification`) or tags (`tagging`) that `check` found, each with
         its first place.
 
-        For the kind `ENTITIES`, tags of entities are converted to that scheme. Only local sources
-        are checked.
+        The kind `ENTITIES` gives the tags of entities, converted to the scheme of this name. Only
+        local sources are checked.
         """
         # A label in two sources has its place in the first one.
         by_source = (source.found_labels(kind) for source in reversed(self.sources))

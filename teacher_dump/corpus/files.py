@@ -165,7 +165,8 @@ class CorpusSource:
         raise NotImplementedError
 
     def first(self) -> LabelledText | None:
-        """Return the first text; None if there is none. Raises CorpusError if it cannot be read."""
+        """Return the first text; None if the source is empty. Raises CorpusError if the text cannot
+        be read."""
         return next(self.rows(), None)
 
     def identity(self) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class CorpusSource:
         """Return the labels (`classification`) or tags (`tagging`) that `check` found, each with
         its first place.
 
-        For the kind `ENTITIES`, tags of entities are converted to that scheme.
+        The kind `ENTITIES` gives the tags of entities, converted to the scheme of this name.
         """
         return {name: self._place(line) for name, line in self._met[kind].items()}
 
@@ -227,7 +228,7 @@ class FileSource(CorpusSource):
         self.name, self._path = path.name, path
         self.unit = "row" if suffix_of(path) == ".parquet" else "line"
         self._columns = columns
-        self._pass = _Digest()  # of the bytes that the last pass read
+        self._pass = _Digest()  # size and hash of the bytes that the last pass read
         self._checked: SizeAndHash | None = None
         self._identified: SizeAndHash | None = None
 
@@ -244,7 +245,7 @@ class FileSource(CorpusSource):
             raise self._changed(self._checked, read.size_and_hash())
 
     def first(self) -> LabelledText | None:
-        # Without a hash: a file that is packed is read to its end for it, before and afterwards.
+        # Not hashed: for the hash, a compressed file would be read to its end, before and after.
         return next(self._read(ignore_bytes), None)
 
     def _read(self, seen: Seen) -> Iterator[LabelledText]:
@@ -289,8 +290,8 @@ class FileSource(CorpusSource):
         if self._identified is None or read == self._identified:
             return
         whole, start = (digest.size_and_hash() for digest in digests(self._path, self._pass.size))
-        # The start as well: after an edit that was undone the file is as before, but other bytes
-        # were read.
+        # The bytes up to the end of the pass are compared as well: if an edit was undone, the file
+        # is as before, but the pass read other bytes.
         if (whole, start) != (self._identified, read):
             raise self._changed(self._identified, whole)
 

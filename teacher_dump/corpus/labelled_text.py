@@ -75,7 +75,7 @@ class Columns:
         return cls(names[0], label, names[1], student is not None)
 
     def names(self) -> set[str]:
-        """Return names of columns; a first row that has one of them is a header."""
+        """Return the names of these columns. A first row that has one of the names is a header."""
         return {self.text or DEFAULT_COLUMN, *filter(None, (self.second, self.label))}
 
     def options(self) -> dict[str, str | None]:
@@ -253,7 +253,8 @@ def check_label(columns: Sequence[str], wanted: str | None, where: object) -> No
 
 
 def gold_of(value: Any, column: str, where: object, text: str) -> Gold | None:
-    """Read the cell of labels of a text; None if it has none. Spans become tags of words.
+    """Read the labels of a text from a cell; None if the text is not annotated. Spans become tags
+    of words.
 
     Raises CorpusError for a cell of unknown form, and if a text has several labels.
     """
@@ -278,7 +279,7 @@ def several_labels(labels: Sequence[object], where: object) -> CorpusError:
 def tagged_words(words: Any, tags: Any, columns: Sequence[str], where: object) -> Gold | None:
     """Read a list of tags, one for each word; None if `tags` is None.
 
-    Raises CorpusError if words are not strings, or if the number of tags differs.
+    Raises CorpusError if words are not strings, or if the number of tags differs from theirs.
     """
     if not all(isinstance(word, str) for word in words):
         remedy = "is it the right --text-column?"

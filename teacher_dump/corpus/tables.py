@@ -32,10 +32,10 @@ from teachonce.teacher_dump.corpus.text_files import (
 )
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
-SAMPLE_ROWS = 100  # rows that distinguish a column of texts from other columns
+SAMPLE_ROWS = 100  # the first rows, which show whether a column holds texts
 SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` writes one of them
 DEFAULT_SPLIT = "train"
-MESSAGE_KEYS = ({"role"}, {"from", "value"})  # of a chat, by convention
+MESSAGE_KEYS = ({"role"}, {"from", "value"})  # a message of a chat has one of these sets
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row | None]]
 """Number of each row or line, and its cells by column; None for a blank line."""
@@ -244,9 +244,10 @@ def _json(path: Path, seen: Seen) -> TextTable:
 
 
 def _array(path: Path, seen: Seen) -> Rows:
-    """Yield the objects of an array, or of a file with one object after another, with lines."""
+    """Yield the objects of an array, or of a file with one object after another, each with the
+    number of its line."""
     # An array may be a single line, so the whole text is in memory, but only one parsed object.
-    # One less than the largest: `readline` is called with one byte more.
+    # `readline` is called with one byte more than `longest`, which must not exceed sys.maxsize.
     text = "\n".join(read_lines(path, seen, longest=sys.maxsize - 1))
     decoder, line, counted_to = json.JSONDecoder(), 1, 0
     position = _skip_blanks(text, 0)
@@ -382,7 +383,8 @@ def is_list(kind: Any) -> bool:
 def _named_rows(rows: Iterable[Row], features: Mapping[str, Any], where: str) -> Rows:
     """Yield the rows with their numbers from 1, and class names in place of class numbers.
 
-    features: of a dataset of `datasets`, by column. Raises CorpusError for an unknown class number.
+    features: the features of the dataset, by column. Raises CorpusError for an unknown class
+    number.
     """
     for number, row in enumerate(rows, 1):
         place = f"{where}, row {number}"

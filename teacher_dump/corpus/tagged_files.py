@@ -26,7 +26,7 @@ from teachonce.teacher_dump.corpus.text_files import (
 )
 
 TAGGED = (".conll", ".conllu", ".bio", ".iob")  # suffixes that always mean words with tags
-PEEK_LINES, PEEK_CHARACTERS = 1000, 1 << 20  # the form of a file is found from its beginning
+PEEK_LINES, PEEK_CHARACTERS = 1000, 1 << 20  # read from the start of a file to find its form
 MOST = 0.8  # if at least this share of lines ends with an entity tag, a file is words with tags
 DOCUMENT = "-DOCSTART-"
 BLANKS = re.compile(r"[ \t]+")  # a no-break space may be inside of a word
@@ -37,9 +37,13 @@ TaggedWord = tuple[int, str, str]  # line, word, tag ("" for none)
 
 @dataclass(frozen=True, slots=True)
 class TaggedLayout:
-    """Describes the columns of words and tags, counted from 0, of `width` columns in all; tabs
-    divide them if `tabs`, else spaces. `entities`: the last column has entity tags. `comments`
-    counts comments among the first lines of the file."""
+    """Describes the columns of a file of words and tags.
+
+    tabs: whether tabs divide the columns, else spaces do. width: the number of columns. word, tag:
+        the column of the words and the column of the tags, counted from 0. conllu: whether the file
+        is CoNLL-U. entities: whether the last column has entity tags. comments: the number of
+        comments among the first lines.
+    """
 
     tabs: bool
     width: int
@@ -141,9 +145,9 @@ def is_tagged(path: Path, names: set[str]) -> bool:
     """Return whether a .tsv holds words with tags. It is a table if its header has one of the
     `names`.
 
-    Otherwise it holds words with tags if nearly all lines end with an entity tag, or have the
-    columns of CoNLL-U; or if lines are `word<TAB>tag`, or two words of which the second repeats,
-    with blank lines between sentences.
+    Otherwise it holds words with tags if nearly all lines end with an entity tag, or if lines have
+    the columns of CoNLL-U. It also holds them if blank lines divide the other lines into sentences,
+    and each line is `word<TAB>tag`, or two words, of which the second ones repeat.
     """
     lines = [line for line in _peek(path) if not (line.startswith("#") and "\t" not in line)]
     full = [line for line in lines if line.strip()]

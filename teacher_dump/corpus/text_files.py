@@ -127,7 +127,7 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         filled = 0
-        # Filled, as `peek` in `_head` looks at the head of a file with one call.
+        # The whole buffer is filled, because `_head` calls `peek` only once.
         while filled < len(buffer):
             try:
                 data = self._stream.read(len(buffer) - filled)
@@ -143,7 +143,7 @@ class _Unpacked(io.RawIOBase):
             buffer[filled : filled + len(data)] = data
             filled += len(data)
         self._size += filled
-        # Of the bytes read so far: a decompression bomb is refused long before its end.
+        # Compares the bytes read so far: a decompression bomb is refused long before its end.
         if self._size > UNPACKED_FREELY and self._size > RATIO * self._packed.tell():
             raise CorpusError(
                 f"{self._path}: decompresses to more than {RATIO} times its size, which no text"
@@ -194,7 +194,7 @@ def seen_whole(path: Path, seen: Seen) -> Iterator[None]:
 
 # Bytes of a line, or of a record in .csv. A longer line is refused before it is in memory.
 MAX_LINE = 10_000_000
-CUT_OFF = 3  # bytes of a broken UTF-8 character, at most
+CUT_OFF = 3  # at most this many bytes remain of a UTF-8 character that is cut off
 # Encodings by byte order mark; UTF-32 first, as its marks begin like UTF-16's.
 MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"}
 MARKS |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -220,7 +220,7 @@ def read_lines(path: Path, seen: Seen = ignore_bytes, longest: int | None = None
 
     `longest` is the maximum number of bytes of a line, and so of the memory for it; by default
     MAX_LINE. Raises CorpusError for a longer line, for a carriage return inside a line, and if the
-    file is not UTF-8 text; OSError.
+    file is not UTF-8 text; raises OSError if the file cannot be opened or read.
     """
     longest = longest or MAX_LINE
     position = characters = 0
@@ -314,8 +314,8 @@ def inner_return(path: Path, number: int) -> CorpusError:
 
 
 def conversion(path: Path, program: str, name: str) -> str:
-    """Return the shell command that writes a file, decompressed and changed by a program, to
-    STEM.`name`.SUFFIX. For STDIN return what to do with the text that is piped to this program."""
+    """Return a shell command that decompresses a file, passes it through a program, and writes
+    STEM.`name`.SUFFIX. For STDIN return the advice to pipe the text through the program first."""
     if path is STDIN:
         return f"pipe it through `{program}` first"
     unpack = f"{PACKED[path.suffix.lower()][0]} -dc" if is_packed(path) else "cat"
@@ -334,7 +334,7 @@ def _not_utf8(
 ) -> CorpusError:
     """Return the error for a line that is not UTF-8, with a command that converts the file.
 
-    extra: the number of bytes that the characters of earlier lines have beyond one each.
+    extra: the number of bytes in earlier lines, minus the number of characters.
     sample: the line and the next BLOCK bytes.
     """
     # The decoder counts from the first byte after a byte order mark.

@@ -187,7 +187,7 @@ def _unfit_for(options: DumpOptions, head: str) -> Iterator[str]:
             f"--messages {options.messages}: applies to a causal head, and {reason}; give a decoder"
             " and its logits, or leave --messages out"
         )
-    # Both words change nothing for other heads (`Teacher.start_with`).
+    # `auto` and `none` change nothing for other heads (`Teacher.start_with`).
     if head != "causal" and options.bos not in (AUTO, "none"):
         yield f"--bos {options.bos}: applies to a causal head, and {reason}; leave --bos out"
     if head == "causal" and options.views > 1:

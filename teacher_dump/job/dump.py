@@ -47,8 +47,8 @@ from teachonce.teacher_dump.windows.masked_views import count_words
 from teachonce.teacher_dump.windows.window import Window
 from teachonce.training.wordpiece import suggested_size
 
-# Cutting ahead of the teacher and encoding behind it leave a dump of states 0.97 of the speed of
-# the bare forward pass (RESULTS, "Dumping hidden states, bf16").
+# Because cutting runs ahead of the teacher, and encoding behind it, a dump of states has 0.97 of
+# the speed of the bare forward pass (RESULTS, "Dumping hidden states, bf16").
 PARTS_AHEAD = 1  # parts that are tokenized while the teacher runs over the part before
 BATCHES_BEHIND = 2  # batches of the teacher that wait to be encoded and written
 # Arguments that are compared before the teacher is loaded: no `auto` is among them.
@@ -248,8 +248,8 @@ def _write(
     from teachonce.teacher_dump.job.part_writing import dump_part
 
     done = Counter(copy_plan.counts) if copy_plan else Counter[str]()
-    # New documents have higher numbers than the old store's, so their share of the corpus is
-    # unknown; but the comparison has counted their tokens.
+    # Progress of a grown store counts the tokens of new documents, which the comparison knows. The
+    # numbers of new documents begin after the old store's, and give no share of the corpus.
     limit = copy_plan.tokens if copy_plan else plan.options.limit
     # If texts are truncated or rendered, or windows overlap, the characters read are not a share of
     # the corpus.
@@ -276,7 +276,7 @@ def _write(
                 # A signal is raised by `advance`, between batches, not inside of a library.
                 with stop.deferred():
                     dump_part(plan, writer, part, words, done, advance, behind)
-                # If the calibration read this part, its time belongs to the part's speed.
+                # If the calibration ran the teacher over this part, its time counts as well.
                 first_seconds = first_pass.seconds if first_pass else 0.0
                 progress.end(number, windows, time.perf_counter() - start + first_seconds)
                 stop.check()
@@ -301,7 +301,7 @@ def check_existing(options: DumpOptions, shared: bool = False) -> dict[str, Any]
         return None
     then = object_in(stored["identity"], "arguments")
     now = {name: getattr(options, name) for name in EARLY_ARGUMENTS}
-    if options.batch_tokens is None:  # then it is the store's
+    if options.batch_tokens is None:  # then the store's value is used
         del now["batch_tokens"]
     check_same_dump(options.out, differences({name: then.get(name) for name in now}, now))
     return stored
@@ -340,7 +340,7 @@ def check_same_dump(out: Path | str, changes: Iterable[tuple[str, str, str]]) ->
     if differ:
         # If only the sources differ, the corpus may have grown: most of the work can be reused.
         grows = all(key.startswith("identity.corpus.sources.") for key, _, _ in changes)
-        offered = takes_option("grow_from") is not False  # imports do not
+        offered = takes_option("grow_from") is not False  # imports lack the option
         hint = f" (to dump only what is new: --grow-from {quote(str(out))} --out ANOTHER)"
         raise UserError(
             f"{out}: exists already and was finished with other arguments:"

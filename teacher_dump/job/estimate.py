@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 DOCUMENTS, LONGEST = 2000, 50_000  # documents in the sample, and characters used of each
 EACH = 8  # every EACH-th document is tokenized to measure tokens per character
 BATCHES = 4  # batches of the teacher over the sample, at most
-PROBE, SECONDS = 4, 3.0  # windows that measure the speed; limit of one pass over the sample
+PROBE, SECONDS = 4, 3.0  # windows that are timed; limit of a pass over the sample, in seconds
 WEIGHTS = 1 << 26  # bytes of weights that are written to measure how well they compress
 NIGHT = 8 * 3600.0  # seconds; for a longer dump the report names what takes this long
 USABLE_SHARE = 0.95  # share of the free space on the disk that a store may take
@@ -157,7 +157,7 @@ def _estimate(plan: DumpPlan, say: Callable[[str], object], stop: Stop) -> Estim
         say(f"{'sample':9} {sampled_tokens} through the teacher, three times")
         pass_time = _pass_seconds(sampled, windows)
         dump_time = _dump_seconds(sampled, windows, stop)
-        # The most: every part but the last has at least `part_tokens`.
+        # An upper bound: every part but the last has at least `part_tokens` tokens.
         number = ceil(tokens / options.part_tokens)
         by_feature = _bytes_by_feature(sampled, out, windows, tokens, options.part_tokens)
         teacher_bytes = _teacher_bytes(plan, stored_sizes(out))

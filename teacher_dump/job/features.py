@@ -136,14 +136,15 @@ def logits_of(
         )
     if tier == "head":
         return LogitsSpec(tier, width, next_token, cap=cap)
-    # `observed`, uncompressed 2 bytes a token: 22 % of next tokens are not among the best ids.
-    # `ranked`: 64 logits of a vocabulary of 152,000 take 192 bytes a token instead of 247.
+    # `observed` is needed, as 22 % of next tokens are not among the best ids. It takes 2 bytes a
+    # token, uncompressed. With `ranked`, 64 logits of a vocabulary of 152,000 take 192 bytes a
+    # token instead of 247.
     return LogitsSpec(tier, size, next_token, observed=next_token, ranked=tier == "topk")
 
 
 def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
-    """Raise UserError for --label-column if the teacher's task does not have one label per text,
-    which is what a store holds."""
+    """Raise UserError for --label-column if the teacher's task does not have one label per text. A
+    store holds one gold label per text."""
     if options.label_column is None or output_kind == "one label":
         return
     output = "numbers, not labels" if output_kind == "numbers" else "several labels at once"
@@ -162,7 +163,7 @@ def as_started(features: Features, started: Mapping[str, Any] | None) -> Feature
         return features
     before, logits = Features.from_json(started["features"]), features.logits
     if logits and before.logits:
-        # A store has one form for all parts: a key counts if the first and the new parts have it.
+        # All parts of a store have one form: new parts have these arrays only if the first has.
         shared = {key: getattr(logits, key) and getattr(before.logits, key) for key in LATER}
         logits = replace(logits, **shared)
     return replace(features, logits=logits, context=features.context and before.context)

@@ -36,10 +36,10 @@ from teachonce.teacher_dump.job.versions import changes_no_value
 from teachonce.teacher_dump.windows.sequences import window_digests
 from teachonce.teacher_dump.windows.window import Window, count_tokens
 
-# The 16 bytes of `store.tools.document_hashes` as NumPy's fixed-width bytes, which it can sort.
+# NumPy's dtype of the 16 bytes of `store.tools.document_hashes`: NumPy can sort it.
 DIGEST = "S16"
 # `merge` accepts stores that differ in these keys of the identity. A grown store must equal a whole
-# dump of the grown corpus, which has one value of each.
+# dump of the grown corpus, which has one value for each key.
 BOUND = frozenset({"arguments.seed", "arguments.stride", "mixed_vocab"})
 
 
@@ -175,8 +175,9 @@ class CopyPlan:
         copy; None for all of them.
     is_new: bool [documents of the corpus].
     tokens: the number of tokens in new documents.
-    counts: parts, sequences, tokens and gold labels that are copied; documents: the number of the
-        first new document; unused: how many smaller numbers no copied document has.
+    counts: the counts of copied parts, sequences, tokens and gold labels. Its key `documents` is
+        the number that the first new document gets; `unused` counts the numbers below it that no
+        copied document has.
     """
 
     store: FeatureStore

@@ -83,8 +83,8 @@ def check_inputs(options: DumpOptions) -> tuple[DumpOptions, ResolvedModel, Corp
 
 
 def _check_pairs(options: DumpOptions, config: Mapping[str, Any]) -> None:
-    """Raise UserError for single texts if the teacher was trained on pairs of texts, or pairs if it
-    was trained on single texts."""
+    """Raise UserError for single texts if the teacher was trained on pairs of texts, and for pairs
+    if it was trained on single texts."""
     given = pair_of(options.text_column) is not None
     if config.get(PAIRS) == (not given):
         remedy = "give one column" if given else "give the columns of both texts as A,B"

@@ -148,7 +148,7 @@ class _Driver:
         self._report(f"{counted(nodes, 'node')} with {counted(places, 'place')} for workers")
         self._limit = DEATHS + 2 * places
         while len(self._running) < places + 1:
-            # Only a preference (`PartQueue.take`): two workers may have the same place.
+            # The place is only a preference (`PartQueue.take`): two workers may have the same.
             shard = ProcessShard(self._started % (places or 1), places or 1)
             self._running.append(self._worker.remote(self._job, shard))
             self._started += 1

@@ -50,9 +50,9 @@ def shard_of(spec: str | None) -> ProcessShard | None:
 
 
 def tier_and_size(spec: str) -> tuple[str, int]:
-    """Parse `--logits` into tier and size; the size is 0 for `none` and `head`.
+    """Parse `--logits` into tier and size: K of `topk:K`, DRAWS of `sample:DRAWS`, otherwise 0.
 
-    Raises UserError if it has another form. Whether the size fits the teacher is checked later.
+    Raises UserError for any other form. Whether the size fits the teacher is checked later.
     """
     tier, _, number = spec.partition(":")
     if spec in ("none", "head"):

@@ -298,8 +298,8 @@ class DumpOptions:
         check_together(self)
 
     def _fill_in(self) -> None:
-        """Replace `auto` of --hidden and --attention if --head decides it, and the features of an
-        alias."""
+        """Replace `auto` of --hidden and --attention if --head decides their values. For an alias,
+        set its default head and features if no option names any."""
         values = dict[str, Any]()
         if self.head != AUTO:
             values = self._features(self.head)

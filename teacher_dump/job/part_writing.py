@@ -95,7 +95,7 @@ def dump_part(
             rows = ranges(start[output.sequences], lengths[output.sequences])
             behind.call(_put, part_writer, view, rows, output, features)
             progress(len(rows) if view == 0 else 0)
-    # Through the same thread, which has then put all rows: a part with missing rows is refused.
+    # `behind` has then put all rows: a part with missing rows is refused.
     behind.call(writer.publish, part_writer)
 
 
@@ -103,7 +103,7 @@ def _reader(
     decoder: Decoder | None, features: Features, keys: list[DrawKey], windows: list[Window]
 ) -> ReadLogits | None:
     """Return the function that computes the stored logits of a batch from the decoder's input; None
-    if none are stored."""
+    if the store holds no logits."""
     spec = features.logits
     if decoder is None or not (spec or features.task):
         return None

@@ -31,7 +31,7 @@ VERSIONS = ("teachonce", "transformers", "tokenizers")  # packages that cut a co
 
 
 class WithIds(Protocol):
-    """Requires token ids: of a window in a dump, or of a stretch in an import of captures."""
+    """Has token ids, as a window in a dump and a stretch in an import of captures do."""
 
     @property
     def ids(self) -> Array: ...
@@ -78,7 +78,7 @@ def parts_of(
     copy_plan = plan.growth.compare(itertools.chain.from_iterable(parts), say)
     # --limit may have cut the last document; its tokens are counted as far as they were read.
     limit = max(1, copy_plan.tokens)
-    # With counters of its own: the comparison has counted every document in `counters` already.
+    # New counters, because the comparison has counted every document in `counters` already.
     return copy_plan, cut_parts(plan, Counter(), stop, copy_plan.documents(plan.corpus), limit)
 
 
@@ -90,8 +90,8 @@ def cut_parts(
     limit: int | None,
     say: Callable[[str], object] = ignore_line,
 ) -> Iterator[list[Window]]:
-    """Cut documents into windows with numbers of gold labels, and group the windows into parts with
-    at most `limit` tokens in all. `say` receives a line if labels are converted."""
+    """Cut documents into windows, with gold labels as label ids, and group the windows into parts
+    with at most `limit` tokens in all. `say` receives a line if labels are converted."""
     options, teacher, task = plan.options, plan.teacher, plan.features.task
     if options.messages is not None:
         chats = ChatRenderer(teacher.tokenizer, teacher.name, plan.learn, plan.chat_date)

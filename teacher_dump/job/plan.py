@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# With `batch_tokens`: a teacher rounds differently in batches of another shape.
+# `batch_tokens` is included, because a teacher rounds differently in batches of another shape.
 ARGUMENTS = (
     *("seed", "views", "mask_prob", "stride", "batch_tokens", "part_tokens"),
     *("precision", "limit", "weights"),
@@ -51,8 +51,8 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class StageOne:
-    """Holds the result of a mixed-vocabulary training, and its arguments as JSON. If it was trained
-    in this run, also the identity of the corpus."""
+    """Holds the result of a mixed-vocabulary training, and its arguments as JSON. `corpus` is the
+    identity of the corpus if the training was in this run, else None."""
 
     vocab: MixedVocab
     arguments: Mapping[str, Any]
@@ -240,8 +240,8 @@ def planned(
 
 
 def _resolved(options: DumpOptions, started: Mapping[str, Any] | None) -> DumpOptions:
-    """Replace every `auto`, as in a started store: precision and size of batches are in the
-    identity, and another machine that continues the store may choose others."""
+    """Replace every `auto`, by the value in a started store if it has one. Precision and batch size
+    are in the identity, and a machine that continues the store might choose others."""
     stored: dict[str, Any] = {}
     if options.precision == "auto":
         stored["precision"] = _stored_argument(started, "precision", str)

@@ -158,7 +158,8 @@ class _Worker:
         StoreWriter.check_joinable(self.out, identity, self.plan.features, self._software)
         self._joined = True
         if self.plan.options.mask_words != "uniform":
-            # From the store: every process must mask the same words, and counting reads the corpus.
+            # Read from the store: every process must mask the same words, and counting them again
+            # would read the corpus.
             self._words = WordCounts.unfinished(self.out)
         return True
 
@@ -246,7 +247,7 @@ class _Worker:
         if self.counts:
             resumed = self.counts["parts"] - self.made["parts"]
             tally = Counter(self.counts)
-            # Of this process alone: the queue does not carry such counts of the others.
+            # Counted in this process alone: the queue does not carry these counts of the others.
             tally.update({name: self.made[name] for name in ("halved", "widened")})
             done = summary(self.plan, self.counts["empty_lines"], tally, resumed)
         return ProcessSummary(self.made["parts"], self.made["tokens"], done)

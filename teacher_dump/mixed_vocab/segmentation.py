@@ -23,8 +23,8 @@ from teachonce.teacher_dump.windows.cutting import Encode, encoder
 from teachonce.teacher_dump.windows.masked_views import maskable_spans
 from teachonce.teacher_dump.windows.window import length_batches, padded
 
-MASKED = 20  # at most, pieces of a sequence; Zhao et al. 2021, section 4.2
-MASKED_BY_TEACHER = 10  # at most, teacher's pieces: only student pieces are new to the network
+MASKED = 20  # the most masked pieces of a sequence; Zhao et al. 2021, section 4.2
+MASKED_BY_TEACHER = 10  # the most of the teacher's: only student pieces are new to the network
 POOL = 4096  # sequences that are sorted by length and shuffled together
 
 

@@ -109,6 +109,6 @@ def best_logits(
         )  # fmt: skip
     ordered, order = best.flatten(1).sort(dim=1, descending=True)
     top = ordered[:, :1]
-    # Slots beyond the best k of all programs belong to the others.
+    # Logits in the slots of programs that are not among the best k count as others.
     rest = (mass * (highest - top).exp()).sum(1) + (ordered[:, k:] - top).exp().sum(1)
     return ids.flatten(1).gather(1, order[:, :k]), ordered[:, :k], rest

@@ -244,7 +244,7 @@ def sampled_logits(decoder: Decoder, values: torch.Tensor, uniform: Array) -> di
         cumulative = (logits - log_partition[:, None]).double().exp_().cumsum(-1)
         # By rounding, the sum of all probabilities is not quite 1.
         chance = torch.from_numpy(uniform[rows]).to(cumulative) * cumulative[:, -1:]
-        # A chance that rounds up to the whole sum would give an id behind the last.
+        # If `chance` rounds up to the whole sum, the id would be behind the last.
         draws.append(
             torch.searchsorted(cumulative, chance, right=True).clamp_(max=logits.shape[-1] - 1)
         )

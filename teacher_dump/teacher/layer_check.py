@@ -91,8 +91,8 @@ def padding_changes_numbers(teacher: Any) -> bool:
 
 @torch.inference_mode()
 def reads_ahead(teacher: Any) -> bool:
-    """Return whether the output for a token depends on later tokens, so that a causal head does not
-    predict the next one. Raises UserError as `padding_changes_numbers` does."""
+    """Return whether the output for a token depends on later tokens. A causal head then does not
+    predict the next token. Raises UserError as `padding_changes_numbers` does."""
     length = min(LENGTH, teacher.max_length() or LENGTH)
     ids = np.arange(length)[None] % teacher.vocabulary
     other, present = ids.copy(), np.ones(ids.shape, bool)

@@ -45,7 +45,7 @@ from teachonce.teacher_dump.teacher.teacher import Teacher, TeacherHead, VectorO
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CHECKPOINT_VECTORS = VectorOptions()
-CAPS = ("final_logit_softcapping", "output_logit_soft_cap")  # in Gemma, NanoChat; xLSTM
+CAPS = ("final_logit_softcapping", "output_logit_soft_cap")  # Gemma and NanoChat; xLSTM
 
 
 def load_teacher(

@@ -69,7 +69,7 @@ def tapped(
     base: nn.Module, layers: int, length: int, hidden: Accumulator, attention: Accumulator
 ) -> Iterator[None]:
     """Add, inside the `with` block, hidden states [B,L,D] and attention maps [B,L,L] of each
-    forward pass of `base` to the accumulators. Inputs have `length` L.
+    forward pass of `base` to the accumulators. `length` is L.
 
     State i is the input of layer i + 1; state `layers` is the output of `base`, and state
     `layers + 1` the output of the last layer, before a final norm. Attention maps are

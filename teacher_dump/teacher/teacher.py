@@ -46,7 +46,7 @@ class TeacherHead:
 
 
 class VectorOptions(NamedTuple):
-    """Holds the options `--pooling` and `--prompt`; None for the checkpoint's own."""
+    """Holds the options `--pooling` and `--prompt`; None means the checkpoint's own value."""
 
     pooling: str | None = None
     prompt: str | None = None
@@ -109,8 +109,9 @@ class Teacher:
                 f"--attention {attention}: the embeddings (layer 0) attend to nothing; count from 1"
             )
         self.device = next(model.parameters()).device
-        # Families with this argument return maps only if it is set. Other families would then hold
-        # the maps of all layers in memory, which the hooks do not need.
+        # Families whose base model has this argument return maps only if it is set. In other
+        # families it is not set: they would hold the maps of all layers in memory, which the hooks
+        # do not need.
         has_flag = "output_attentions" in inspect.signature(self.base.forward).parameters
         self._arguments = {"output_attentions": True} if has_flag and self.attention.groups else {}
         caches = "use_cache" in inspect.signature(self.base.forward).parameters

@@ -97,7 +97,7 @@ class ChatRenderer:
         # Many templates trim contents; the text then holds them without spaces at their ends.
         verbatim = [message.content for message in messages]
         for contents in (verbatim, [content.strip() for content in verbatim]):
-            # Different if the template treats a content in another way than a mark.
+            # Unequal if the template treats a content differently than the mark in its place.
             if around is not None and (chat := filled(around, contents))[0] == text:
                 return chat
         raise UserError(
@@ -161,17 +161,16 @@ def messages_of(contents: Sequence[tuple[int, int, int]], begin: int, text: str)
     messages = np.array(contents, np.int32).reshape(-1, 3)
     spans = messages[:, :2] - begin
     messages[:, :2] = np.clip(spans, 0, len(text))
-    # A content is where it has characters; an empty one, wherever its place is in the window.
+    # A message is in the window if any of its characters is; an empty message, if its position is.
     unclipped = (messages[:, :2] == spans).all(axis=1)
     return np.asarray(messages[unclipped | (messages[:, 0] < messages[:, 1])])
 
 
 def learnt_of(spans: Sequence[tuple[int, int]], begin: int, offsets: Array, text: str) -> Array:
-    """Return which tokens of a window, with `offsets` [T,2], are inside one of the `spans` of its
-    document: bool [T].
+    """Return which tokens of a window are inside one of the `spans` of its document: bool [T].
 
-    A token may begin with spaces before the span. begin: the character of the document at which the
-    window, with `text`, starts.
+    begin: the position of the window in the document, in characters. offsets: [T, 2], the tokens'
+        spans in the window's text. A token may begin with spaces before a span of the document.
     """
     pieces = [text[low:high] for low, high in offsets.tolist()]
     blanks = [len(piece) - len(piece.lstrip(" ")) if piece.strip(" ") else 0 for piece in pieces]

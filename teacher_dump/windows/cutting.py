@@ -29,7 +29,7 @@ SEGMENT = 50_000  # characters of a long document that are tokenized at once to 
 LOOKAHEAD = 64  # windows of one document that are proposed at once
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 1_000_000  # a batch ends at whichever is reached first
 
-Encode = Callable[[list[Any]], list[Any]]  # of texts, or of pairs of texts
+Encode = Callable[[list[Any]], list[Any]]  # encodes texts, or pairs of texts
 Sizes = tuple[int, int, int]  # max_length, max_length less the special tokens, stride
 
 
@@ -168,8 +168,8 @@ def _cut_batch(
 
 
 def _annotated(window: Window, document: Document) -> Window:
-    """Add to a window the document's gold labels, or of a chat the messages and the marks of the
-    tokens that students are trained on."""
+    """Add to a window the document's gold labels. For a chat, add the messages, and which tokens
+    students are trained on."""
     if document.learn is not None:
         begin = window.document_begin
         learn = learnt_of(document.learn, begin, window.offsets, window.text)

@@ -40,8 +40,8 @@ from teachonce.teacher_dump.windows.cutting import (
 from teachonce.teacher_dump.windows.masked_views import maskable_spans
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
-TRIES = 16  # cuts that are tried before one whose tokens differ from transformers' is accepted
-SPARE = 64  # tokens after a cut that a tokenized stretch of a long text must have
+TRIES = 16  # cuts to try for transformers' tokens, before a cut with other tokens is accepted
+SPARE = 64  # a tokenized stretch of a long text has more tokens than the budget and these
 
 
 def windows_of(
@@ -124,7 +124,7 @@ class Truncation:
                 position = int(end[len(ids) - count - 1])
                 span, expected = (position, len(text)), ids[len(ids) - count :]
             else:
-                # Tokens that are parts of one character all have its span.
+                # Tokens that are parts of one character all have the span of this character.
                 position = int(min(end[count - 1], begin[count]))
                 span, expected = (0, position), ids[:count]
             stretch = text[span[0] : span[1]]
@@ -220,8 +220,8 @@ class _Truncated:
     def _cut(
         self, sides: tuple[str, ...], encoding: Any, document: Document
     ) -> tuple[tuple[str, ...], int]:
-        """Truncate the text, or the texts of a pair, the longer one first. Return also the position
-        in the document of the first character, which of a pair is in its first text."""
+        """Truncate a text, or the texts of a pair, the longer text first. Return the truncated
+        texts, and the position in the document at which the first of them begins."""
         cut = self.truncation
         if len(sides) == 1:
             begin, end = cut.checked_span(sides[0], self.budget, encoding, document, self.prompt)
@@ -321,8 +321,8 @@ def iter_parallel(
     prompt: str,
     counters: Counter[str] | None = None,
 ) -> Iterator[Window]:
-    """Yield one window for the second text of each document; its `read` has the token ids of the
-    first text. Each text has at most `max_length` tokens, and `prompt` is put before each.
+    """Yield one window for the second text of each document. The window's `read` has the token ids
+    of the first text. Each text has at most `max_length` tokens, and `prompt` is put before each.
 
     `counters` is filled as in `iter_windows`, but `no_tokens` counts texts. Raises UserError like
     `iter_windows`, and for an empty text.
