@@ -38,10 +38,10 @@ class BiLstmConfig(PreTrainedConfig):
     """Holds the sizes of a BiLSTM: `embedding_size` E, and `lstm_size` H of each direction.
 
     `dropout` applies to the embeddings, between layers and before the head; `recurrent_dropout` to
-    the state that an LSTM passes from one token to the next. `projection_size` P: the heads read
-    GELU(W h + b), of size P, of a state h (Mukherjee & Awadallah 2020, eq. 5); with 0 they read h.
-    `classifier_pooling`: texts are classified by `max`, the largest value of each channel, or
-    `last`, the last state of each direction.
+    the state that an LSTM passes from one token to the next. If `projection_size` P is above 0, the
+    input of the heads is GELU(W h + b) [P] for a state h (Mukherjee & Awadallah 2020, eq. 5), else
+    h itself. `classifier_pooling` makes one state of a text's states: `max` takes the largest value
+    of each channel, `last` the last state of each direction.
 
     Word vectors are initialised with length 1.
     """
@@ -78,9 +78,8 @@ class BiLstmConfig(PreTrainedConfig):
         if classifier_pooling != "max":
             self.classifier_pooling = classifier_pooling
         self.pad_token_id = pad_token_id
-        # E numbers with this deviation have a length of 1. Started at 0.02 a channel, as BERT's
-        # are, an LSTM without norms still only guessed the frequencies of words after hundreds of
-        # steps.
+        # E numbers with this deviation have a length of 1. With BERT's deviation of 0.02, an LSTM
+        # without norms had learnt only the frequencies of words after hundreds of steps.
         self.initializer_range = initializer_range or embedding_size**-0.5
         self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**common)
@@ -146,8 +145,8 @@ class BiLstmModel(BiLstmPreTrainedModel):
         orders = reading_orders(present)
         states = [self.dropout(self.embeddings(input_ids))]
         for number, layer in enumerate(self.layers):
-            # The embeddings had their dropout above. The returned states of layers have none,
-            # because losses compare them with the teacher's; the next layer's input has it.
+            # The embeddings had their dropout above. Dropout applies to the input of the next layer
+            # but not to the returned states, because losses compare these with the teacher's.
             read = layer(self.dropout(states[-1]) if number else states[-1], orders)
             states.append(read.masked_fill(~present[:, :, None], 0))
         if output_hidden_states is None:
@@ -174,12 +173,12 @@ def max_over(states: Tensor, present: Tensor) -> Tensor:
 
 
 def last_of(states: Tensor, present: Tensor) -> Tensor:
-    """Return the last state [B,2H] of each direction, of states [B,S,2H] and present tokens [B,S]:
-    the forward state of the last token, and the backward state of the first."""
+    """Return the last state of each direction [B,2H]: the forward state of the last token, and the
+    backward state of the first. `states` is [B,S,2H]; `present` bool [B,S] is False on padding."""
     forwards, backwards = states.chunk(2, dim=2)
     rows = torch.arange(len(states), device=states.device)
-    # `argmax` returns the first of equal numbers: here in the flipped row, so that it finds the
-    # last token that is present; below in the row, where it finds the first.
+    # `argmax` returns the first of equal numbers: the last present token in a flipped row (`end`),
+    # the first present token in a row that is not flipped.
     end = present.shape[1] - 1 - present.int().flip(1).argmax(dim=1)
     return torch.cat([forwards[rows, end], backwards[rows, present.int().argmax(dim=1)]], dim=1)
 
@@ -188,10 +187,10 @@ POOLINGS = {"max": max_over, "last": last_of}
 
 
 def reading_orders(present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions [B,S] of each row's tokens in the order of each direction, with present
-    tokens [B,S] first.
+    """Return the positions of each row's tokens in the order in which an LSTM reads them: [B,S] for
+    left to right, and [B,S] for right to left. Masked tokens come last.
 
-    Raises ValueError for a row without a token.
+    present: bool [B,S], False for masked tokens. Raises ValueError for a row without a token.
     """
     # Such a row would be pooled to -inf by `max`, and to a masked token's state by `last`.
     if not bool(present.any(dim=1).all()):
@@ -325,7 +324,7 @@ class _WithHead(BiLstmPreTrainedModel):
         logits = self.logits(read.last_hidden_state, present_tokens(input_ids, attention_mask))
         loss = None
         if labels is not None:
-            # The losses of masked LM, classifier and tagger read different arguments of these.
+            # The losses of masked LM, classifier and tagger each use some of these arguments.
             loss = self.loss_function(
                 labels=labels,
                 logits=logits,
@@ -337,8 +336,8 @@ class _WithHead(BiLstmPreTrainedModel):
 
 
 class BiLstmForMaskedLM(_WithHead):
-    """Computes a masked LM: a transform to the embedding size, as in BERT, and the embeddings
-    themselves as decoder."""
+    """Predicts masked tokens: a transform to the embedding size, as in BERT, then the word
+    embeddings as decoder."""
 
     output = MaskedLMOutput
     # transformers 5 expects a mapping from each tied weight to its source, 4 expected a list.
@@ -376,9 +375,9 @@ class _Classifier(_WithHead):
 
 
 class BiLstmForSequenceClassification(_Classifier):
-    """Classifies texts: the largest value of each channel over the tokens, then a linear map
-    (Mukherjee & Awadallah 2019, section 3.1); or the last states (their RNN, and 2020, section
-    6.6)."""
+    """Classifies texts by a linear map. Its input is the largest value of each channel over the
+    tokens (Mukherjee & Awadallah 2019, section 3.1), or the last states (the RNN of 2019; 2020,
+    section 6.6)."""
 
     output = SequenceClassifierOutput
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from teachonce.checkpoints.first_token import prepended_token
 
-# A mark in place of a content shows what the template writes around it. Private-use characters:
-# no template looks for them, and spaces at the ends would be trimmed.
+# A mark in place of a content shows what the template writes around it. It has private-use
+# characters, for which no template looks, and no spaces, which a template might trim.
 PLACE = "\ue0f0{}\ue0f1"
 Messages = list[dict[str, Any]]
 PROBE: Messages = [{"role": "user", "content": "x"}]
@@ -20,7 +20,7 @@ LONGEST = 10_000  # characters of a rendered PROBE
 
 def texts_around(write: Callable[[Messages], str], roles: Sequence[str]) -> list[str] | None:
     """Return what a template writes before, between and after the contents of M messages: M + 1
-    texts; None if it drops a content, writes one twice, or changes their order.
+    texts. Return None if the template drops a content, repeats a content, or changes their order.
 
     write: applies the template, and may raise errors of any type.
     """
@@ -36,7 +36,8 @@ def texts_around(write: Callable[[Messages], str], roles: Sequence[str]) -> list
 
 
 def filled(around: Sequence[str], contents: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Write the contents of M messages between M + 1 texts. Return the text and their spans."""
+    """Write the contents of M messages between the M + 1 texts `around` them. Return the whole
+    text, and the span of each content in it."""
     pieces, spans, length = [around[0]], list[tuple[int, int]](), len(around[0])
     for content, behind in zip(contents, around[1:], strict=True):
         spans.append((length, length + len(content)))
@@ -54,8 +55,8 @@ def _fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
         return
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    # `apply_chat_template` replaces functions in its arguments. It compiles a template once;
-    # its own globals hide the globals of its environment.
+    # A function in the arguments of `apply_chat_template` would be replaced. transformers compiles
+    # a template once, and the template's own globals hide the globals of its environment.
     jinja_globals = _compile_jinja_template(tokenizer.get_chat_template()).globals
     jinja_globals["strftime_now"] = time.strftime
     try:
@@ -65,10 +66,10 @@ def _fixed_time(tokenizer: Any, time: datetime | None) -> Iterator[None]:
 
 
 def closing(text: str, specials: Iterable[str], begin: int = 0) -> int:
-    """Return the length of the special token that ends a message whose content ends at `begin` of a
-    text, with spaces before it; 0 if there is none.
+    """Return the length of the special token that ends a message, with the spaces before the token;
+    0 if no special token follows the content.
 
-    specials: see `special_tokens`.
+    begin: the end of the message's content in `text`. specials: see `special_tokens`.
     """
     # Llama 2 writes a space between an answer and its end.
     at = begin
@@ -79,8 +80,8 @@ def closing(text: str, specials: Iterable[str], begin: int = 0) -> int:
 
 
 def plain_template(tokenizer: Any) -> str:
-    """Return the chat template of a tokenizer; of several, the one for plain chats; "" if there is
-    none."""
+    """Return the chat template of a tokenizer, "" if it has none. If it has several templates,
+    return the template for plain chats, "" if none of them is."""
     try:
         return str(tokenizer.get_chat_template()) if tokenizer.chat_template else ""
     except ValueError:  # several named templates, and none of them for plain chats
@@ -95,14 +96,14 @@ def own_bos(tokenizer: Any) -> str:
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """Return the added tokens, the longest first, as a token may begin with another."""
+    """Return the added tokens of a tokenizer, the longest first: a token may begin with another."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
     return tuple(sorted((token.content for token in added), key=len, reverse=True))
 
 
 def render(tokenizer: Any, messages: Messages, time: datetime | None) -> str:
-    """Apply the chat template of a tokenizer. `time` is what the template reads as the current
-    time, if given. Raises errors of any type.
+    """Apply the chat template of a tokenizer. The template reads `time` as the current time; None
+    for the real time. Raises errors of any type.
     """
     with _fixed_time(tokenizer, time):
         text = str(tokenizer.apply_chat_template(messages, tokenize=False))
@@ -113,7 +114,7 @@ def render(tokenizer: Any, messages: Messages, time: datetime | None) -> str:
 def begin_of_chat(template: str, specials: dict[str, Any]) -> str:
     """Return the first characters that a template writes for PROBE. Raises errors of any type.
 
-    For a process with bounds: it must not be able to load torch later.
+    Call it only in a process with bounds: afterwards the process cannot import torch.
     """
     # Importing torch takes longer, and more address space, than the bounds allow.
     sys.modules["torch"] = cast(Any, None)
@@ -124,16 +125,17 @@ def begin_of_chat(template: str, specials: dict[str, Any]) -> str:
 
 
 def with_first_token(template: str, tokenizer: Any, begin: str, template_bos: str = "") -> str:
-    """Return a chat template that writes the tokenizer's bos token first, if the tokenizer puts one
-    in front of each text: `apply_chat_template` does not add it.
+    """Return a chat template that writes the tokenizer's bos token first, if the tokenizer puts its
+    bos token in front of each text. `apply_chat_template` does not add this token.
 
     begin: the first characters that the template writes for this tokenizer.
     template_bos: the token that the teacher's tokenizer puts in front of each text, "" if it puts
-        none. The dump took it out of the text: it is replaced if the template begins with it.
+        none. If the template begins with this token, the tokenizer's bos token replaces it, because
+        the dump removed it from the text.
     """
     if not (bos := own_bos(tokenizer)) or begin.startswith(bos):
         return template
-    if template_bos and begin.startswith(template_bos):  # which the dump took out of the text
+    if template_bos and begin.startswith(template_bos):  # the dump removed it from the text
         rest = f"chat[{len(template_bos)}:]"
         return f"{{% set chat %}}{template}{{% endset %}}{{{{ bos_token + {rest} }}}}"
     return "{{ bos_token }}" + template

@@ -1,5 +1,5 @@
 """Writes tokenizers that transformers 4 and 5 load, explains why a folder's tokenizer cannot be
-loaded, and recognises one that was made for another language than a text's."""
+loaded, and recognises a tokenizer that was made for another language than the texts'."""
 
 # Most servers of models still use transformers 4.
 
@@ -20,10 +20,10 @@ FILES = (
 )  # fmt: skip
 """Files that may hold the vocabulary of a tokenizer."""
 SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-IN_5, IN_4 = "TokenizersBackend", "PreTrainedTokenizerFast"  # names of one class
+IN_5, IN_4 = "TokenizersBackend", "PreTrainedTokenizerFast"  # one class in transformers 5 and 4
 OF_LOADING = ("backend", "is_local", "local_files_only")  # 5 saves how the tokenizer was loaded
-TEXTS, WORDS = 200, 5000  # the first 25 words of each of 200 texts that are spread over all
-LEAST = 100  # fewer words say nothing
+TEXTS, WORDS = 200, 5000  # sample: the first 25 words of 200 texts, spread over all texts
+LEAST = 100  # a sample of fewer words shows nothing
 FOREIGN = 2.5
 """Pieces per word from which a tokenizer counts as foreign. Measured on novels: a vocabulary of the
 language has 1.1 (30,000 English pieces) to 2.1 (1,000 Russian pieces); the English one of MiniLM
@@ -44,7 +44,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, **more: Any) -> None:
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
     settings = common_settings(json.loads(path.read_text("utf-8")))
-    # Without it, 4 would add token_type_ids.
+    # Without this list, transformers 4 would add token_type_ids.
     settings["model_input_names"] = list(tokenizer.model_input_names)
     settings |= more
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -53,8 +53,8 @@ def save_tokenizer(tokenizer: Any, folder: Path, **more: Any) -> None:
 def common_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Convert the settings of a tokenizer of transformers 5 so that transformers 4 reads them, too.
 
-    In 4 the class has another name. Special tokens without a role are a list, which 4 reads from
-    `additional_special_tokens`; under the key of 5 it expects a table.
+    In version 4 the class has another name. Special tokens without a role are a list, which version
+    4 reads from `additional_special_tokens`; under the key of version 5 it expects a table.
     """
     common = {name: value for name, value in settings.items() if name not in OF_LOADING}
     if common.get("tokenizer_class") == IN_5:
@@ -89,7 +89,7 @@ def why_unloadable(path: str, error: BaseException) -> str:
 
 def tokenizer_files(tokenizer: Any, max_length: int) -> dict[str, bytes]:
     """Return the files of a fast tokenizer as bytes by name: tokenizer.json, tokenizer_config.json
-    and, if it has one, its chat template for plain chats."""
+    and, if the tokenizer has one, the chat template for plain chats."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # These are left by the tokenizer's last call, and are not part of it.
     backend["truncation"] = backend["padding"] = None

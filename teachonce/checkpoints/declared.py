@@ -53,7 +53,7 @@ DECLARED = {
 
 def declared_head(architectures: Sequence[str]) -> str | None:
     """Return the key in DECLARED of the first class that has a task head or causal-LM head; None if
-    there is none, as for a masked LM."""
+    no class has one, as for a masked LM."""
     # A FlaubertWithLMHeadModel ends as a GPT2LMHeadModel does.
     for name in (name for name in architectures if not name.endswith(MASKED)):
         for kind, head in DECLARED.items():
@@ -63,8 +63,8 @@ def declared_head(architectures: Sequence[str]) -> str | None:
 
 
 def declared_kind(config: Mapping[str, Any]) -> str | None:
-    """Return the key in DECLARED of a checkpoint's head by its config.json; None if it declares
-    none."""
+    """Return the key in DECLARED of the head that a checkpoint's config.json declares; None if it
+    declares no head."""
     classes = config.get("architectures")
     # config.json may hold anything here; loading the checkpoint reports it.
     names = [*map(str, classes)] if isinstance(classes, list) else []
@@ -143,13 +143,13 @@ LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
 
 def layers_of(config: Mapping[str, Any]) -> int | None:
-    """Return the number of layers; None if the config does not have it."""
+    """Return the number of layers; None if the config does not record it."""
     return next((config[name] for name in LAYERS if isinstance(config.get(name), int)), None)
 
 
 # A larger limit counts as none: a tokenizer without a limit has a model_max_length of 10**30.
 UNBOUND = 1_000_000  # tokens
-# Families (`model_type`) whose first position is the row after the padding id's, as in RoBERTa.
+# Families (`model_type`) in which the first token has the position padding id + 1, as in RoBERTa.
 AFTER_PADDING = frozenset({
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke",
     "markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
@@ -207,7 +207,7 @@ def suggested_decoder(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if kind not in ("llama", "qwen2", "qwen3", "gpt2"):
         return "llama:256x4x4"
-    if size in (32, 64, 128):  # 256 is a multiple of each
+    if size in (32, 64, 128):  # head sizes that divide the hidden size 256
         return f"{kind}:256x4x{256 // size}"
     # 680 is the feed-forward size that a shape of width 256 has by default.
     if kind != "gpt2" and isinstance(size, int) and 64 < size <= 256 and size % 2 == 0:

@@ -68,8 +68,8 @@ class TruncationCount:
 
 
 def _prompt(model: Any, role: str | None) -> str:
-    """Return the prompt that a model puts before texts of a `role`, "query" or "document"; None:
-    before other texts."""
+    """Return the prompt that a model puts before texts of a `role`: "query", "document", or None
+    for other texts."""
     # The names that the library's `encode_document` tries, in its order.
     names = {"document": ("document", "passage", "corpus")}.get(role or "", (role,))
     prompts = model.prompts or {}
@@ -83,7 +83,7 @@ class Embedder:
 
     max_length: truncate texts to this number of tokens; None for the folder's setting.
 
-    Raises UserError if the model cannot be loaded, or compares vectors by a distance.
+    Raises UserError if the model cannot be loaded, or if its similarity is a distance.
     """
 
     def __init__(self, name: str, max_length: int | None = None) -> None:

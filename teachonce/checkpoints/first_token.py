@@ -43,8 +43,8 @@ def prepend_token(tokenizer: Any, word: str, name: str) -> int | None:
         return None
     current = prepended_token(backend)
     if number is None:
-        # A token that ends texts also preceded texts in the teacher's training, where texts follow
-        # one another. Nothing shows whether it ever read any other bos token before plain text.
+        # The teacher's training texts follow one another, so a token that ends texts also precedes
+        # them. Nothing shows whether the teacher ever read another bos token before plain text.
         number = tokenizer.bos_token_id
         if current is not None or number is None or number != tokenizer.eos_token_id:
             return None

@@ -19,8 +19,8 @@ PAIRS = "text_pairs"
 
 
 def trained_on_pairs(config: Any) -> bool | None:
-    """Return whether a classifier was trained on pairs of texts; None if its config has no record
-    of it, as transformers writes none."""
+    """Return whether a classifier was trained on pairs of texts; None if its config does not record
+    this, as a config that transformers wrote does not."""
     pairs = getattr(config, PAIRS, None)
     return pairs if isinstance(pairs, bool) else None
 
@@ -61,8 +61,8 @@ def score_activation(name: str, config: Any, task: TaskSpec | None) -> str:
 
 
 def activated(logits: Array, name: str) -> Array:
-    """Apply a class of torch.nn to logits; "" for none. Raises UserError if it cannot be applied to
-    a score."""
+    """Apply an activation to logits: `name` is a class of torch.nn, or "" for no activation. Raises
+    UserError if the class cannot be applied to a score."""
     if name in ("", "Identity"):
         return logits
     if name == "Sigmoid":
@@ -78,7 +78,7 @@ def activated(logits: Array, name: str) -> Array:
         if values.shape != logits.shape:
             raise ValueError(f"it makes {values.shape} of {logits.shape}")
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        # Of classes that are not activations, such as Linear or LSTM.
+        # raised by classes that are not activations, such as Linear or LSTM
         raise UserError(
             f"activation {name!r:.40}: cannot be applied to a score ({first_line(error)}); correct"
             " activation_fn in config.json, or export the student again"

@@ -159,7 +159,7 @@ def load_tokenizer(model: ResolvedModel) -> Any:
     return tokenizer
 
 
-# Texts whose ids show whether a tokenizer follows its tokenizer.json.
+# If these texts get the same ids from a tokenizer and its tokenizer.json, all texts should.
 PROBES = ("The old", " A b", "été 12,5%", "x")
 
 
@@ -263,8 +263,9 @@ def load_with_head(
 
 
 def _set_activation(name: str, config: Any, activation: str | None) -> None:
-    """Write the activation of a CrossEncoder to a config, from which students copy it, unless the
-    config or its default has the same. Raises UserError like `declared_activation`."""
+    """Write the activation of a CrossEncoder to a config, from which students copy it. Do nothing
+    if the config has this activation already, or by default. Raises UserError like
+    `declared_activation`."""
     default = "Sigmoid" if config.num_labels == 1 else "Identity"
     now = str(declared_activation(name, config) or default)
     if activation and activation.rpartition(".")[2] != now.rpartition(".")[2]:
@@ -296,8 +297,8 @@ def _load(
 def load_with_fresh_head(
     model: ResolvedModel, factory: Any, head: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Load tokenizer and network (float32) of a checkpoint, with its own head if that has the same
-    labels, else with a new, random head.
+    """Load tokenizer and network (float32) of a checkpoint. The network has the checkpoint's head
+    if its labels equal those in `head`, else a new, random head.
 
     factory: an AutoModelFor... of transformers.
     head: fields of the config that the head needs.
@@ -319,7 +320,7 @@ def load_with_fresh_head(
     heads = [name for name, _ in network.named_children() if name != network.base_model_prefix]
     loaded = network.base_model is not network and not {k.split(".")[0] for k in missing} & {*heads}
     if loaded and "id2label" in head and labels != network.config.id2label:
-        # A head of the same size, whose outputs mean other labels.
+        # The checkpoint's head has the same size, but its outputs mean other labels.
         fresh = factory.from_config(config, dtype=torch.float32)
         for name in heads:
             setattr(network, name, getattr(fresh, name))

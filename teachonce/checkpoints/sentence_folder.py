@@ -213,7 +213,7 @@ def _head(
     if word_width is not None:
         from sentence_transformers.sentence_transformer.modules import Pooling
 
-        # StaticEmbedding averages its vectors itself; here `StaticModel` gives one for each piece.
+        # StaticEmbedding averages the vectors of pieces itself, but `StaticModel` does not.
         return VectorHead(Pooling(word_width, "mean"), *modules, truncate_dim=truncate_dim)
     before, pooling, steps = modules[:at], modules[at], modules[at + 1 :]
     return VectorHead(pooling, *steps, before=before, truncate_dim=truncate_dim)

@@ -22,10 +22,11 @@ from teachonce.checkpoints.names import ResolvedModel, finder
 from teachonce.support.errors import UserError
 
 EMBEDDER, RERANKER = "SentenceTransformer", "CrossEncoder"  # values of `library_class`
-VECTOR, STATES = "sentence_embedding", "token_embeddings"  # keys of features between modules
+VECTOR, STATES = "sentence_embedding", "token_embeddings"  # keys of what modules pass on
 ARGUMENTS = next(f for f in FIELDS[LENGTHS] if "model_args" in f.names and f.treatment == "refused")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-# For each task of a transformer: the output that the library reads, and its key between modules.
+# For each task of a transformer: the output that the library reads, and the key under which the
+# next module finds it.
 OUTPUTS = {
     "feature-extraction": ("last_hidden_state", STATES),
     "sequence-classification": ("logits", "scores"),

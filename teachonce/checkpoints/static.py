@@ -79,7 +79,8 @@ AutoModel.register(StaticConfig, StaticModel, exist_ok=True)
 
 
 def static_module(model: ResolvedModel) -> str | None:
-    """Return the subfolder of the table of word vectors if this is the first module; else None."""
+    """Return the subfolder of the table of word vectors if this table is the first module of the
+    sentence-transformers folder; else None."""
     listed = listed_modules(model) or []
     return listed[0][1] if listed and listed[0][0] == STATIC else None
 
@@ -114,8 +115,8 @@ def load_static(model: ResolvedModel, subfolder: str) -> tuple[StaticModel, Any]
 def longest_text(backend: Tokenizer) -> int | None:
     """Return the number of tokens to which a StaticEmbedding truncates a text; None for no limit.
 
-    It has no setting of its own, and encodes with the truncation in tokenizer.json. The tokenizer
-    of a transformer, from which a table may have been made, often has one.
+    StaticEmbedding has no setting for it, but encodes with the truncation in tokenizer.json. If the
+    table was made from a transformer, its tokenizer often has a truncation.
     """
     length = (backend.truncation or {}).get("max_length")
     return None if length is None else int(length)

@@ -50,7 +50,7 @@ def text_vectors(
     """Load the vector head and the prompt of a checkpoint with hidden size `width`.
 
     `pooling`, a key of POOLINGS, replaces the folder's modules; `prompt` is the name of a prompt.
-    Raises UserError if the folder has no pooling and none is given, and for an unknown prompt.
+    Raises UserError if neither the folder nor `pooling` gives a pooling, and for an unknown prompt.
     """
     name = model.name
     if pooling is None:
@@ -109,7 +109,7 @@ def _check_fit(head: VectorHead, name: str) -> None:
 
 
 def _prompt(model: str, settings: SentenceSettings, name: str | None) -> str:
-    """Return the text of the prompt `name`; for None the default prompt, or "" if there is none.
+    """Return the text of the prompt `name`. For None return the default prompt, "" without one.
 
     An empty name means no prompt. Raises UserError for an unknown name.
     """
@@ -133,6 +133,6 @@ def _prompt_tokens(tokenizer: Any, prompt: str) -> int:
     if not prompt:
         return 0
     ids = list(tokenizer(prompt)["input_ids"])
-    # As `_get_prompt_length` of the library counts, so that poolings leave out the same tokens.
+    # Counted like `_get_prompt_length` of the library, so that poolings leave out the same tokens.
     ends = ids and ids[-1] in tokenizer.all_special_ids
     return len(ids) - bool(ends)

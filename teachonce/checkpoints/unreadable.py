@@ -31,8 +31,8 @@ def folder_errors(problem: str) -> Iterator[None]:
 
 
 def damaged_file(folder: Path) -> str:
-    """Return the name of a damaged file of a checkpoint and what is wrong with it; "" if all of its
-    files can be read, or if it is not in a folder."""
+    """Return the name of a damaged file of a checkpoint, and what is wrong with the file; "" if all
+    files can be read, or if the folder does not exist."""
     names = [name for name in (*JSON_FILES, "tokenizer.json") if (folder / name).is_file()]
     for path in (*(folder / name for name in names), *sorted(folder.glob("*.safetensors"))):
         if why := _flaw(path):
@@ -66,7 +66,7 @@ def _flaw(path: Path) -> str:
 
 
 def not_a_model(folder: Path) -> str:
-    """Return a phrase: what the folder is, and which folder to give in place of it."""
+    """Describe what a folder without a model is, and which folder to give in its place."""
     if not folder.exists():
         return "there is no such folder; check the path"
     if not folder.is_dir():

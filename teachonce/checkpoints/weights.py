@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from teachonce.support.errors import UserError
 
-# Endings of the names of buffers that older releases of transformers saved and newer ones compute.
+# The names of buffers end like this. Older releases of transformers saved them; newer ones compute
+# them.
 BUFFERS = ("inv_freq", "position_ids", "attn.bias", "masked_bias")
 INTEGERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # dtypes in safetensors
 
@@ -32,7 +33,7 @@ def check_all_read(network: Any, unexpected: Sequence[str], name: str) -> None:
         for key in unexpected
         if not key.endswith(BUFFERS)
         and (stem := re.match(r"(.+?)\.\d+\.", key))
-        # With or without the prefix of the base model, such as `bert.`.
+        # Names with or without the prefix of the base model, such as `bert.`.
         and any(f".{stem[1]}".endswith(f".{n}") for n in lists)
     ]
     if of_layers:
