@@ -212,7 +212,7 @@ class _Sample(Corpus):
 
     def __init__(self, corpus: Corpus, tokenizer: Any, limit: int | None) -> None:
         super().__init__(corpus.sources, corpus.columns)
-        # Always the same, so that a second `--plan` gives the same estimate.
+        # A constant seed, so that a second `--plan` gives the same estimate.
         chance = random.Random(0)
         self.characters = 0
         self._documents: list[Document] = []
@@ -228,7 +228,7 @@ class _Sample(Corpus):
                 self._documents[slot : slot + 1] = [_shortened(document)]
         self.sampled_characters = sum(len(document.text) for document in self._documents)
         self.exact = self.sampled_characters == self.characters
-        # In the order of the corpus, the sampled part would hold the first documents only.
+        # Without shuffling, the sampled part would hold only the first documents of the corpus.
         chance.shuffle(self._documents)
 
     def __iter__(self) -> Iterator[Document]:

@@ -157,7 +157,7 @@ def check_gold(options: DumpOptions, output_kind: OutputKind) -> None:
 def as_started(features: Features, started: Mapping[str, Any] | None) -> Features:
     """Drop features that are missing in a store started by an earlier release.
 
-    started: the root attributes of that store; None if there is none.
+    started: the root attributes of that store; None for a new store.
     """
     if started is None:
         return features

@@ -233,8 +233,8 @@ class _DocumentHashes:
 
 
 def _corpora(corpus: Any) -> list[Any]:
-    """List the corpora of a store that was made by --grow-from: its earlier ones, the oldest first,
-    then its last."""
+    """List the corpora of which a store was made, the oldest first: --grow-from adds a corpus each
+    time. `corpus` is the entry `corpus` of the store's identity."""
     parent = corpus.get("grown_from") if isinstance(corpus, dict) else None
     if not isinstance(parent, dict):
         return [corpus]
@@ -245,10 +245,11 @@ def _corpora(corpus: Any) -> list[Any]:
 
 
 def _match_hashes(stored: Array, corpus: Array) -> tuple[Array, Array]:
-    """Pair equal hashes one to one: the first copy with the first, the second with the second.
+    """Pair equal hashes one to one: the first copy in `stored` with the first copy in `corpus`, the
+    second with the second.
 
-    Returns bool [stored], the hashes that have a partner, and bool [corpus], the hashes that have
-    none.
+    Returns which hashes in `stored` have a partner, bool [stored], and which hashes in `corpus`
+    have no partner, bool [corpus].
     """
     ranks = [_occurrences(side) for side in (stored, corpus)]
     _, inverse = np.unique(np.concatenate([stored, corpus]), return_inverse=True)
@@ -258,7 +259,7 @@ def _match_hashes(stored: Array, corpus: Array) -> tuple[Array, Array]:
 
 
 def _occurrences(hashes: Array) -> Array:
-    """Count for each hash the equal hashes before it: int64 [n]."""
+    """Count, for each of n hashes, the equal hashes before it: int64 [n]."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     first = np.searchsorted(ordered, ordered)

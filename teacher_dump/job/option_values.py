@@ -35,7 +35,7 @@ class ProcessShard(NamedTuple):
 def shard_of(spec: str | None) -> ProcessShard | None:
     """Return the shard of this process: from `--shard`, else from torchrun's RANK and WORLD_SIZE.
 
-    Returns None if it is the only process. Raises UserError if `--shard` is not i/n, or if a
+    Returns None if this is the only process. Raises UserError if `--shard` is not i/n, or if a
     variable is not a number.
     """
     if spec is None:

@@ -69,7 +69,7 @@ class DumpOptions:
         words=ALIASES,
         paths=True,
     )
-    out: PathOrUrl = option(  # the first kind is how click reads it, before `place_of`
+    out: PathOrUrl = option(  # click reads a str; `place_of` makes a Path of it, except of a URL
         help="Write the store to NAME.zarr or NAME.h5, or to a bucket: s3://BUCKET/NAME.zarr"
         " (gs://, az://).",
         required=True,

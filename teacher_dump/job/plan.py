@@ -251,8 +251,8 @@ def _resolved(options: DumpOptions, started: Mapping[str, Any] | None) -> DumpOp
 
 
 def _started(options: DumpOptions) -> Mapping[str, Any] | None:
-    """Return the root attributes of the store at --out or, if there is none, of --grow-from; None
-    without either."""
+    """Return the root attributes of the store at --out. If this store does not exist, return those
+    of the store of --grow-from; None if neither exists."""
     for path in (options.out, options.grow_from):
         if path and (attributes := StoreWriter.peek(path, None)):
             return attributes

@@ -31,7 +31,7 @@ ONLY_DUMP = (
     *("shard", "ray", "ray_gpus"),
 )
 """Options of a dump that stage I does not accept."""
-# Options that the first stores lack; at their defaults they are left out of the identity.
+# Options that the first stores lack. The identity omits an option that has its default value.
 LATER = ("warmup", "accumulate", "tie")
 RATE = Range("a rate between 0 and 1", low=0, high=1, open_low=True, open_high=True)
 
@@ -67,7 +67,7 @@ class StageOneDump(DumpOptions):
         help="Cut the text into sequences of at most N tokens, special tokens included.",
         default_text="",
     )
-    # A step of a training, which must not depend on the device.
+    # The size of a training step, which must not depend on the device.
     batch_tokens: int = same_option(DumpOptions, "batch_tokens", 8192, default_text="")
     logits: str | None = same_option(
         DumpOptions,

@@ -207,10 +207,11 @@ def masked(
 
 @dataclass(frozen=True)
 class Mixer:
-    """Yields batches of a corpus endlessly; each is a function of seed, epoch and texts.
+    """Yields batches of a corpus endlessly. Each batch is a function of seed, epoch and texts.
 
     `texts` returns the texts of one epoch; `sides` are the teacher's and the student's tokenizer.
-    The student's tokenizer segments `share` of the words; `probability` of the pieces are masked.
+    The student's tokenizer segments the share `share` of the words. The share `probability` of the
+    pieces is masked. A sequence has at most `longest` pieces.
     """
 
     texts: Callable[[], Iterable[str]]
@@ -223,7 +224,7 @@ class Mixer:
 
     def batches(self, first: int = 0, every: int = 1) -> Iterator[MixedBatch]:
         """Skip `first` batches, then yield every `every`-th. The corpus is repeated endlessly."""
-        # Skipped batches are made as well: how many a pool has depends on the lengths in it.
+        # Skipped batches are made as well: the number of batches in a pool depends on its lengths.
         for sequences in islice(self._all(), first, None, every):
             yield MixedBatch.of(sequences)
 
@@ -250,7 +251,7 @@ class Mixer:
                 pieces = shortened(pieces, self.longest)
                 sequences.append(masked(pieces, self.sides, self.probability, chance))
         batches = length_batches([len(sequence.ids) for sequence in sequences], self.batch_tokens)
-        # The 1 makes it another stream than text `number` has.
+        # The 1 makes this another stream of random numbers than the stream of text `number`.
         chance = np.random.default_rng([self.seed, epoch, number, 1])
         for which in chance.permutation(len(batches)):
             yield [sequences[i] for i in batches[which]]

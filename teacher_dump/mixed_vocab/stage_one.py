@@ -109,8 +109,8 @@ def _saved_line(options: MixedVocabOptions) -> str:
 
 
 def _from_store(options: MixedVocabOptions) -> StageOne | None:
-    """Read the result of stage I from the store at --out, finished or not; None if there is none.
-    Raises UserError if its arguments differ."""
+    """Read the result of stage I from the store at --out, finished or not; None if there is no
+    store. Raises UserError if the store's arguments differ."""
     out = options.dump.out
     attributes = StoreWriter.peek(out, None)
     if attributes is None:

@@ -59,9 +59,9 @@ class Decoder:
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def logits_of(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Compute one logit for each of the inputs `values` [N,D], float32 [N]: the logit of its id
-        in `ids` [N]."""
-        # Bounds the gathered weights [rows, D]: one logit a row is all that is computed.
+        """Compute the logit of one id for each of the inputs `values` [N,D]: float32 [N] for the
+        ids `ids` [N]."""
+        # Chunks bound the memory of the gathered weights [rows, D].
         rows = max(1, CHUNK_ELEMENTS // self.weight.shape[1])
         parts = zip(values.split(rows), ids.split(rows), strict=True)
         chunks = [(v.float() * self.weight[i]).sum(-1) + self.bias[i] for v, i in parts]
@@ -76,7 +76,7 @@ class Decoder:
 def _products_of_bfloat16() -> Iterator[None]:
     """Let float32 matrix products round their factors to bfloat16, which is faster on a GPU.
 
-    Exact if the factors are bfloat16 numbers: sums and results stay float32.
+    The products are exact if the factors are bfloat16 numbers: sums and results stay float32.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")

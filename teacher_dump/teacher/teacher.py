@@ -34,9 +34,9 @@ from teachonce.teacher_dump.teacher.taps import Accumulator, tapped
 class TeacherHead:
     """Describes the head of a teacher.
 
-    kind: a key of `loading.FACTORIES`, or `embedding`; None if the checkpoint has no head, or none
-    was requested. decoder: the last layer of the head. task: its labels and problem type; None for
-    LM heads. text_vectors: pooling and modules for the kind `embedding`.
+    kind: a key of `loading.FACTORIES`, or `embedding`; None if the checkpoint has no head, or if no
+    head was requested. decoder: the last layer of the head. task: the head's labels and problem
+    type; None for LM heads. text_vectors: pooling and modules for the kind `embedding`.
     """
 
     kind: str | None = None
@@ -245,7 +245,7 @@ class Teacher:
         def add(module: torch.nn.Module) -> None:
             for name, value in sorted(module.state_dict().items()):
                 digest.update(name.encode())
-                # NumPy has no bfloat16, all of whose values float32 has.
+                # NumPy has no bfloat16; float32 represents all of its values.
                 digest.update(value.float().cpu().contiguous().numpy().data)
 
         add(self.model)

@@ -300,8 +300,8 @@ class Cutter:
         return begin, cut if cut > begin else high
 
     def _limit(self, begin: int, budget: int) -> tuple[int, int]:
-        """Find where the first token of a window starts, and the last character at which the window
-        may end."""
+        """Return two positions in the text for a window from `begin` with `budget` tokens: where
+        its first token starts, and the last position at which the window may end."""
         while True:
             if begin < self._segment[0]:
                 self._load(begin)
@@ -317,7 +317,7 @@ class Cutter:
             self._load(begin)
 
     def _overlapping(self, begin: int, end: int) -> int:
-        """Find where the window after (begin, end) starts, which overlaps it."""
+        """Return where the window after the window (begin, end) starts, so that the two overlap."""
         if self._stride == 0 or end == len(self.text):
             return end
         after = int(np.searchsorted(self._token_begin, end))

@@ -224,7 +224,8 @@ class Labels:
         """Yield the windows with `numbers`: int32 [1] for a label, [T] for tags."""
         raw_gold, gold, begins = None, Gold(), list[int]()
         for window in windows:
-            # Once for all windows of a document: a file without blank lines is one, of any size.
+            # Done once for all windows of a document, which may be long: a file without blank lines
+            # is one document.
             if window.gold is not raw_gold:
                 raw_gold, gold = window.gold, self._in_scheme(window.gold or Gold())
                 begins = [begin for begin, *_ in gold.tags]
@@ -241,10 +242,11 @@ class Labels:
     def _tags(self, window: Window, inside: Sequence[tuple[int, int, str]], where: str) -> Array:
         """Return the tag ids of a window's tokens: int32 [T], -1 for no tag.
 
-        inside: begin and end in the document, and tag, of each word that begins in the window.
+        inside: for each word that begins in the window, its begin and end in the document, and its
+            tag.
 
         The first piece of a word gets the word's tag; a piece over several words gets the tag of
-        the first. Later pieces get the teacher's `later_label`, if it has one.
+        the first word. Later pieces of a word get the teacher's `later_label`, if it has one.
         """
         tags = np.full(len(window.ids), -1, np.int32)
         begin, end = window.offsets.astype(np.int64).T

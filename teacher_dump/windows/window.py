@@ -29,7 +29,7 @@ class Window:
     hard_cut: whether this position is inside a word.
     offsets: half-open spans of characters of `text`; (0, 0) for special tokens.
     gold: the document's gold label or tags.
-    numbers: int32, the gold label [1] or the tags of the tokens [T] as label ids; -1 for none.
+    numbers: int32, the gold label [1] or the tags of the tokens [T] as label ids; -1: not labelled.
     types: token_type_ids of a pair of texts.
     read: the teacher's input ids, if the teacher reads another text than the student.
     lost: the number of characters that truncation cut off; `packed` does not store it.

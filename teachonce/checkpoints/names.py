@@ -85,7 +85,8 @@ class ResolvedModel:
 
 
 def corpus_of(name: str) -> str | None:
-    """Return the default corpus of an alias; None if it has none, and for other names."""
+    """Return the default corpus of an alias; None for an alias without a corpus, and for any other
+    name."""
     return ALIASES[name].corpus if name in ALIASES else None
 
 

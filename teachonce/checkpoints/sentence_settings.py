@@ -177,7 +177,7 @@ def read_classifier(model: ResolvedModel) -> SentenceSettings:
 
 
 def declared_activation(where: str, config: Any) -> str | None:
-    """Return the CrossEncoder's activation in a config.json; None if it has none.
+    """Return the CrossEncoder's activation in a config.json; None if the file does not name any.
 
     Raises UserError if it is not a class of torch.nn; `where` names the checkpoint or store.
     """
