@@ -110,12 +110,13 @@ def _fill_in(given: dict[str, Any], opened: Callable[[], Sequence[FeatureStore]]
             given.setdefault(name, value)
         given["student"] = shape
     fill_in_defaults(given, opened)
-    # Now the stores have decided it, and `TrainOptions` compares it with the losses.
+    # The stores have now decided the student, and `TrainOptions` compares it with the losses.
     given.setdefault("student", plain(default_of(TrainOptions, "student")))
 
 
 def _over_recipe(given: dict[str, Any], name: str, excluded: frozenset[str]) -> dict[str, Any]:
-    """Add the options of a recipe that are neither given nor excluded by the given ones."""
+    """Return `given` with the options, stages and needs of the recipe `name`. Options in `given` or
+    `excluded` are not taken from the recipe."""
     recipe = find_recipe(name)
     over = given.keys() | excluded
     options, *stages = (
@@ -146,16 +147,16 @@ def _student_like_teacher(student: str, store: FeatureStore) -> str:
             f"--student {student}: the teacher of {store.path} has {counted(layers, 'layer')}; give"
             f" {AS_TEACHER}{layers} or less, or a shape HxLxA"
         )
-    # The same kind as the teacher, so that --init can copy the teacher's layers; for a teacher of
-    # another family a kind that predicts what it does.
+    # The student has the teacher's kind, so that --init can copy the teacher's layers. If students
+    # cannot have this kind, the student predicts the same as the teacher: next or masked tokens.
     default_kind = "llama" if predicts_next(store) else "bert"
     model_type = str(config.get("model_type"))
     kind = model_type if model_type in SHAPES else default_kind
     if SHAPES[kind].causal:
         overrides = {"hidden_size": store.features.width, "num_attention_heads": heads}
         sizes = Sizes.of_config({**config, **overrides}, str(store.path))
-        # Key-value heads that config.json lacks are not written: the shape is part of the name of
-        # the default folder.
+        # The shape omits key-value heads if config.json omits them: it is part of the default
+        # folder's name.
         grouped = bool(config.get("num_key_value_heads"))
         shape = sizes.shape(kind, int(number), grouped)
     else:
@@ -180,8 +181,9 @@ def fill_in_defaults(given: dict[str, Any], opened: Callable[[], Sequence[Featur
     if of_next and "student" not in given and predicts_next(store := opened()[0]):
         given["student"] = suggested_decoder(stored_config(store))
     shape = _shape_in(given)
-    # The text's own tokens, which a decoder learns as well, are of temperature 1. It reads the text
-    # unmasked, so the teacher's states must be of unmasked text, too.
+    # A decoder is also trained on the tokens of the text, which correspond to temperature 1, so the
+    # teacher's distributions get temperature 1 as well. A decoder reads unmasked text, so the
+    # teacher's states must be of unmasked text, too.
     if shape.causal:
         given.setdefault("temperature", NEXT_TEMPERATURE)
         given.setdefault("view", 0)
@@ -254,7 +256,7 @@ def default_losses(given: Mapping[str, Any], stores: Sequence[FeatureStore]) -> 
 
 def _check_direction(given: Mapping[str, Any], decoder: bool, store: FeatureStore) -> None:
     """Raise UserError for a decoder trained on an encoder's outputs, and for an encoder trained on
-    a decoder's."""
+    a decoder's outputs."""
     causal = predicts_next(store)
     if causal is None or causal == decoder:
         return
@@ -275,8 +277,8 @@ def _check_direction(given: Mapping[str, Any], decoder: bool, store: FeatureStor
 
 
 def predicts_next(store: FeatureStore) -> bool | None:
-    """Return whether the outputs of a store's teacher predict next tokens, as a decoder's; None if
-    that is unknown, or if it has no outputs."""
+    """Return whether the outputs in a store predict next tokens, as a decoder's outputs do. Return
+    None if this is unknown, for a store of a task, and for a store without outputs."""
     features = store.features
     if features.logits:
         return features.logits.next_token
@@ -300,7 +302,8 @@ def _next_losses(stores: Sequence[FeatureStore], combined: bool) -> dict[str, fl
     features = [store.features for store in stores]
     specs = [f.logits for f in features if f.logits and f.logits.next_token]
     if len(specs) == len(features):
-        # The mean of several teachers has no probability of the text, nor has an older store.
+        # Neither the mean of several teachers nor an older store has the probabilities of the
+        # text's tokens.
         observed = not combined and all(spec.has_text for spec in specs)
         return dict(NEXT_LOSS if observed else NEXT_PIECES_LOSS)
     if all(f.hidden for f in features):

@@ -68,7 +68,7 @@ class BatchSettings(TypedDict, total=False):
 class StudentBatches(IterableDataset[StudentBatch]):
     """Iterate over the batches of one epoch of a store: tokenized for a student, masked and aligned
     as by `student-train`. With a DataLoader, pass `batch_size=None` and
-    `multiprocessing_context="forkserver"`: forked workers may hang in a product of MKL.
+    `multiprocessing_context="forkserver"`: forked workers may hang in a matrix product of MKL.
 
     store: a FeatureStore, or its path or URL.
     vocab: a value of `--vocab`, such as `5k`, 8000 or a folder, or a fast tokenizer of
@@ -158,7 +158,7 @@ class StudentBatches(IterableDataset[StudentBatch]):
     def _batches(
         self, order: BatchOrder, number: int = 0, workers: int = 1
     ) -> Iterator[StudentBatch]:
-        """Yield what worker `number` of `workers` prepares of this process's batches."""
+        """Yield the batches of this process that worker `number` of `workers` prepares."""
         size = -(-(len(self) - number) // workers)
         return islice(order.share(number, workers).of_epoch(self.epoch), max(0, size))
 

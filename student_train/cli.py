@@ -74,8 +74,8 @@ DESCRIBED = {
     "steps", "batch_tokens", "batch_texts", "accumulate", "optimizer", "lr", "schedule", "seed",
     "stages", "precision",
 }  # fmt: skip
-"""Options with a place of their own in `setting_lines`; others are appended if they do not have
-their default."""
+"""Options that `setting_lines` prints at fixed places. It appends any other option that is not at
+its default."""
 
 
 def _list_recipes(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
@@ -272,7 +272,7 @@ def _next_command(out: Path, report: Mapping[str, Any]) -> str:
 
 
 def _format(value: object) -> str:
-    """Return the value of a setting for `setting_lines`: of losses their weighted sum."""
+    """Format the value of a setting for `setting_lines`; losses become their weighted sum."""
     if isinstance(value, Mapping):
         return " + ".join(f"{weight:g} {name}" for name, weight in value.items())
     if isinstance(value, list | tuple):
@@ -281,8 +281,8 @@ def _format(value: object) -> str:
 
 
 def _describe_pairs(options: TrainOptions) -> str:
-    """Describe how the outputs of student and teacher are paired; "" if no loss pairs any."""
-    # Next-token losses compare single places, so nothing is pooled.
+    """Describe how the outputs of student and teacher are paired; "" if no loss needs pairs."""
+    # Next-token losses compare single positions, so nothing is pooled.
     if not set(options.alignments) - {NEXT}:
         return ", ".join(options.alignments)
     align = options.resolved_align
@@ -314,7 +314,7 @@ def setting_lines(options: TrainOptions) -> str:
             f" seed {options.seed}{extras}"
         ),
         **{
-            # Every setting, also 0, False and an empty list: it overrides the training's.
+            # Also 0, False and an empty list, which override a setting of the training.
             f"stage {n}": "; ".join(f"{name} {_format(value)}" for name, value in stage.items())
             for n, stage in enumerate(options.stages, 1)
         },

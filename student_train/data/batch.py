@@ -150,7 +150,8 @@ class TeacherStates:
     begin: Tensor  # int64 [G]: where each run begins among the J
 
     def pooled(self, *, normalised: bool) -> Tensor:
-        """Decode and pool the states, or (state - mean) / deviation: float32 [G,D]."""
+        """Decode the states and average them over each run: float32 [G,D]. If `normalised`, each
+        state becomes (state - mean) / deviation first."""
         stored = self.stored
         if self.rows is not None:
             stored = {name: array[self.rows] for name, array in stored.items()}
@@ -214,8 +215,8 @@ class StreamedFeatures:
         }
 
     def maps(self, batch: Batch, view: int) -> tuple[dict[str, Tensor], Array, Elementwise]:
-        """Return flat map entries by name, the first entry of each text's map [B], and the
-        codec."""
+        """Return the encoded maps of the batch: flat entries by name, the index [B] of the first
+        entry of each text's map, and the codec."""
         stored = {name: batch.stored[maps_path(view, name)] for name in batch.attention}
         begin = begins(np.diff(batch.start) ** 2)
         entries = {name: torch.from_numpy(codes.copy()) for name, codes in stored.items()}
@@ -234,11 +235,12 @@ class Distillation:
     Runs refer to the student's flat tokens. Targets that no loss of this alignment reads are None
     or left out.
 
-    encoded: states and maps by `Loss.teacher`, until `StudentBatch.to` decodes them; None
-        afterwards.
-    decoded: the same, float32, by `Loss.teacher` and the feature's name: pooled states
-        [G,D] for `normalised` and `raw`, states of the first token [B,D] for `sentence` and `raw
-        sentence`, attention between runs [B,G',G'] for `maps`.
+    encoded: the encoded states and maps, by the `Loss.teacher` of the losses that read them; None
+        after `StudentBatch.to` has decoded them.
+    decoded: the decoded states and maps, float32, by `Loss.teacher`, then by the feature's name:
+        pooled states [G,D] for `normalised` and `raw`, states of the first token [B,D] for
+        `sentence` and `raw sentence`, attention between runs [B,G',G'] for `maps`, where G' is the
+        largest number of runs in a text.
     """
 
     inputs: Inputs | None  # a second input (reduce); None: the batch's own input
@@ -273,8 +275,8 @@ class Distillation:
         return self.logits if self.head is None else self.head
 
     def count_runs(self, side: Student) -> int:
-        """Return the number of runs or positions that a loss with this student's side compares; 1
-        if it compares the batch as a whole."""
+        """Return the number of runs or positions that a loss compares, given its `Loss.student`; 1
+        if the loss compares the batch as a whole."""
         of_runs: dict[Student, Runs | ChunkTargets | None] = {
             "runs": self.runs,
             "maps": self.runs,
@@ -311,8 +313,8 @@ class Distillation:
 class StudentBatch:
     """Holds the data of one step.
 
-    masked, labels: flat positions of the masked tokens, and their ids. For a decoder: the position
-        before each predicted token, and the predicted token's id.
+    masked, labels: flat positions of the masked tokens, and the ids that these tokens had. For a
+        decoder: the position before each predicted token, and the predicted token's id.
     tokens: the number of student tokens.
     aligned: the teacher's targets, by the name of each alignment in use.
     vectors: the teacher's text vectors, float32 [B,W].
@@ -353,10 +355,10 @@ class StudentBatch:
         return next((n for n, targets in self.aligned.items() if targets.task is not None), None)
 
     def with_head(self, head: TeacherHead | None) -> StudentBatch:
-        """Return a copy in which targets that are computed from a teacher's head have `head`.
+        """Return a copy whose `HeadTargets` have `head` as the teacher's head.
 
-        A batch is sent between processes with None: a head has as many numbers as hundreds of
-        batches.
+        Batches are sent between processes with `head=None`: a head has as many numbers as hundreds
+        of batches.
         """
         aligned = {name: targets.with_head(head) for name, targets in self.aligned.items()}
         return replace(self, aligned=aligned)

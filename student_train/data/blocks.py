@@ -33,9 +33,9 @@ def split_blocks(store: FeatureStore, held_out: float) -> tuple[Array, Array]:
         blocks = store.blocks(SMALLEST_BLOCK)
         gold = np.logical_or.reduceat(labelled(store), blocks[:, 0])  # blocks follow one another
     else:
-        # A quarter of the held-out tokens: held-out text comes from several places of the corpus.
-        # At least half a percent: without held-out text every store would be cut into the smallest
-        # blocks.
+        # A block has a quarter of the held-out tokens, so that held-out text comes from several
+        # places of the corpus. The share counts as at least half a percent: with a share of 0,
+        # every store would be cut into the smallest blocks.
         size = tokens * max(held_out, 0.005) / 4
         blocks = store.blocks(int(np.clip(size, SMALLEST_BLOCK, LARGEST_BLOCK)))
         gold = np.zeros(len(blocks), bool)

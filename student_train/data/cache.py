@@ -20,7 +20,7 @@ from teachonce.student_train.settings.option_values import stays_in_memory
 from teachonce.support.arrays import Array, starts
 from teachonce.support.errors import UserError
 
-ON_DEVICE = ("hidden", "attention")  # groups of a view; --cache device holds the others in RAM
+ON_DEVICE = ("hidden", "attention")  # --cache device holds all other feature groups in RAM
 GROUPS_OF = {"task": ("classes", "tags")}  # other features have one group of the same name
 SHARE = 0.8  # largest share of the free memory for the cache: the training needs the rest
 

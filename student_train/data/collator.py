@@ -60,7 +60,8 @@ class Collator:
 
     plan: its terms determine the alignments and targets of a batch.
     head: weight [V,D] and bias [V] of the teacher's head, for losses on logits of the `head` tier.
-    exact: a decoder with the teacher's vocabulary is compared over all pieces of the `head` tier.
+    exact: whether a decoder with the teacher's vocabulary is compared over all pieces of the `head`
+        tier.
     store: if given, its text is tokenized once for all batches (`token_table`), else batch by
         batch. The store's chats are rendered with the student's own chat template, if any.
 
@@ -156,8 +157,8 @@ class Collator:
 
     @property
     def has_all_logits(self) -> bool:
-        """Return whether a batch has a logit for each run and shared piece: gigabytes, so only one
-        batch is prepared ahead."""
+        """Return whether a batch has a logit for each run and shared piece. These take gigabytes,
+        so only one batch is prepared ahead."""
         shared = any("shared" in aligned.teacher for aligned in self.alignments.values())
         return shared and self.distributions.head is not None
 
@@ -357,7 +358,7 @@ class Collator:
 
 def _characters(tokens: Tokens, positions: Array) -> float:
     """Count the characters of the tokens at flat `positions`. If several byte-level tokens share
-    the same offsets, each counts as an equal fraction of them, so that vocabularies are
+    the same offsets, each counts as an equal fraction of their characters, so that vocabularies are
     comparable."""
     text = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
     spans = np.column_stack([text, tokens.offsets])

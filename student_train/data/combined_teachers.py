@@ -132,7 +132,8 @@ def _even_share(targets: LogitTargets, pieces: int) -> Tensor:
 
 
 def _log_probabilities(targets: LogitTargets, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Look up pieces [G,S]: whether the teacher stored them, and their log-probabilities [G,S]."""
+    """Look up the pieces `ids` [G,S]. Return bool [G,S], which of them the teacher stored, and
+    their log-probabilities [G,S]."""
     # An invalid slot repeats the id of a valid piece, and must not be found in its place.
     none = torch.iinfo(torch.int64).max
     stored_ids, order = targets.ids.masked_fill(~targets.valid, none).sort(dim=1)

@@ -38,8 +38,8 @@ Predicted = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Aligned:
-    """Holds what the losses of one alignment read: feature groups of the store, and the values of
-    `Loss.teacher`."""
+    """Describes what the losses of the alignment `name` read: `features`, groups of the store, and
+    `teacher`, the values of `Loss.teacher`."""
 
     name: str
     strategy: Strategy
@@ -53,7 +53,7 @@ class Aligned:
 
     @property
     def reader_key(self) -> tuple[str, bool]:
-        """Return the key of a `TargetReader`: alignments with equal keys share one."""
+        """Return the key of a `TargetReader`: alignments with equal keys share a reader."""
         return self.strategy.predicted, self.strategy.second_input
 
 
@@ -63,7 +63,8 @@ class Distributions:
     tokenizer: the student's.
     head: weight [V,D] and bias [V] of the teacher's head, for the `head` tier.
     spec: describes the stored logits.
-    exact: a decoder with the teacher's vocabulary is compared over all pieces of the `head` tier.
+    exact: whether a decoder with the teacher's vocabulary is compared over all pieces of the `head`
+        tier.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class Distributions:
         if exact and head is not None:
             self.whole = whole_head(vocabulary, tokenizer.get_vocab_size(), head, spec)
         styles = vocabulary.teacher.marks.style, vocabulary.student.marks.style
-        # The pieces of a WordPiece, or with suffixes, have no space, whatever the text has.
+        # Pieces of a WordPiece, and pieces that mark the end of a word, never contain a space.
         self._spaces_by_text = styles[0] != "blank" and styles[1] == "blank"
         self._readers = dict[tuple[str, bool], TargetReader]()  # by `Aligned.reader_key`
 
     def prepare(self, aligned: Aligned, *, causal: bool) -> None:
-        """Make the table of student pieces that the losses of an alignment read, if any."""
+        """Make the `TargetReader` of an alignment, if its losses need one."""
         # With the teacher's vocabulary, targets are computed from the head: nothing is folded.
         exact = causal and self.whole is not None
         read = aligned.teacher & {"distribution", "logits", "shared"} and not exact
@@ -118,8 +119,9 @@ class Distributions:
         """Return the positions at which a decoder predicts, and the teacher's distributions there.
 
         A position is the student's token before a run of the alignment, returned as a run of one
-        token. The distribution of the next piece is a LogitTargets of stored logits or, if `whole`
-        is set, a HeadTargets with the input of the teacher's head; the other of these is None.
+        token. The distributions are LogitTargets from the stored logits, and the third value is
+        None. If the student has the teacher's vocabulary (`whole`), they are HeadTargets with the
+        inputs of the teacher's head, and the second value is None.
         """
         rows, positions = predicting_tokens(alignment, sides.teacher, student)
         teacher_begins, student_begins = self.vocabulary.begins
@@ -127,8 +129,8 @@ class Distributions:
         if self._spaces_by_text:
             map_index = spaced.astype(np.int64)
         else:
-            # If only one of the two next tokens has a space, the student's piece is not the mapped
-            # one. It happens at the start of a text, where some tokenizers add a space.
+            # If only one of the two next tokens begins with a space, the student's piece is not the
+            # mapped one. It happens at the start of a text, where some tokenizers add a space.
             same = teacher_begins[sides.teacher.ids[rows + 1]] == spaced
             rows, positions = rows[same], positions[same]
         assert batch.logits is not None
@@ -152,9 +154,9 @@ class Distributions:
         alignment: Alignment,
         predicted: Predicted,
     ) -> tuple[Runs, LogitTargets | None, SharedTargets | None]:
-        """Return the runs with a single teacher token whose tokens are `predicted`, and the
-        teacher's targets for the piece that is there: over all pieces and over shared ones, each
-        None if no loss reads it."""
+        """Return the runs that have a single teacher token and are `predicted`, and the teacher's
+        targets at these runs: over all pieces, and over shared pieces. Targets that no loss reads
+        are None."""
         targets, shared, student = None, None, alignment.student
         if aligned.strategy.predicted == "first":  # the first token of a run predicts it
             student = np.stack([student[:, 0], student[:, 0] + 1], axis=1)
@@ -190,13 +192,13 @@ def fold(
     log_partition: Array,
     vocabulary: Array,
 ) -> tuple[LogitTargets, Array]:
-    """Map stored teacher probabilities [G,K] to student pieces. Return the targets, and the rows
-    that have a piece: bool [G]; other rows are left out of the targets.
+    """Map stored teacher probabilities [G,K] to student pieces. Return the targets, and bool [G]:
+    which rows have a student piece. Other rows are left out of the targets.
 
     `vocabulary` [Vt] is the student piece of each teacher piece, or -1. Probabilities of teacher
     pieces with the same student piece are added. Pieces without a student piece are added to the
-    rest. So the outcomes still sum to one. Sums are float64, the targets have the dtype of
-    `log_partition`.
+    rest. So the probabilities of a row still sum to one. Sums are float64, the targets have the
+    dtype of `log_partition`.
     """
     # A head may have more rows than its tokenizer has pieces: such ids have no piece.
     mapped = np.where(ids < len(vocabulary), vocabulary[np.minimum(ids, len(vocabulary) - 1)], -1)
@@ -240,11 +242,11 @@ def first_pieces(vocabulary: VocabularyMap) -> Array:
 class TargetReader:
     """Turns stored logits of any tier into targets in the student's vocabulary.
 
-    pieces: the student piece of each teacher piece, or -1: [Vt], or [2,Vt] if it depends on the
-        place: row 0 inside a word, row 1 at its start. The `map_index` of methods, int64 [G], has
-        the row of each token; it is None if there is one row.
+    pieces: the student piece of each teacher piece, or -1: [Vt]. If it depends on the position of a
+        token in its word, [2,Vt]: row 0 inside a word, row 1 at its start. The argument `map_index`
+        of methods, int64 [G], is the row for each token; None if `pieces` has one row.
     head: weight [V,D] and bias [V] of the teacher's head, for the head tier.
-    spec: caps the logits of this head.
+    spec: has the soft cap of this head's logits.
     """
 
     def __init__(
@@ -261,8 +263,8 @@ class TargetReader:
     def of(
         self, logits: Logits, rows: Array, map_index: Array | None = None
     ) -> tuple[LogitTargets, Array]:
-        """Return the targets of the teacher's tokens `rows` [G], and the rows that have any: bool
-        [G] (see `fold`)."""
+        """Return the targets of the teacher's tokens `rows` [G], and bool [G]: which rows have
+        targets (see `fold`)."""
         log_partition = logits.log_partition[rows]
         if logits.tier == "topk":
             stored = logits.ids[rows], logits.logprobs[rows], logits.rest[rows]
@@ -279,8 +281,8 @@ class TargetReader:
     def shared_of(
         self, logits: Logits, rows: Array, map_index: Array | None = None
     ) -> tuple[SharedTargets, Array]:
-        """Return the targets of the teacher's tokens `rows` [G] over the shared pieces, and the
-        rows that have any: bool [G].
+        """Return the targets of the teacher's tokens `rows` [G] over the shared pieces, and bool
+        [G]: which rows have targets.
 
         The head tier has all shared pieces, `topk` only those among the K best. Probabilities of
         teacher pieces with the same student piece are added.
@@ -323,9 +325,9 @@ class TargetReader:
 
 
 def _summed(logits: Tensor, mapped: Array, pieces: Array) -> Tensor:
-    """Add the probabilities of teacher pieces [S] with the same student piece: logits [G,S] become
-    logits [G,P] of the student's `pieces` [P], which ascend. `mapped` [S] is the student piece of
-    each teacher piece, or -1."""
+    """Return the logits [G,P] of the student's `pieces` [P], which ascend, from logits [G,S] of
+    teacher pieces. Probabilities of teacher pieces with the same student piece are added. `mapped`
+    [S] is the student piece of each teacher piece, or -1."""
     sums = torch.full((len(logits), len(pieces)), -torch.inf)
     shared = np.flatnonzero(mapped >= 0)
     slot = np.searchsorted(pieces, mapped[shared])
@@ -346,7 +348,9 @@ def _without_repeats(slot: Array) -> Iterator[Array]:
 
 
 def _drawn(logits: Logits, rows: Array) -> tuple[Array, Array, Array]:
-    """Pad ragged draws: ids [G,K], log shares [G,K] and rest [G]; empty slots have -inf."""
+    """Return the random draws of `rows` as padded arrays: the drawn ids [G,K], the log [G,K] of
+    each id's share of the draws, and the log [G] of the rest, -inf. Empty slots have a log share of
+    -inf."""
     counts = (logits.start[rows + 1] - logits.start[rows]).astype(np.int64)
     slot = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
     index = (logits.start[rows][:, None] + np.arange(slot.shape[1]))[slot]

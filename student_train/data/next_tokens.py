@@ -80,7 +80,7 @@ def predicted_bytes(
         text_ends = ends[low:high]
         if len(text_ends) > 1:
             begin = octets.start[sequence] if text_ends[0] == NO_EDGE else text_ends[0]
-            # A token without an edge leaves its bytes to the next token that has one.
+            # The bytes of a token without a known end count for the next token with a known end.
             sizes = np.diff(np.maximum.accumulate(np.maximum(text_ends, begin)))
             count += int(sizes.sum() if learnt is None else sizes[learnt[low + 1 : high]].sum())
     return count
@@ -89,15 +89,16 @@ def predicted_bytes(
 def predicting_tokens(
     alignment: Alignment, teacher: Tokens, student: Tokens
 ) -> tuple[Array, Array]:
-    """Return the flat position before each run, at which the run's first token is predicted: the
-    teacher's and the student's, int64 [G'] each. Runs at the start of a sequence are left out."""
+    """Return the flat positions of the teacher's and of the student's token before each run, int64
+    [G'] each. The run's first token is predicted there. Runs at the start of a sequence are left
+    out."""
     teacher_runs, student_runs = _runs_inside(alignment, teacher, student)
     return teacher_runs[:, 0] - 1, student_runs[:, 0] - 1
 
 
 def _runs_inside(alignment: Alignment, teacher: Tokens, student: Tokens) -> tuple[Array, Array]:
-    """Return the runs that have a token before them on both sides: the teacher's and the student's,
-    int64 [G',2] each."""
+    """Select the runs that have a token before them on both sides. Return the teacher's and the
+    student's runs, int64 [G',2] each."""
     runs = [side.astype(np.int64) for side in (alignment.teacher, alignment.student)]
     heads = [tokens.start[:-1] for tokens in (teacher, student)]
     inside = ~np.isin(runs[0][:, 0], heads[0]) & ~np.isin(runs[1][:, 0], heads[1])
@@ -130,10 +131,10 @@ def chunk_targets(
 
 
 def inside_tokens(alignment: Alignment, labels: Array) -> Tensor:
-    """Return which of the next tokens begin no run of the alignment, so that the teacher has no
-    distribution for them: bool [M].
+    """Return bool [M]: which of the next tokens begin no run of the alignment. The teacher has no
+    distribution for these tokens.
 
-    labels: int64 [N], the token after each token; IGNORED where there is none (`following`).
+    labels: int64 [N], the label of each token: the M next tokens, or IGNORED (see `following`).
     """
     inside = np.ones(len(labels) + 1, bool)
     inside[alignment.student[:, 0]] = False
@@ -149,7 +150,7 @@ def observed_logprobs(
     """Return in row t the log-probability of token t + 1, float [N]. It is stored, or computed from
     the inputs of the teacher's head. The last row of a text is meaningless.
 
-    head: weight [V,D] and bias [V] of the head. spec: caps its logits.
+    head: weight [V,D] and bias [V] of the head. spec: has the soft cap of its logits.
     """
     if logits.observed is not None:
         observed: Floats = logits.observed
@@ -190,10 +191,10 @@ def next_pieces(vocabulary: VocabularyMap, tokenizer: Tokenizer, *, blank: bool 
     It is the first piece of the student's own encoding of the teacher piece's bytes. A special
     token of the teacher becomes the student's special token of the same role.
 
-    blank: whether the text has a space there that is not part of the teacher's pieces.
+    blank: whether the text has a space before the piece that no teacher piece contains.
     """
-    # Not the longest student piece that the bytes begin with: it differs for 17 % of the pieces,
-    # and is the student's next token at 95.1 % of the places; the first piece is so at 97.5 %
+    # Not the longest student piece with which the bytes begin. It differs for 17 % of the pieces,
+    # and is the student's next token at 95.1 % of the positions; the first piece is it at 97.5 %
     # (SmolLM2, 4k; RESULTS, Aligning a decoder).
     pieces = vocabulary.teacher_bytes
     marks = vocabulary.student.marks

@@ -65,7 +65,7 @@ def template_with_first_token(
     template: str, tokenizer: Any, where: str, template_bos: str = ""
 ) -> str:
     """Return a template that begins with the token which a tokenizer puts in front of each text;
-    see `with_first_token`. `where` has the template, for messages."""
+    see `with_first_token`. `where` names the store or folder of the template in messages."""
     if not own_bos(tokenizer):
         return template
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
@@ -77,8 +77,8 @@ def template_with_first_token(
 def _begin_of_chat(template: str, specials: str, where: str) -> str | None:
     """Return what a chat template writes first; None if it refuses a single message.
 
-    specials: the special tokens by role, as JSON. Raises StoreError if the template exceeds the
-    bounds.
+    specials: the special tokens by role, as JSON. Raises StoreError if the template exceeds
+    `SECONDS` or `MEMORY`.
     """
     # A store is untrusted, and a template can loop for days or write any number of characters.
     arguments = template, json.loads(specials)
@@ -94,7 +94,7 @@ def _begin_of_chat(template: str, specials: str, where: str) -> str | None:
 
 
 def has_own_template(tokenizer: Any, store: FeatureStore) -> bool:
-    """Return whether a tokenizer has another chat template than the teacher's."""
+    """Return whether a tokenizer has a chat template that differs from the teacher's."""
     own = plain_template(tokenizer)
     return bool(own) and own not in (teacher_template(store), template_of_student(store, tokenizer))
 
@@ -228,7 +228,7 @@ class OwnTemplate:
         if max(roles) >= len(ROLES):
             raise UserError(f"the chat has a role other than {', '.join(ROLES)}")
         if continued:
-            # A template may write a system message in front of a chat, which this is not.
+            # A template may write a system message at the start of a chat; this text continues one.
             with suppress(UserError):
                 return self._texts_around((USER, *roles), False)[1:]
         write = partial(render, self._tokenizer, time=self._time)
@@ -244,8 +244,9 @@ class OwnTemplate:
 
 
 def covers_any(marks: Array, texts: Sequence[str], tokens: Tokens) -> Array:
-    """Return bool [N], which tokens cover one of the characters `marks`, bool [C], of the joined
-    texts. The first token of a content may begin with spaces before it."""
+    """Return bool [N]: which tokens cover a character that `marks`, bool [C] over the joined texts,
+    marks. A marked space counts only at the end of a token, because the first token of a content
+    may begin with the spaces before it."""
     text = FlatText.of(texts)
     shift = np.repeat(text.start[:-1], np.diff(tokens.start))
     begin, end = tokens.offsets.astype(np.int64).T + shift
@@ -267,8 +268,8 @@ class _Positions:
     before it, which do not belong to the marks.
 
     teacher, student: [3 M + 2], ascending; contents of the teacher begin with the spaces before
-    them. ahead: as student, but contents begin with the spaces before them. shift: how far the
-    student's contents are behind the teacher's, at the positions of their begins.
+    them. ahead: as `student`, but contents begin with the spaces before them. shift: for the start
+    of a content, its position in the student's text minus its position in the teacher's; else 0.
     """
 
     teacher: Array

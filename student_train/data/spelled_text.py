@@ -24,9 +24,9 @@ REPORTED, REFUSED = 0.05, 0.5  # shares of the bytes that are not spelled
 
 
 def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
-    """Describe how much of the text a decoder's tokenizer changes or drops; "" for little.
+    """Describe how much of the text a decoder's tokenizer changes or drops; "" if it is little.
 
-    vocab: the value of `--vocab`, for messages. Raises UserError for more than half of the text.
+    vocab: the value of `--vocab`, for messages. Raises UserError if it is more than half.
     """
     share = 1 - spelled_share(sampled(collator, store))
     if share > REFUSED:
@@ -45,7 +45,7 @@ def check_spelling(collator: Collator, store: FeatureStore, vocab: str) -> str:
 
 def changed_text(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
     """Describe how much of the text a tokenizer without truncation changes or drops, measured in
-    evenly spaced texts; "" for little."""
+    evenly spaced texts; "" if it is little."""
     sample = [texts[number] for number in spread(len(texts), SEQUENCES)]
     tokens, settings = tokenize(tokenizer, sample), tokenizer.to_str()
     mapping = vocabulary_map(settings, settings)

@@ -40,7 +40,7 @@ def ready(collator: Collator) -> int:
 class BatchOrder:
     """Chooses the batches of a store and their order: a pure function of the fields.
 
-    view: None for the masked views in turn.
+    view: the view to read; None for the masked views in turn.
     batching: the size of a batch, as an argument of `FeatureStore.stream`.
     first, every: start with batch number `first`, then yield every `every`-th.
     """
@@ -59,7 +59,8 @@ class BatchOrder:
         return self.store.batch_count(self.seed, epoch, **self.batching, blocks=self.blocks)
 
     def share(self, number: int, processes: int) -> BatchOrder:
-        """Return what process `number` prepares, if `processes` prepare the batches in turn."""
+        """Return the order of the batches that process `number` prepares, if `processes` processes
+        prepare the batches in turn."""
         first, every = self.first + number * self.every, self.every * processes
         return replace(self, first=first, every=every)
 

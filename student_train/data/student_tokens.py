@@ -49,7 +49,7 @@ class TokenTable:
     @classmethod
     def load(cls, folder: Path) -> TokenTable:
         """Map the files of a folder. Raises ValueError for an invalid file, OSError for a missing
-        one."""
+        file."""
         columns = {name: _mapped(folder / name, dtype) for name, dtype in ARRAYS.items()}
         return cls(**columns, folder=folder)
 
@@ -159,8 +159,8 @@ class Masker:
         return self._apply(tokens, chosen, action, rng)
 
     def _weighted(self, tokens: Tokens, order: Array) -> Array:
-        """Choose a share of `probability` of the ordinary tokens: those with the smallest
-        `sampling_keys`, which `order` holds."""
+        """Choose a share of `probability` of the tokens that are not special: the tokens with the
+        smallest keys. `order` holds the `sampling_keys` of all tokens."""
         order = np.where(tokens.special, np.inf, order)
         count = round(self.probability * int((~tokens.special).sum()))
         chosen = np.zeros(len(order), bool)

@@ -57,7 +57,7 @@ def _long(values: Array) -> Tensor:
 def word_begins(batch: Batch) -> Array:
     """Return which teacher tokens start a word: bool [N].
 
-    A token starts a word if its first character that is not white space does. The words of a text
+    A token starts a word if its first character after white space starts one. The words of a text
     with tags are separated only by white space, as in the tagged file. In a text without tags,
     single Chinese and Japanese characters and punctuation marks are words too, as in
     `student-predict`.

@@ -95,10 +95,11 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 def outcomes(
     logits: Tensor, targets: LogitTargets, following: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the student's log-probabilities from logits [G,V]: of the K stored pieces and of all
-    others together [G,K+1], and of the piece `following` [G] of each row (default: piece 0).
+    """Compute two tensors of the student's log-probabilities from its logits [G,V]: [G,K+1], of the
+    K stored pieces and of all other pieces together; and [G], of the piece `following` [G] of each
+    row (default: piece 0).
 
-    The last column is -inf where all of V is stored: there are no other pieces.
+    The last column is -inf in rows whose stored pieces are the whole vocabulary.
     """
     if following is None:
         following = targets.ids.new_zeros(len(logits))
@@ -112,8 +113,8 @@ def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
     """Return the teacher's log-probabilities [G,K+1] of the outcomes of `outcomes`: the K stored
     pieces, then all other pieces.
 
-    student: the student's log-probabilities [G,K+1]. Where the last is -inf, there are no other
-        pieces, so the teacher's last one is -inf, too.
+    student: the student's log-probabilities [G,K+1]. Where their last column is -inf, there are no
+        other pieces, so the teacher's last column is -inf, too.
     """
     rest = targets.rest.masked_fill(student[:, -1].isneginf(), -torch.inf)
     return torch.cat([targets.logprobs, rest[:, None]], dim=1)
@@ -122,8 +123,8 @@ def teacher_outcomes(targets: LogitTargets, student: Tensor) -> Tensor:
 class _Outcomes(torch.autograd.Function):
     """Computes `outcomes`.
 
-    Autograd would store several tensors [G,V] and take three times as long. Here the probabilities
-    of the pieces in the rest, up to a factor, are all that the derivative needs.
+    Autograd would store several tensors [G,V] and take three times as long. The derivative here
+    needs only one: the probabilities of the pieces in the rest, up to a factor.
     """
 
     @staticmethod

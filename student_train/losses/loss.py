@@ -1,5 +1,5 @@
-"""What a loss is: the sides that it compares, its formula, its value without anything to compare,
-and its weight in a student's loss."""
+"""What a loss is: the student's and the teacher's side that it compares, its formula, its value if
+there is nothing to compare, and its weight in a student's loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Teacher = Literal[
     "classes",  # logits of the classes of a task
     "distribution",  # probabilities of pieces, from the tier topk, sample or head
     "observed",  # probabilities of the text between shared ends of tokens
-    "edges",  # which of the student's tokens begin inside one of the teacher's
+    "edges",  # which of the student's tokens begin inside a token of the teacher
     "shared",  # logits of the pieces in both vocabularies, up to a constant
     "logits",  # logits of pieces; the tier `sample` does not have them
     "normalised",  # states of aligned runs, normalised per channel with the store's calibration
@@ -70,7 +70,7 @@ _FEATURE_OF: dict[Teacher, str] = {
 
 
 def zero_if_empty(formula: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Wrap a formula: if the student's side has no rows, it returns 0, with a gradient."""
+    """Wrap a formula so that it returns 0, with a gradient, if the student's side has no rows."""
 
     @wraps(formula)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -82,7 +82,8 @@ def zero_if_empty(formula: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def rows_of(student: Any) -> Tensor:
-    """Return a tensor with a row for each row of the student's side of a loss."""
+    """Return the student's side of a loss if it is a tensor; of `Predictions`, the field
+    `following`, which has the same rows."""
     rows: Tensor = getattr(student, "following", student)
     return rows
 
@@ -91,7 +92,8 @@ def rows_of(student: Any) -> Tensor:
 class Parameter:
     """Describes the number X in the name NAME:X of a loss, an argument of its formula.
 
-    letter: its name in help texts. low, high: its bounds, both exclusive.
+    letter: the name of X in help texts. argument: its keyword in the formula. low, high: its
+        bounds, both exclusive.
     """
 
     letter: str
@@ -102,7 +104,7 @@ class Parameter:
 
     def parse(self, word: str) -> float | None:
         """Return the number, or None if `word` is not a number within the bounds."""
-        if "_" in word:  # 5.0 for float(), but `distiller._key` writes 0_5 for 0.5
+        if "_" in word:  # float("0_5") is 5.0, but `distiller._key` writes 0_5 for 0.5
             return None
         try:
             number = float(word)
@@ -152,7 +154,8 @@ class Loss:
 
     @property
     def feature(self) -> str | None:
-        """Return the feature group of the store that the loss reads, one of `FEATURES`, or None."""
+        """Return the feature group of the store that the loss reads, one of `FEATURES`; None if it
+        reads none."""
         return _FEATURE_OF.get(self.teacher)
 
     @property
@@ -163,8 +166,8 @@ class Loss:
 
     @property
     def without_teacher(self) -> bool:
-        """Return whether the loss does not read the teacher: a mean over the masked tokens, or over
-        the next tokens, of the text alone."""
+        """Return whether the loss needs no teacher: it is a mean over the masked tokens, or over
+        the next tokens, of the text."""
         return self.teacher == "nothing"
 
     @property
@@ -218,7 +221,7 @@ class Loss:
         assert callable(self.formula)
         try:
             value = self.formula(*sides, **arguments)
-        except Exception as error:  # a foreign formula may raise any
+        except Exception as error:  # a foreign formula may raise any error
             if isinstance(error, UserError) or out_of_memory(error):
                 raise
             inside = error.__traceback__ and error.__traceback__.tb_next
@@ -233,8 +236,8 @@ class Loss:
                 f"--loss {self.name}: its formula returns {got}; expected a tensor of one number,"
                 " the mean over the batch"
             )
-        # In a sum with other losses, such a loss would train nothing without a word. A constant 0
-        # is the value of a batch in which there is nothing to compare.
+        # In a sum with other losses, a loss without a gradient would silently train nothing. A
+        # constant 0 is allowed: a batch may have nothing to compare.
         trained = rows_of(sides[0]).requires_grad
         if trained and torch.is_grad_enabled() and not value.requires_grad and value.item() != 0:
             raise UserError(
@@ -264,7 +267,7 @@ class Term:
     pool: how the outputs of a run are pooled: `sum` or `mean`.
     temperature: the temperature of a tempered loss, else None.
     widths: the lengths of vector prefixes that it compares as well (`--matryoshka`).
-    pools_logits: pool logits, instead of the hidden states under them.
+    pools_logits: whether to pool logits instead of the hidden states that the head reads.
     """
 
     loss: Loss

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 def attention(student: Tensor, teacher: Tensor, pairs: Tensor) -> Tensor:
     """Compute the squared error of attention probabilities between runs [B,G,G], mean over the
-    entries where `pairs` (bool [B,G,G]) is true. Zero, with a gradient, if there is none.
+    entries where `pairs` (bool [B,G,G]) is true. Zero, with a gradient, if no entry is true.
 
     Kolesnikova et al. 2022 compare probabilities; TinyBERT compares scores.
     """

@@ -1,4 +1,4 @@
-"""Losses of next-token predictions, and the teacher's side of them.
+"""Losses of next-token predictions, and the teacher's targets for them.
 
 Shape letters: M tokens, G positions at which a token starts on both sides, K stored logits, V
 student vocabulary. All losses are in nats. Each is zero, with a gradient, if there is nothing to
@@ -42,22 +42,25 @@ class NextTargets(LogitTargets):
         return Predictions(*outcomes(logits, self, self.following))
 
     def of_teacher(self, student: Predictions) -> Tensor:
-        """Return the teacher's log-probabilities of the same outcomes."""
+        """Return the teacher's log-probabilities [G,K+1] of the outcomes in `student`."""
         return teacher_outcomes(self, student.outcomes)
 
     def tail(self, student: Predictions) -> Tensor:
-        """Return the mean over G of -log(q(piece) / q(rest)) for the next piece. It is zero in rows
-        where that piece is stored or the teacher has no rest."""
+        """Return the mean over G of -log(q(piece) / q(rest)) for the next piece, where q is the
+        student's probability. A row counts as zero if its next piece is stored or the teacher has
+        no rest."""
         stored = ((self.ids == self.following[:, None]) & self.valid).any(dim=1)
-        # Random draws have no rest: their mean is the whole cross-entropy, which would count twice.
+        # Random draws have no rest: they already estimate the whole cross-entropy, and the tail
+        # would count a part of it twice.
         stored |= torch.isneginf(self.rest)
         return torch.where(stored, 0.0, student.outcomes[:, -1] - student.following).mean()
 
 
 class WholeTargets(NextTargets):
-    """Holds the distribution over all V pieces in their order, so there is no rest: K+1 is V.
+    """Holds the distribution over all V pieces in their order. There is no rest, so the outcomes
+    are [G,V] instead of [G,K+1].
 
-    Your own model may have more outputs than pieces, as padding: their probability is the rest.
+    If your own model has more outputs than pieces, as padding, their probability is the rest.
     """
 
     def predictions(self, logits: Tensor) -> Predictions:
@@ -67,7 +70,8 @@ class WholeTargets(NextTargets):
         return Predictions(logprobs, logprobs.gather(1, self.following[:, None])[:, 0])
 
     def of_teacher(self, student: Predictions) -> Tensor:
-        """Return the teacher's log-probabilities of the same outcomes: [G,V] without padding."""
+        """Return the teacher's log-probabilities of the outcomes in `student`: [G,V] if the student
+        has no padding outputs."""
         if student.outcomes.shape[1] != self.logprobs.shape[1]:
             return super().of_teacher(student)
         return self.logprobs
@@ -79,7 +83,7 @@ class WholeTargets(NextTargets):
 class TeacherHead:
     """Holds weight [V,D] and bias [V] of a teacher's head, and copies them to a device once.
 
-    spec: describes the store's logits; `logits` applies its cap.
+    spec: has the soft cap of the logits, which `logits` applies.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, spec: LogitsSpec | None = None) -> None:
@@ -131,15 +135,16 @@ class ChunkTargets:
     before: Tensor  # int64 [J] flat positions that predict the tokens of the runs
     following: Tensor  # int64 [J] these tokens
     begin: Tensor  # int64 [G]
-    logprobs: Tensor  # float32 [G] of the runs, by the teacher
+    logprobs: Tensor  # float32 [G] the teacher's log-probability of each run
 
 
 @dataclass(frozen=True)
 class Predictions:
     """Holds the student's log-probabilities at G positions at which the teacher has a distribution.
 
-    outcomes: float32 [G,K+1] of the stored pieces, and of all other pieces; -inf if there are none.
-    following: float32 [G] of the next piece.
+    outcomes: the log-probabilities, float32 [G,K+1], of the K stored pieces and, in the last
+        column, of all other pieces; -inf there if no other piece exists.
+    following: the log-probability, float32 [G], of the next piece.
     """
 
     outcomes: Tensor
@@ -161,14 +166,15 @@ def next_token(student: Tensor) -> Tensor:
 
 @zero_if_empty
 def next_inside(student: Tensor, inside: Tensor) -> Tensor:
-    """Compute the cross-entropy of the next tokens that begin inside one of the teacher's tokens,
-    sum over these, divided by M.
+    """Compute the cross-entropy of the next tokens that begin inside a token of the teacher: their
+    sum, divided by the number M of all next tokens.
 
-    student: the student's log-probabilities of all next tokens [M]. inside: bool [M].
+    student: the student's log-probabilities of all next tokens [M]. inside: bool [M], which of them
+        begin inside a token of the teacher.
 
-    The teacher has no distribution there: it predicts the whole of its token. Each of these tokens
-    has the weight 1/M, and each of the others has 1/G in `kl`. With equal weights of both losses,
-    every token counts about the same. With the teacher's vocabulary this loss is 0.
+    The teacher has no distribution inside its tokens, because it predicts each of them as a whole.
+    A token inside has the weight 1/M in this loss, any other token 1/G in `kl`. If both losses have
+    equal weights, every token counts about the same. With the teacher's vocabulary this loss is 0.
     """
     return (-student).masked_fill(~inside, 0.0).mean()  # 0 without such tokens, not -0
 
@@ -208,8 +214,8 @@ def jsd(
     """Compute the generalised Jensen-Shannon divergence T^2 (B KL(P || M) + (1 - B) KL(Q || M)),
     mean over G.
 
-    M = B P + (1 - B) Q, where P is the teacher's and Q the student's distribution over the outcomes
-    of `kl`, with the same term for the rest. Agarwal et al. 2024 (GKD),
+    M = B P + (1 - B) Q, where B is `beta`, P is the teacher's and Q the student's distribution over
+    the outcomes of `kl`, with the same term for the rest. Agarwal et al. 2024 (GKD),
     https://arxiv.org/abs/2306.13649, section 2.
     """
     teacher = targets.of_teacher(student)
@@ -244,7 +250,8 @@ def alm(student: Tensor, teacher: Tensor, flatness: float = 100.0) -> Tensor:
 
 
 def _of_present(student: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return which outcomes the student has, and its log-probabilities at a temperature."""
+    """Return which outcomes have a probability above 0, and the log-probabilities at a
+    temperature."""
     present = torch.isfinite(student)
     # Where an outcome is in neither distribution, -inf would make the gradient NaN.
     student = student.masked_fill(~present, -1e30)

@@ -82,7 +82,7 @@ LOSSES = (
         "predictions",
         "nats",
         tempered=True,
-        # Draws give most pieces that a student predicts a probability of zero.
+        # In random draws, most pieces that a student predicts have a probability of zero.
         of_draws=False,
     ),
     Loss(

@@ -22,8 +22,8 @@ def cosines(vectors: Tensor) -> Tensor:
 
 
 def similarity(student: Tensor, teacher: Tensor) -> Tensor:
-    """Compute the squared error of the cosines between texts, student's [B,D] against teacher's
-    [B,W], mean over the B * (B - 1) pairs.
+    """Compute the squared error between the cosines of the student's text vectors [B,D] and those
+    of the teacher's [B,W], mean over the B * (B - 1) pairs of texts.
 
     Similarity-preserving distillation, Tung & Mori 2019, here with cosines; relational
     distillation, Park et al. 2019.
