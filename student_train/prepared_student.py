@@ -220,6 +220,6 @@ def make_collator(plan: TrainPlan, store: FeatureStore, tokenizer: Any) -> Colla
         BatchPlan(plan.options, terms_of(plan.options, output_kind_of(store))),
         max_length=tokenizer.model_max_length,
         head=store.head() if spec and spec.tier == "head" else None,
-        exact=plan.options.combine != "outputs",  # the mean of several is over the best pieces
+        exact=plan.options.combine != "outputs",  # means of teachers are over their best pieces
         store=store,
     )

@@ -128,8 +128,8 @@ def own_projection(student: Any) -> nn.Module | None:
 
 
 def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) -> Tensor:
-    """Apply a tagger's head to flat last states [M,D]: logits [M,C]. `output` replaces its
-    `classifier`."""
+    """Return the logits [M,C] of a tagger's head for flat last states [M,D]. `output` replaces the
+    last linear layer, `classifier`."""
     logits: Tensor = (output or student.classifier)(kind_of(student).tag(student, states))
     return logits
 
@@ -137,8 +137,8 @@ def tag_logits(student: Any, states: Tensor, output: nn.Module | None = None) ->
 def class_logits(
     student: Any, states: Tensor, present: Tensor, output: nn.Module | None = None
 ) -> Tensor:
-    """Apply a classifier's head to the last states [N,D] of all `present` [B,S] tokens: logits
-    [B,C]. `output` replaces its `classifier`."""
+    """Return the logits [B,C] of a classifier's head for the last states [N,D] of all `present`
+    [B,S] tokens. `output` replaces the last linear layer, `classifier`."""
     pooled = sentence_states(student, states, present)
     logits: Tensor = (output or student.classifier)(kind_of(student).classify(student, pooled))
     return logits
@@ -269,12 +269,12 @@ def shared_pass(student: Any, inputs: Inputs, maps: bool, ranks: Ranks = ALONE) 
     parts = inputs.split(texts)
     tokens = [int(part.present.sum()) for part in parts]
     device = inputs.ids.device
-    seed = int(torch.randint(2**31, ()))  # equal in all processes, another one in each pass
-    # Forked, so that the generator from which all processes draw alike stays equal in them.
+    seed = int(torch.randint(2**31, ()))  # the same in all processes, different in each pass
+    # The generator is forked, so that its state stays the same in all processes.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed + rank)  # else all shares have the same dropout
-        # A process without texts runs over the first process's share, as its outputs need shapes
-        # and gradients, and contributes none of its rows.
+        # A process without texts runs over the first process's texts, because its outputs need
+        # shapes and gradients. None of its rows are gathered.
         outputs = forward_pass(student, parts[rank if texts[rank] else 0], maps)
 
     def gathered(values: list[Tensor], rows: list[int]) -> list[Tensor]:

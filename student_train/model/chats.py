@@ -19,17 +19,18 @@ from teachonce.student_train.data.own_template import (
 )
 from teachonce.support.errors import UserError
 
-SEQUENCES = 64  # whose messages show with which token they end
+SEQUENCES = 64  # sequences that are searched for the token that ends messages
 
 
 def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
-    """Set the chat template of a student's tokenizer, and as eos the token that ends a message.
+    """Set the chat template of a student's tokenizer, and its eos token: the token that ends a
+    message.
 
-    A tokenizer with another template than the teacher's retains it, if it writes the chats of all
-    stores. Otherwise the tokenizer gets the template of the first store that has one. Returns a
-    line if the tokenizer had another template, or lacks that token, else "". Raises StoreError if a
-    template is not UTF-8, and UserError for stores with several templates of which the first does
-    not write all chats.
+    A template of the tokenizer's own is retained if it writes the chats of all stores. Otherwise
+    the tokenizer gets the template of the first store that has a template. Returns a line if the
+    tokenizer had another template, or lacks the token that ends a message, else "". Raises
+    StoreError if a template is not UTF-8, and UserError if the stores have several templates and
+    the first does not write all chats.
     """
     chats = [store for store in stores if store.features.learn and teacher_template(store)]
     if not chats:
@@ -38,7 +39,7 @@ def set_up_chat(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
     if has_own_template(tokenizer, chats[0]):
         if not (reason := _refusal(tokenizer, chats)):
             _set_eos(tokenizer, OwnTemplate(tokenizer, chats[0]).end_of_answers())
-            template = tokenizer.get_chat_template()  # of several, the one for plain chats
+            template = tokenizer.get_chat_template()  # if it has several, the one for plain chats
             where = str(tokenizer.name_or_path)
             tokenizer.chat_template = template_with_first_token(template, tokenizer, where)
             return "chats in the chat template of the tokenizer, aligned message by message"
@@ -70,7 +71,8 @@ def _refusal(tokenizer: Any, stores: Sequence[FeatureStore]) -> str:
 
 
 def _set_eos(tokenizer: Any, token: str) -> str:
-    """Let generation stop at a special token. Return a line if the vocabulary lacks it, else ""."""
+    """Make a special token the eos token, at which generation stops. Return a line if the
+    vocabulary lacks it, else ""."""
     if token and token not in tokenizer.get_vocab():
         count = len(tokenizer.tokenize(token))
         return (
@@ -85,8 +87,8 @@ def _set_eos(tokenizer: Any, token: str) -> str:
 
 
 def chat_marks(stores: Sequence[FeatureStore], texts: Iterable[str]) -> list[str]:
-    """Return the special tokens of the teachers of chats that occur in `texts`, each once, in the
-    order of their ids."""
+    """Return the teachers' special tokens that occur in `texts`, each once, in the order of their
+    ids. Only stores of chats count."""
     marks = list[str]()
     for store in (s for s in stores if s.features.learn):
         added = sorted(store.tokenizer().get_added_tokens_decoder().items())
@@ -100,15 +102,17 @@ def chat_marks(stores: Sequence[FeatureStore], texts: Iterable[str]) -> list[str
 
 
 def between(marks: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
-    """Yield what is between the marks in each text, so that no piece is trained on a mark."""
+    """Yield the text between the marks of each text, so that no piece of a vocabulary contains a
+    mark."""
     pattern = re.compile("|".join(map(re.escape, marks))) if marks else None
     for text in texts:
         yield from pattern.split(text) if pattern else (text,)
 
 
 def _end_of_message(store: FeatureStore) -> str:
-    """Return the special token on which students of the first chats are trained most often; "" if
-    there is none. They are trained on no other special tokens than the ends of messages."""
+    """Return the special token that ends messages, "" if none does: the special token on which
+    students are trained most often in the first `SEQUENCES` sequences. The only special tokens on
+    which students are trained are ends of messages."""
     added = store.tokenizer().get_added_tokens_decoder()
     special = [number for number, token in added.items() if token.special]
     counts = Counter[int]()

@@ -34,13 +34,14 @@ class DecoderParts:
     """Lists the parameters of a decoder that can be cut out of a teacher of the same kind, relative
     to the base model.
 
-    layers: the prefix of a layer's number.
-    layer, around: the axes of each parameter of a layer, and of all others except word embeddings.
+    layers: what precedes a layer's number in the names of its parameters, such as `layers.`.
+    layer: the axes of each parameter of a layer. around: of all other parameters except word
+        embeddings.
         D: channels of the residual stream; Q, K: query heads, key-value heads; 3: Q, K and V
         one after the other; H: channels of a head; F: feed-forward units; P: positions.
-    heads_into, units_into: the linear layers whose inputs are the heads, and the feed-forward
+    heads_into, units_into: the linear layers that read the heads' outputs, and the feed-forward
         units.
-    units: the name of the feed-forward size in the config.
+    units: the config's name for the feed-forward size.
     """
 
     layers: str
@@ -101,15 +102,15 @@ PARTS = {
     "qwen2": replace(LLAMA, layer=QWEN2_LAYER),
     "qwen3": replace(LLAMA, layer=QWEN3_LAYER),
 }
-"""By kind of student."""
+"""The parameters that can be cut out, by kind of student."""
 
 
 @dataclass(frozen=True)
 class Importance:
     """Holds the importance of channels, heads and units: root mean squares over tokens, float64.
 
-    channels: [D], of the norms' outputs, averaged over all norms. heads: [L,A], units: [L,F], of
-        what each head or unit adds to the residual stream.
+    channels: [D], computed from the norms' outputs, averaged over all norms. heads, units: [L,A]
+        and [L,F], computed from what each head or unit adds to the residual stream.
     """
 
     channels: Floats
@@ -181,8 +182,8 @@ class _Cut:
     layer: int
 
     def along(self, axis: str, size: int) -> Array:
-        """Return the entries along one axis of `size`, ascending; see `DecoderParts` for the
-        letters."""
+        """Return the chosen indices along an axis of `size` entries, ascending. `axis` is a letter
+        of `DecoderParts`."""
         teacher, importance = self.teacher, self.importance
         # `check_cut` requires heads of the student's size, and positions are cut by the caller.
         if importance is None or axis in "HP":
@@ -202,13 +203,13 @@ class _Cut:
 
 
 def largest(values: Floats, count: int) -> Array:
-    """Return the positions of the `count` largest values, ascending; of equals, the first."""
+    """Return the positions of the `count` largest values, ascending. Of equal values the first
+    count."""
     return np.sort(np.argsort(-values, kind="stable")[:count])
 
 
 def chosen_heads(importance: Floats, teacher: Sizes, student: Sizes) -> tuple[Array, Array]:
-    """Choose the query heads [A'] of a student, and for each of its key-value heads the teacher's
-    [K'].
+    """Choose the teacher's query heads [A'] and key-value heads [K'] that a student gets.
 
     Query heads that share a key-value head stay together. In each such group of the teacher, the
     most important heads form a set of the size of a student's group, the next ones another set, and
@@ -289,8 +290,8 @@ def measure(
 def _squares(
     teacher: Any, parts: DecoderParts, store: FeatureStore
 ) -> tuple[dict[str, Tensor], int]:
-    """Return mean squares over tokens, float64 by module name, and the number of tokens read: of a
-    norm's outputs [D], and of the inputs of `heads_into` and `units_into`."""
+    """Return mean squares over tokens, float64, by module name: of the outputs [D] of each norm,
+    and of the inputs of `heads_into` and `units_into`. Also return the number of tokens read."""
     totals = dict[str, Tensor]()
 
     def add(name: str, values: Tensor) -> None:

@@ -35,8 +35,8 @@ OF_LAYERS = {
 class Sizes:
     """Holds the sizes of a decoder.
 
-    width: the hidden size. heads: query heads. groups: key-value heads. head_size: the size of one.
-        units: the feed-forward size.
+    width: the hidden size. heads, groups: the numbers of query heads and of key-value heads.
+        head_size: the size of a head. units: the feed-forward size.
     """
 
     width: int
@@ -97,10 +97,11 @@ class Sizes:
     def shape(self, kind: str, layers: int, grouped: bool) -> str:
         """Return the value of `--student` for a decoder of these sizes.
 
-        grouped: whether it names the key-value heads if nothing follows them.
+        grouped: whether to write the number of key-value heads even if no size of a head follows
+            it.
         """
         size = f"{kind}:{self.width}x{layers}x{self.heads}x{self.units}"
-        grouped = grouped and kind != "gpt2"  # whose heads all have keys and values
+        grouped = grouped and kind != "gpt2"  # in a GPT-2 each head has its own keys and values
         size += f"x{self.groups}" if grouped or not self.fill_width else ""
         return size if self.fill_width else f"{size}x{self.head_size}"
 
@@ -174,7 +175,7 @@ def shape_of_folder(config: Mapping[str, Any], folder: str, option: str) -> str:
     shape = sizes.shape(kind, layers, grouped=True)
     try:
         parse_student(shape, f"{option}, whose config.json has ")
-    except UserError as error:  # its advice is for a shape that is typed
+    except UserError as error:  # its advice is for a shape that the user typed
         raise UserError(f"{error}; give another folder, or --student llama:256x4x4") from error
     return shape
 
@@ -183,7 +184,7 @@ def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
     """Raise UserError for a model whose layers compute what a student's layers cannot."""
     for name, expected in OF_LAYERS.items():
         if name == "attention_bias" and config.get("model_type") == "qwen2":
-            continue  # all of them have it
+            continue  # every Qwen2 has this bias
         if config.get(name) not in (None, expected):
             raise UserError(
                 f"{option}: {name} in the config.json of {where} is {config[name]!r:.40}, and"
@@ -192,8 +193,8 @@ def _check_layers(config: Mapping[str, Any], where: str, option: str) -> None:
 
 
 def head_sets(teacher: Sizes, student: Sizes) -> int:
-    """Count the sets of query heads that a teacher offers, each as large as a group of the student
-    that shares a key-value head; see `decoder_cut.chosen_heads`."""
+    """Count the sets of query heads among which `decoder_cut.chosen_heads` chooses. Each set has as
+    many heads of the teacher as share a key-value head in the student."""
     return teacher.groups * ((teacher.heads // teacher.groups) // (student.heads // student.groups))
 
 

@@ -81,7 +81,7 @@ def check_rank(options: TrainOptions) -> None:
     """Raise UserError if `--lora` is above the smallest size of the linear layers: a product of
     larger matrices has no higher rank."""
     shape = options.shape
-    heads = shape.head_size * shape.key_value_heads  # the outputs of keys and values
+    heads = shape.head_size * shape.key_value_heads  # the output size of the key and value layers
     least = min(shape.width, heads, shape.feed_forward)
     if options.lora and options.lora > least:
         raise UserError(

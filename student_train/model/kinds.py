@@ -51,12 +51,12 @@ class Parts:
     """Lists the parameters that can be copied from a teacher of the same kind. Names of parameters
     of the base model are relative to it.
 
-    layers: the prefix of a layer's number.
+    layers: what precedes a layer's number in the names of its parameters.
     layer: the parameters of each layer; a teacher with other parameters is of another kind.
     positions: the learnt position embeddings; None if positions are rotary.
     transform: the prefix of the parameters of the masked-LM head's transform.
     bias: the output bias of the masked-LM head.
-    stacked: for a parameter of a layer in which several matrices are stacked, their number.
+    stacked: the number of matrices in each parameter of a layer that stacks several.
     """
 
     layers: str
@@ -78,9 +78,9 @@ class ModelKind:
 
     config: makes the config from a shape, a tokenizer, the max length and common settings.
     models: the class of a masked LM (`mlm`) and of each kind of task.
-    lm: from states [M,D] to logits [M,V].
-    tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`. A kind
-        without this head, or one of the others, leaves it out.
+    lm: from states [M,D] to logits [M,V]. A kind leaves out this and the next functions for heads
+        that it does not have.
+    tag: from states [M,D] to the input of a tagger's last linear layer, `classifier`.
     pooled: from states [B,S,D] and the mask [B,S] to one state per text [B,D].
     classify: from the result of `pooled` to the input of a classifier's last linear layer,
         `classifier`.

@@ -31,7 +31,7 @@ class WeightSource(Protocol):
 
 def split_layer(name: str, layers: str) -> tuple[int, str] | None:
     """Split the name of a layer's parameter into the layer's number and the name within the layer;
-    None for any other parameter. `layers` is the prefix of a layer's number."""
+    None for any other parameter. `layers` is what precedes the number in the name."""
     number, _, part = name.removeprefix(layers).partition(".")
     inside = name.startswith(layers) and number.isdecimal()
     return (int(number), part) if inside else None

@@ -116,8 +116,8 @@ def retained_pieces(settings: Settings, counts: Array, size: int) -> list[str]:
 
 
 def _cut_model(model: Settings, number: dict[str, int]) -> None:
-    """Reduce a model of a tokenizer.json, in place, to the pieces in `number`, which numbers
-    them."""
+    """Reduce the model of a tokenizer.json, in place, to the pieces in `number`, which has their
+    new ids."""
     if model["type"] == "Unigram":
         unknown, scores = unknown_piece(model), dict(model["vocab"])
         model["vocab"] = [[piece, scores[piece]] for piece in number if piece in scores]

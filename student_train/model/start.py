@@ -208,8 +208,9 @@ def _take_split(
 
 
 def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[Array, Array]:
-    """Average the teacher's rows [Vt,D] of the teacher pieces that each student piece splits into,
-    longest first from the left. Return means [Vs,D], and which pieces have any [Vs]."""
+    """Split each student piece into teacher pieces, the longest first from the left, and average
+    their rows of `teacher` [Vt,D]. Return means [Vs,D], and bool [Vs]: which student pieces can be
+    split."""
     student_bytes, teacher_bytes = vocabulary.student_bytes, vocabulary.teacher_bytes
     table = {raw: i for i, raw in enumerate(teacher_bytes.written()) if i < len(teacher)}
     longest = max(map(len, table), default=0)
@@ -232,8 +233,8 @@ def split_means(teacher: Array, vocabulary: VocabularyMap, size: int) -> tuple[A
 def _take_head(
     student: PreTrainedModel, store: WeightSource, vocabulary: VocabularyMap
 ) -> list[str]:
-    """Copy the teacher's masked-LM head if teacher and student have one of the same size. Return
-    its line for the model card, or []."""
+    """Copy the teacher's masked-LM head if it has the same size as the student's. Return its line
+    for the model card, or []."""
     weights, parts = store.teacher_weights(), kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     if BIAS not in weights or not take_transform(student, weights):

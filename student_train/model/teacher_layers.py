@@ -114,7 +114,7 @@ def cut_layers(student: PreTrainedModel, how: str, layer_list: str, store: Weigh
         number, _, part = name.removeprefix(parts.layers).partition(".")
         names = (f"{parts.layers}{n - 1}.{part}" for n in groups[int(number)])
         sources = [np.asarray(weights[bert_names[n]], np.float32) for n in names if n in bert_names]
-        if sources:  # none if the group is only the teacher's first layer, for NOT_IN_FIRST
+        if sources:  # empty for NOT_IN_FIRST if the group is only the first layer
             _copy_block(target, np.mean(sources, axis=0), parts.stacked.get(part, 1))
     numbers = ", ".join("+".join(map(str, group)) for group in groups)
     differences = _differences(student, store)
@@ -141,7 +141,7 @@ def _check_whole(how: str, student: PreTrainedModel, store: WeightSource) -> Non
     feed-forward size is at least the model's. The teacher of a store may be larger.
     """
     config, teacher = student.config, store.teacher_settings("config.json")
-    sizes = {  # of each, under the names of BERT and of DistilBERT
+    sizes = {  # the config's names in BERT and in DistilBERT
         "hidden size": ("hidden_size", "dim"),
         "number of heads": ("num_attention_heads", "n_heads"),
         "feed-forward size": ("intermediate_size", "hidden_dim"),
@@ -179,8 +179,8 @@ def assigned_layers(layer_list: str, teacher_layers: int, student_layers: int) -
 
 
 def take_transform(student: PreTrainedModel, weights: Mapping[str, Array]) -> bool:
-    """Copy the transform of the masked-LM head. Return whether teacher and student have one of the
-    same size."""
+    """Copy the transform of the masked-LM head. Return whether it was copied: both models must have
+    a transform of the same size."""
     parts = kind_of(student).parts
     assert parts is not None  # `initialise` has refused
     bert_names = {_bert_name(name): name for name in weights}

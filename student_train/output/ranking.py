@@ -26,7 +26,7 @@ SPREADS = (DEVIATION, *QUARTILES)
 TEXT = frozenset({"held_out", "max_length", "others", "store"})
 """Settings that change the text on which students are validated."""
 MASKS = frozenset({"mask_prob", "mask_words", "max_masks", "recipe", "view"})
-"""Settings that change which tokens are masked in it: fewer masks are easier to fill."""
+"""Settings that change which tokens of this text are masked: fewer masks are easier to fill."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def measure_of(rows: Sequence[Row]) -> Measure | None:
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """Sort students, the best first; the next measures decide between equal ones.
 
-    Students whose answers are alike by `answers_alike` come after the others, and last those
-    without a figure.
+    Students that give the same answer to every text come after the others. Students without a
+    figure come last.
     """
     measures = measures_of([*map(flat_row, rows)], {name for row in rows for name in row})
 
@@ -177,12 +177,12 @@ def compares_losses(varied: Collection[str]) -> bool:
 
 
 def over_seeds(rows: Sequence[Row], varied: Sequence[str]) -> list[Row]:
-    """Return a row for each setting with several seeds: their number, the folder of its best
-    student, and the means of the figures that all its students have. The measure by which students
-    are ranked is text, with the sample standard deviation. The best mean comes first.
+    """Return a row for each setting with several seeds, the best mean first. A row has the number
+    of seeds, the folder of the best student, and the means of the figures that all its students
+    have. The measure by which students are ranked is text, with its sample standard deviation.
 
-    rows: ranked students. varied: the settings that vary. [] without several seeds, or without a
-    measure that all students have.
+    rows: ranked students. varied: the settings that vary. Returns [] without several seeds, or
+        without a measure that all students have.
     """
     measure, settings = measure_of(rows), [name for name in varied if name != "seed"]
     groups = dict[tuple[str, ...], list[Row]]()
@@ -211,8 +211,8 @@ def over_seeds(rows: Sequence[Row], varied: Sequence[str]) -> list[Row]:
 def describe_best(rows: Sequence[Row], means: Sequence[Row] = ()) -> str:
     """Return a line with the best of ranked students and its measure, or why there is none.
 
-    means: of `over_seeds`. If there are any, the best setting is named: one student may be ahead by
-        its seed alone.
+    means: the rows of `over_seeds`. If there are any, the line names the best setting: one student
+        may be ahead by its seed alone.
     """
     measure = measure_of(rows)
     if measure is None:

@@ -53,8 +53,8 @@ def read_record(path: Path, shape: Any, remedy: str) -> dict[str, Any] | None:
 
 
 def trained_on_chats(folder: Path) -> bool:
-    """Return whether the decoder in a folder was trained on chats, if its tokenizer has a chat
-    template. For a model of another program, the template is the only sign."""
+    """Return whether a decoder, whose tokenizer has a chat template, was trained on chats. Without
+    a training.json in its folder the template is the only sign, and the answer is True."""
     report = None
     with suppress(UserError):  # another program may have written a file of this name
         report = read_report(folder)
@@ -75,10 +75,10 @@ def trained_losses(settings: Mapping[str, Any]) -> set[str]:
 def check_output(out: Path, resume: bool) -> dict[str, Any] | None:
     """Check that an output folder is free, or can be resumed.
 
-    Returns the report of the training to resume or of the finished student. Returns None for a free
-    folder and, without `--resume`, for one that has only settings and LOGS, of a training that
-    failed before its first checkpoint. Raises UserError for other existing files, and for
-    `--resume` without a training.
+    Returns the report of the training to resume or of the finished student; None for a free folder.
+    Without `--resume`, a folder that has only settings and LOGS is free, too: its training failed
+    before the first checkpoint. Raises UserError for other existing files, and for `--resume`
+    without a training.
     """
     # A training that is killed early leaves a temporary file with this prefix.
     unfinished = f"{files.UNFINISHED}{SETTINGS}"
@@ -144,9 +144,9 @@ def check_same_settings(
 ) -> None:
     """Raise UserError if the student in `out`, with the report `before`, has other settings.
 
-    of_sweep: ignore `device`, `precision` and the options that an earlier version lacked. In a
-        sweep the hash in the folder's name covers the options, but of a path only the last
-        component.
+    of_sweep: ignore `device`, `precision` and the options that an earlier version lacked. For a
+        student of a sweep, the hash in the folder's name covers the options, but only the last
+        component of a path.
     """
     if of_sweep:
         # `auto` is another precision on another machine.

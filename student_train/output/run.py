@@ -189,7 +189,7 @@ def _initial_report(plan: TrainPlan, ranks: Ranks) -> dict[str, Any]:
 
 def _answers_chats(plan: TrainPlan, tokenizer: Any) -> bool:
     """Return whether a decoder is trained on chats, or continues a model that was."""
-    # A template alone does not show it: every vocabulary of the teacher has the teacher's.
+    # A template is no proof of chats: every vocabulary of the teacher has the teacher's template.
     if not plain_template(tokenizer):
         return False
     if any(store.features.learn for store in plan.stores):

@@ -1,5 +1,5 @@
-"""The settings of sentence-embedding teachers, prompts and similarity: those that a student
-inherits, and the check that it can reproduce them."""
+"""The prompts and the similarity of sentence-embedding teachers: which of them a student inherits,
+and whether it can reproduce them."""
 
 from __future__ import annotations
 

@@ -170,8 +170,9 @@ def _check_predictions(options: TrainOptions, losses: Sequence[Loss]) -> None:
 
 
 def check_alignment_is_read(options: TrainOptions) -> None:
-    """Raise UserError for an alignment of a loss that no stage has, and for a decoder and an
-    alignment that no loss of any stage reads."""
+    """Raise UserError if `--align` names a loss that no stage has. For a decoder, also raise
+    UserError if `--align` gives an alignment without a loss name, and no loss of any stage reads
+    it."""
     own, bare = options.loss_alignments.own, options.loss_alignments.bare
     losses = options.losses()
     if unused := [name for name in own if name not in losses]:

@@ -16,8 +16,8 @@ LONGEST = 40
 MAIN = ("vocab", "student")
 """The settings in the name of a student's folder, outside of a sweep or if nothing varies."""
 BY_VALUE = {"align", "init", "loss", "recipe", "student", "vocab"}
-"""Settings that a folder's name has by value alone; for others the name of the setting comes
-first, as in lr0.001."""
+"""Settings of which a folder's name has only the value. For other settings it has name and value,
+as in lr0.001."""
 
 
 def settings_digest(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:

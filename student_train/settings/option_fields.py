@@ -65,7 +65,7 @@ def describe_changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -
     """Describe the settings of `now` that differ from `then`, with losses as they are typed; "" if
     none does. `then` was read from JSON. Stores are not compared: a store that was moved is the
     same store."""
-    # As `then`, in which a tuple is a list.
+    # Converted to JSON and back like `then`: a tuple becomes a list.
     now = json.loads(json.dumps({n: v for n, v in now.items() if n not in ("store", "others")}))
     if then.get("loss") and now.get("loss") and then["loss"] != now["loss"]:
         then, now = ({**values, "loss": loss_words(values["loss"])} for values in (then, now))

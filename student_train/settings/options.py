@@ -68,9 +68,8 @@ CONTINUED = 0.1  # factor of the default learning rate for a model that is alrea
 class TrainOptions(OptionFields):
     """Holds every setting of a training; `student-train --help` documents each option.
 
-    `run` replaces the default of an option that was not given if another one fits the stores, as
-    the command does: the losses, the kind of student, its vocabulary and temperature, the size of a
-    batch.
+    If an option was not given, `run` chooses a default that fits the stores, as the command does:
+    the losses, the kind of student, its vocabulary and temperature, the size of a batch.
 
     Raises UserError for an invalid value, in a stage as well, and for options that contradict each
     other.
@@ -78,7 +77,7 @@ class TrainOptions(OptionFields):
 
     @property
     def given(self) -> frozenset[str]:
-        """Return the names of the options that are not at a default which stores may replace."""
+        """Return the names of all options except those at a default that the stores may change."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return frozenset(name for name, value in values.items() if not isinstance(value, NotGiven))
 
@@ -105,8 +104,8 @@ class TrainOptions(OptionFields):
         self._check_together(self._left_to_stores())
 
     def _left_to_stores(self) -> frozenset[str]:
-        """Return which of `loss` and `student` are decided when the stores are open: a default, or
-        the shape of a model."""
+        """Return which of `loss` and `student` the stores decide once they are open: an option that
+        was not given, or a `student` that names a model instead of a shape."""
         names = frozenset({"loss", "student"} - self.given)
         return names | {"student"} if is_shape_of_model(self.student) else names
 
@@ -304,8 +303,9 @@ class TrainOptions(OptionFields):
 class BatchPlan:
     """Holds what determines the batches of a stage.
 
-    options: of the stage. A balanced stage has two plans: `data` is "labelled" or "unlabelled".
-    terms: of the loss, in the order of the registry.
+    options: the options of the stage. A balanced stage has two plans: `data` is "labelled" or
+        "unlabelled".
+    terms: the weighted losses of the batches, in the order of the registry.
     """
 
     options: TrainOptions

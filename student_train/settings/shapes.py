@@ -21,9 +21,9 @@ BERT_INNER, MODERNBERT_INNER = 4, 2
 # Parts of speech, BERT and ModernBERT of 128x2x2: accuracy .78 and .82 in English, .68 and .78 in
 # Russian (RESULTS, "BERT or ModernBERT").
 DEFAULT_KIND = "modernbert"
-"""What a shape without a kind means: it measures best; see docs/defaults.md."""
+"""The kind of a shape that names none. It measures best; see docs/defaults.md."""
 SCRATCH = "scratch:"
-"""The start of a new model in `downstream --model`."""
+"""The prefix of a model with random weights in `downstream --model`."""
 # These replace `teacher:L` and a folder by a shape before they parse it.
 OF_MODEL = (
     "only student-train, run and StudentBatches look up the shape of a model; give the shape"
@@ -57,7 +57,7 @@ class Shape:
     head_size: int = 0
 
     def __post_init__(self) -> None:
-        # So that a size that is written out is equal to one that is left out.
+        # Set here, so that a shape that gives the default size equals the shape that leaves it out.
         if self.heads and not self.head_size:
             object.__setattr__(self, "head_size", self.width // self.heads)
 
@@ -237,7 +237,8 @@ SHAPES = {
     "bilstm": ShapeKind(_recurrent, "none", lambda shape: RECURRENT_RATE),
     "static": ShapeKind(_static, "none", lambda shape: STATIC_RATE),
 }
-"""By the `model_type` of the student's config. `find_kind` adds the kinds of other packages."""
+"""The kinds of students, by the `model_type` of the student's config. `find_kind` adds the kinds of
+other packages."""
 GROUP = "teachonce.student_kinds"  # the entry points by which other packages add kinds
 
 

@@ -93,12 +93,12 @@ class Strategy:
     """Describes one alignment.
 
     about: what a run is, for `--help`.
-    second_input: the student reads a second input, made of the teacher's tokens.
+    second_input: whether the student reads a second input, made of the teacher's tokens.
     predicted: the student piece to which the logit of a teacher piece is mapped. `same`: the
         identical piece; teacher pieces without one have no target. `first`: the first student
         piece of its split, which the first token of a run predicts.
     pool: how the outputs of a run are pooled if `--pool` is not given.
-    pools_logits: pool logits, instead of the hidden states under them.
+    pools_logits: whether to pool logits instead of the hidden states that the head reads.
     """
 
     about: str
@@ -126,7 +126,7 @@ ALIGNMENTS = {
         predicted="first",
     ),
 }
-"""By name, in the order of `--help`."""
+"""The alignments by name, in the order of `--help`."""
 
 
 def alignment_help() -> str:

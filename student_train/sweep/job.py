@@ -123,8 +123,8 @@ class Sweep:
         return ListedRuns(runs, Study("asha", runs.varied, "--prune asha") if halves else None)
 
     def _add_run(self, runs: SweepRuns, point: Point, options: TrainOptions | None = None) -> Run:
-        """Add the run of a point to the sweep, and return it. options: the options of the point,
-        if they are known."""
+        """Add the run of a point to the sweep, and return it. `options` are the options of the
+        point, if they were already made."""
         options = options or self._options(point)
         arguments = {**_losses_and_rate(options), **arguments_of(point)}
         settings = {name: str(arguments[name]) for name in runs.varied}
@@ -137,8 +137,8 @@ class Sweep:
         return checked_from({**self.fixed, **arguments_of(point)}, stores)
 
     def _resolved(self, options: TrainOptions) -> TrainOptions:
-        """Set the folder, and resolve the options for the checks on this machine. If a
-        student has a folder, in whichever precision, it keeps that precision.
+        """Set the folder, and resolve the options for the checks on this machine. If the student
+        already has a folder, in either precision, it retains that precision.
 
         Raises UserError for a GPU by number with Ray, which assigns GPUs itself.
         """

@@ -32,7 +32,8 @@ Key = tuple[int, int]
 
 
 class Mailbox:
-    """Passes, as a Ray actor, events from the workers to the driver, and its answers back."""
+    """Passes events from the workers to the driver, and the driver's answers back, as a Ray
+    actor."""
 
     def __init__(self) -> None:
         self._reports = list[tuple[Any, ...]]()

@@ -14,15 +14,15 @@ from teachonce.support.packages import library
 DIGITS = 4
 """Significant digits of a number that is drawn, so that the table shows all of it."""
 REDUCTION = 3
-"""At validations 1, 3, 9, ... successive halving continues the best third of the runs that got
-there."""
+"""At validations 1, 3, 9, ... successive halving continues the best third of the runs that reached
+it."""
 
 
 class RunSource(Protocol):
     """Chooses the next run, and ends runs early."""
 
     def next(self) -> Run | None:
-        """Return the next run to start; None if there is none, or none yet."""
+        """Return the next run to start; None if no run is left, or none can start yet."""
 
     def validated(self, run: Run, step: int, figures: Mapping[str, float]) -> str:
         """Record the figures of a validation; return the reason why the run ends here, or "" to
@@ -35,9 +35,9 @@ class RunSource(Protocol):
 class Study:
     """Wraps an Optuna study, whose pruner ends runs at validations according to `--prune`.
 
-    `asha` (successive halving) counts validations, not steps. Where all runs have equally many, as
-    by default, runs of different length are compared after the same share of each. Raises UserError
-    if Optuna is missing; `what_for` names the option that needs it.
+    `asha` (successive halving) counts validations, not steps. If all runs have the same number of
+    validations, as by default, runs of different length are compared after the same share of their
+    steps. Raises UserError if Optuna is missing; `what_for` names the option that needs it.
     """
 
     def __init__(self, prune: str, varied: Sequence[str], what_for: str) -> None:
@@ -190,8 +190,8 @@ class Trials(Study):
         return any(o.state == "running" and o.folder == run.folder for o in others)
 
     def ended(self, run: Run) -> None:
-        """Report a finished run to Optuna. It ranks a pruned trial by its last figure, and one
-        without a figure below all others."""
+        """Report a finished run to Optuna. Optuna ranks a pruned trial by its last figure, and a
+        trial without a figure below all others."""
         states, trial = self.optuna.trial.TrialState, self.trials[run.number]
         value = comparable_figure(run.result, self.runs.varied)
         if run.state == "finished" and math.isfinite(value):

@@ -36,7 +36,7 @@ from teachonce.training.ranks import ALONE, Ranks
 @dataclass(frozen=True)
 class Computed:
     """Holds what a student computes for a batch: unweighted losses by name, the logits [G,C] of a
-    task or None, and the states by name of `Sides.states`."""
+    task or None, and the states of `Sides.states` by name."""
 
     losses: dict[str, Tensor]
     task_logits: Tensor | None
@@ -52,9 +52,9 @@ class Distiller(nn.Module):
     features: the teacher's features in the store.
     start: how the projections are initialised, `he` or `pytorch`.
     every: terms of all stages, for which projections are made; default: `terms`.
-    frozen: the projections are not trained: their parameters require no gradient.
-    separate: `logit` and `log-odds` have an output layer of their own.
-    bf16: losses are computed under autocast; without it, autocast yourself as you need.
+    frozen: whether the projections are not trained: their parameters then require no gradient.
+    separate: whether `logit` and `log-odds` have an output layer of their own.
+    bf16: whether losses are computed under autocast; without it, autocast yourself as you need.
     ranks: the processes that share the texts of a batch.
 
     `Distiller.of` takes all of these from options and a store.
@@ -232,9 +232,9 @@ class Distiller(nn.Module):
         `values`.
 
         values: the states [N,Ds] or attention maps [B,S,S] of the student's layers; for `mean0`,
-        the embeddings come first. Returns their mean over all layers, or over group i of N
-        (`groupsN.i`), else the last layer. Raises UserError if N does not divide the number of
-        layers.
+        the embeddings come first. Returns their mean over all layers (`MEANS`) or over group i of N
+        (`groupsN.i`); for any other name, the last layer. Raises UserError if N does not divide the
+        number of layers.
         """
         if name in MEANS:
             return torch.stack(values).mean(dim=0)

@@ -38,13 +38,14 @@ def evaluate(
     """Compute the losses of a plan over `blocks`, with fixed masks. Returns {} without blocks.
 
     valid_NAME: the mean of loss NAME over the batches in which it compares something; `mlm` over
-        masked tokens, `next` over tokens, `ce` over gold labels. Absent if there are none.
-    valid_loss: the weighted sum of these; absent if there are none.
+        masked tokens, `next` over tokens, `ce` over gold labels. Absent if no batch has anything to
+        compare.
+    valid_loss: the weighted sum of all valid_NAME; absent if there is no valid_NAME.
     valid_mlm_per_character: the masked-LM loss summed over masked tokens, divided by their number
         of characters (nats); comparable between vocabularies.
-    valid_bits_per_byte: the loss `next` summed over the tokens that have one before them, divided
-        by their bytes and ln 2; comparable between vocabularies. Given for every decoder, if it
-        predicts any token.
+    valid_bits_per_byte: the loss `next` summed over the tokens that have a token before them,
+        divided by their bytes and ln 2; comparable between vocabularies. Given for every decoder,
+        if it predicts any token.
     valid_accuracy: for a task, the share of gold labels that the student predicts.
     valid_agreement: the share of texts or tokens with the teacher's best label; for several labels
         per text the share of equal decisions, label by label.
@@ -54,8 +55,8 @@ def evaluate(
     valid_spearman: for scores and other numbers, the rank correlation with the teacher's, mean over
         the outputs. For text vectors, the rank correlation of the cosines between the student's
         vectors with those between the teacher's, over all pairs of the first 1,000 held-out texts.
-    states_varying: see `StateSpread`; of the states that losses compare, or of the last layer if
-        they compare none.
+    states_varying: see `StateSpread`; measured on the states that losses compare, or on those of
+        the last layer if no loss compares states.
     """
     batches = held_out(store, collator, blocks, plan) if len(blocks) else ()
     return evaluate_batches(distiller, batches, plan)
@@ -232,8 +233,8 @@ def warning_of_constant_states(figures: Mapping[str, float], options: TrainOptio
 
 
 class _Sums:
-    """Sums losses over batches, each with weight 1. The weight for a loss on masked tokens or gold
-    labels is their number in the batch."""
+    """Sums losses over batches. A batch has the weight 1; for a loss on predicted tokens or gold
+    labels, it has their number as weight."""
 
     def __init__(self, terms: Iterable[Term]) -> None:
         # Losses on gold labels come last: the order of the sum decides the last bits of valid_loss.

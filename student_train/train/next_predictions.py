@@ -24,8 +24,9 @@ from teachonce.student_train.losses.next_token import (
 # known before it. In `alm` the weight of a position depends on its whole run, so the other losses
 # would need the logits a second time.
 MOST_LOGITS = {"cpu": 2**22, "cuda": 2**25}
-"""At once, by type of device: 128 MB in float32 on a GPU, 16 MB on a CPU. The memory of a larger
-tensor is mapped again each time, so a CPU would take up to twice the time."""
+"""The largest number of logits at once, by type of device: 128 MB in float32 on a GPU, 16 MB on a
+CPU. The memory of a larger tensor is mapped again each time, so a CPU would take up to twice the
+time."""
 
 
 class NextTokens:
@@ -107,7 +108,7 @@ class NextTokens:
             return None
         targets = self._targets.predicted
         assert isinstance(targets, NextTargets | HeadTargets)
-        return self._targets.logit_runs.member, targets  # a run is one token, before the predicted
+        return self._targets.logit_runs.member, targets  # a run is the token that predicts
 
 
 def _compared(
@@ -117,8 +118,8 @@ def _compared(
     targets: NextTargets | HeadTargets,
     terms: Sequence[Term],
 ) -> tuple[Tensor, Tensor]:
-    """Compute from states [G,D] the log-probabilities [G] of the next pieces, and the values [T] of
-    terms."""
+    """Return the log-probabilities [G] of the next pieces, and the values [T] of `terms`, computed
+    from states [G,D]."""
 
     count = max(1, len(states))
 
@@ -135,9 +136,9 @@ def _compared(
 def _in_slices(
     compute: Callable[[Tensor, Any], Any], pieces: int, states: Tensor, targets: Any
 ) -> list[Any]:
-    """Call a function of states [G,D] and of targets, a tensor [G] or a dataclass of tensors
-    [G,...], for slices of the positions. The backward pass computes the logits again, so they are
-    not stored."""
+    """Call `compute` for slices of the G positions, and return the results. `states` are [G,D];
+    `targets` are a tensor [G] or a dataclass of tensors [G,...]. The backward pass computes the
+    logits again, so they are not stored."""
     most = MOST_LOGITS.get(states.device.type, MOST_LOGITS["cuda"])
     if len(states) * pieces <= most:
         return [compute(states, targets)]

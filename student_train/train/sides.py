@@ -164,8 +164,8 @@ class _AlignedSides:
         return []
 
     def task_logits(self, terms: Sequence[Term]) -> Tensor:
-        """Return the logits [G,C] by which the student is scored: its classifier's, or, in a stage
-        that trains only the separate output layer, that layer's."""
+        """Return the logits [G,C] by which the student is scored. They are the classifier's; in a
+        stage that trains only the separate output layer, they are this layer's."""
         sides = {term.loss.student for term in terms}
         return self.scores if "scores" in sides and "classes" not in sides else self.classes
 
@@ -214,8 +214,8 @@ class _AlignedSides:
 
     @cached_property
     def scores(self) -> Tensor:
-        """Compute the outputs [G,C] that `logit` and `log-odds` compare with the teacher's: of the
-        separate output layer if there is one, else of the classifier."""
+        """Compute the outputs [G,C] that `logit` and `log-odds` compare with the teacher's: those
+        of the separate output layer if there is one, else those of the classifier."""
         separate = self._distiller.scores
         return self.classes if separate is None else self._task_output(separate)
 

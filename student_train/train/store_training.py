@@ -143,7 +143,8 @@ def _joined(
     streams: Sequence[Generator[StudentBatch]],
     join: Callable[[tuple[StudentBatch, ...]], list[StudentBatch]],
 ) -> Generator[StudentBatch]:
-    """Yield what `join` makes of a batch of each stream; close the streams at the end."""
+    """Yield the batches that `join` makes of one batch of each stream; close the streams at the
+    end."""
     try:
         for batches in zip(*streams, strict=True):
             yield from join(batches)

@@ -36,7 +36,7 @@ PATTERNS = {
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
-"""By the name of the pattern in llama.cpp, which refuses a vocabulary with any other pattern."""
+"""Patterns by their name in llama.cpp, which refuses a vocabulary with any other pattern."""
 BYTES = 256
 
 

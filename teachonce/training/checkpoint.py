@@ -32,7 +32,8 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
-    # Not a view: if the disk is full, the error would keep it, and the buffer could not be closed.
+    # Not a view: if the disk is full, the error would hold the view, and the buffer could not be
+    # closed.
     files.write(path, buffer.getvalue())
 
 
@@ -58,8 +59,7 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def fitting(where: Path) -> Iterator[None]:
-    """Raise UserError, naming the checkpoint, for an error in the `with` block that reads its
-    content or restores it."""
+    """Raise UserError if reading or restoring the checkpoint `where` fails in the `with` block."""
     # What torch.load, load_state_dict and look-ups in a state raise for a file of another program.
     try:
         yield

@@ -15,7 +15,7 @@ RARENESS = 0.7  # power of a count
 
 def rare_weights(counts: ArrayLike) -> Array:
     """Return count^-0.7, float64 of the same shape (Sanh et al. 2019, after Lample & Conneau 2019).
-    A count of 0 has the weight of 1."""
+    A count of 0 has the same weight as a count of 1."""
     import numpy as np
 
     weights: Array = np.maximum(counts, 1.0) ** -RARENESS

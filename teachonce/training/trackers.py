@@ -32,8 +32,8 @@ LONGEST = 500  # characters of a setting; MLflow takes up to 6,000
 class RunDescription:
     """Describes a training to a tracker.
 
-    folder: the student's; the run is named by it and its parent folder. figures: files with the
-        same figures. resumable: whether the training can be resumed.
+    folder: the student's folder; the run is named after it and its parent. figures: the files that
+        have the same figures. resumable: whether the training can be resumed.
     """
 
     folder: Path

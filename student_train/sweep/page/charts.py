@@ -190,7 +190,7 @@ def _figure_of_curves(
     """Return the validation figure to draw for a measure; None if no student has it.
 
     If the measure is a score of a task, this is a figure that all students can share: the loss if
-    it is comparable, else the first comparable one that a student has.
+    it is comparable, else the first comparable figure that a student has.
     """
     if measure.name.startswith("valid_"):
         candidates: Sequence[Measure] = [measure]

@@ -49,7 +49,7 @@ TEXT_ALONE = {"mlm": "MLM only", "next": "next alone"}
 MOST_CARD = 1 << 20  # bytes of a card; a larger file is refused
 WHAT = "--page"
 SMALLER = 0.75
-"""The size below which a student is recommended as a smaller one, as a share of the best one's."""
+"""A student below this share of the best student's size is recommended as a smaller one."""
 OF_TEACHER = ("valid_agreement", "valid_spearman")
 """Figures that compare a student with the teacher, whose own value is 1."""
 
@@ -225,8 +225,8 @@ def _view(
 
 
 def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, float]:
-    """Return the reference values of a measure: the teacher's, and the best student's of each loss
-    that needs no teacher."""
+    """Return the reference values of a measure: the teacher's value and, for each loss that needs
+    no teacher, the value of the best student trained with it alone."""
     lines = {"teacher": 1.0} if measure.name in OF_TEACHER else {}
     for loss, line in TEXT_ALONE.items():
         alone = [s for s in _with_figure(students, measure) if s.losses == {loss}]
@@ -238,8 +238,8 @@ def _lines(students: Sequence[StudentFiles], measure: Measure) -> dict[str, floa
 def _lead(
     students: Sequence[StudentFiles], measures: Sequence[Measure], unscored: Sequence[str]
 ) -> list[str]:
-    """Return a line with the number of students by state, one if none can be compared, and one
-    with the other models that have no scores."""
+    """Return lines: the number of students by state, a note if no student can be compared, and the
+    other models that have no scores."""
     states = [s.state for s in students]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     lines = [f"{counted(len(students), 'student')}: {', '.join(counts)}."]
@@ -253,8 +253,8 @@ def _lead(
 def _choice(
     students: Sequence[StudentFiles], measure: Measure, lines: Mapping[str, float], folder: Path
 ) -> dict[str, str]:
-    """Return a sentence with the student to ship by a measure, the best of the best setting, and
-    the command that exports it; {} if no trained student has a figure.
+    """Return the sentence that names the student to ship by a measure (the best student of the best
+    setting), and the command that exports it; {} if no trained student has a figure.
 
     lines: reference values, of which `teacher` is compared with the student. folder: the sweep's,
         as it was typed; an absolute path is not shown.
