@@ -87,7 +87,7 @@ def spelled_share(sides: Tokenizations) -> float:
     lengths = np.diff(student.start)
     starts_of_texts = np.repeat(octets.start[:-1], lengths)
     ends = np.maximum(token_ends(sides.text, octets, student, pieces), starts_of_texts)
-    # Texts ascend, so that one running maximum serves all of them.
+    # One running maximum serves all texts, because their positions ascend.
     reach = np.maximum.accumulate(ends)
     begin = np.maximum(np.append(0, reach[:-1]), starts_of_texts)
     has_tokens = lengths > 0
@@ -95,7 +95,7 @@ def spelled_share(sides: Tokenizations) -> float:
     written, text_bytes, spelled = pieces.written(), octets.flat.tobytes(), 0
     vocabulary = sides.vocabulary.student
     for number in np.flatnonzero(vocabulary.special).tolist():
-        # Special tokens have no bytes as pieces, but a chat's text contains them.
+        # Special tokens have no bytes in `pieces`, but the text of a chat contains them.
         written[number] = vocabulary.tokens[number].encode()
     for first, last in runs.student.tolist():
         low, high = int(begin[first]), int(reach[last - 1])

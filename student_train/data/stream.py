@@ -79,7 +79,8 @@ class BatchOrder:
             check=True,  # no student is trained on damaged data
         )
         for number, batch in zip(count(self.first, self.every), stored, strict=False):
-            # Keyed by the number in the epoch: workers, processes and resuming change no mask.
+            # The key has the batch's number in the epoch: workers, processes and resuming change no
+            # mask.
             yield self.collator(batch, view, (self.seed, epoch, number))
 
     def endless(self, device: torch.device | None = CPU) -> Iterator[StudentBatch]:
@@ -91,8 +92,8 @@ class BatchOrder:
             if first < epoch_batches:
                 for batch in replace(self, first=first).of_epoch(epoch):
                     yield batch if device is None else batch.to(device)
-                # Rounded up: the stride goes on in the next epoch, so no batch is left out or
-                # repeated.
+                # Rounded up, so that every `every`-th batch is taken across epochs, and none is
+                # left out or repeated.
                 first += -(-(epoch_batches - first) // self.every) * self.every
             epoch, first = epoch + 1, first - epoch_batches
 

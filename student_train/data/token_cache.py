@@ -28,7 +28,7 @@ from teachonce.support.arrays import spread
 from teachonce.support.files import cache_folder
 
 VERSION = "4"  # the version of these arrays
-DIGEST = "sha256"  # the file that has the digest of a table's other files
+DIGEST = "sha256"  # file with the digest of a table's other files
 # Bounds the encodings in memory: stores of 1,000 and 10,000 parts take 114 and 117 MB (RESULTS,
 # "Growth with parts").
 TEXTS_AT_ONCE = 4096
@@ -51,7 +51,8 @@ def token_table(
         # Tokenizing runs at 435,000 tokens a second, the cache at 18.7M, its checksum included.
         folder = cache_folder() / "tokens" / _key(store, tokenizer)
         if isinstance(store, FeatureStore):
-            # Before the table is written: `feature-store forget` must find it after any kill.
+            # Recorded before the table is written: `feature-store forget` must find the table after
+            # any kill.
             derived_copies.record_copy(store.source.address, store.manifest, "tokens", folder)
         if not _is_intact(folder) or not _matches(folder, store, tokenizer):
             shutil.rmtree(folder, ignore_errors=True)

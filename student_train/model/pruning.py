@@ -196,7 +196,7 @@ def _parts(model: Settings) -> Callable[[str], set[str]]:
         while len(word) > 1:
             ranked = [merges.get(pair) for pair in zip(word, word[1:], strict=False)]
             if not any(ranked):
-                return set()  # no merges lead to it: BPE uses it only for a whole word
+                return set()  # no merges make this piece: BPE uses it only as a whole word
             index = min((r[0], i) for i, r in enumerate(ranked) if r)[1]
             word[index : index + 2] = [merges[word[index], word[index + 1]][1]]
             pieces.add(word[index])

@@ -83,7 +83,8 @@ def initialise(
         return [_take_stored(student, MixedVocab.of(store), store, vocabulary)]
     if (other := other_teacher(how, store)) is not None:
         with closing(other):
-            # The map of the store's own teacher fits: `other_teacher` has compared the pieces.
+            # `vocabulary`, of this store's teacher, fits the other: `other_teacher` has compared
+            # their pieces.
             (copied,) = initialise(student, "svd", other, vocabulary)
             return [f"{copied}, from {other.path}, content {other.manifest.content()[:12]}"]
     if how == "auto":

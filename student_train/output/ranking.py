@@ -14,9 +14,9 @@ Row = Mapping[str, Any]
 
 SWEEP = "sweep.json"
 SCORED = "scores"
-"""Folder of a sweep with a downstream run MODEL/TASK for each model and task."""
+"""Folder, within a sweep's folder, with a downstream run MODEL/TASK for each model and task."""
 SCORES = "scores"
-"""In a row, the figures of each task, by name."""
+"""Key of a row for the figures of each task, by name."""
 DEVIATION, QUARTILES = "deviation", ("lower quartile", "upper quartile")
 """Endings of the names of a figure's standard deviation over seeds, and of its quartiles over
 repetitions."""
@@ -34,8 +34,8 @@ class Measure:
     """Describes a figure by which students are ranked.
 
     meaning: what the figure is, for messages and pages. largest: whether larger is better.
-    text_settings: settings that change the text or the tokens on which it is computed: students
-        that differ in one of them are not compared by it.
+    text_settings: settings that change the text or the tokens on which the figure is computed.
+        Students that differ in one of these settings are not compared by the figure.
     """
 
     name: str
@@ -65,7 +65,7 @@ MEASURES = (
 )
 LOSS = Measure("valid_loss", "the loss, which is the same for all of them")
 SETTING = "setting"
-"""In a row of `over_seeds`, its settings as text."""
+"""Key of a row of `over_seeds` for its settings as text."""
 SMALLER_IS_BETTER = " ↓"
 """Ends the headings of scores of which the smallest is the best."""
 LEAST = ("nats/character", "bits/byte", SMALLER_IS_BETTER)

@@ -24,7 +24,7 @@ from teachonce.training.optimizer import ENDLESS
 if TYPE_CHECKING:
     from teachonce.student_train.settings.options import TrainOptions
 
-NEXT = "bytes"  # the one alignment under which next tokens are predicted at the same place
+NEXT = "bytes"  # the only alignment in which both sides predict at the same position
 
 
 def check_together(options: TrainOptions, unknown: Collection[str] = ()) -> None:
@@ -84,7 +84,7 @@ def _check_rate(options: TrainOptions) -> None:
 
 def _check_start(options: TrainOptions) -> None:
     folder = options.init.removeprefix(FOLDER)
-    # The folder of a model becomes --init when the stores are open.
+    # --student DIR sets --init, but only when the stores are open.
     if options.lora and folder == options.init and not is_model_folder(options.student):
         raise UserError(
             f"--lora {options.lora}: trains low-rank changes of a trained model, and --init is"
@@ -96,8 +96,8 @@ def _check_bilstm(options: TrainOptions) -> None:
     of_bilstm = [name for name in scoped(OptionFields, BILSTM) if getattr(options, name)]
     flags = [f"{flag_of(name)} {getattr(options, name)}" for name in sorted(of_bilstm)]
     flags += ["--projection student"] if options.projection == "student" else []
-    # Before the stores decide the student, too: neither the default nor the shape of a model is a
-    # BiLSTM.
+    # Also checked before the stores decide the student: neither the default student nor a student
+    # with the shape of a model is a BiLSTM.
     if flags and (is_shape_of_model(options.student) or options.shape.kind != "bilstm"):
         raise UserError(
             f"{flags[0]}: applies only to a BiLSTM, and --student is {options.student}; leave it"

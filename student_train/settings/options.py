@@ -168,7 +168,8 @@ class TrainOptions(OptionFields):
         """Return the options of one stage. `overrides` replace values of the stage, and the stage
         replaces values of the training."""
         values = {name: value for name, value in stage.items() if name != "unfreeze"}
-        # The steps of a stage replace the training's epochs as well, and its texts the tokens.
+        # The `steps` of a stage also replace the training's `epochs`, and its `batch_texts` the
+        # `batch_tokens`.
         defaults = {name: default_of(TrainOptions, name) for name in ruled_out(values)}
         return self._with(**{"stages": (), **defaults, **values, **overrides})
 

@@ -73,7 +73,7 @@ def recipe_record(name: str, recipe: Recipe) -> dict[str, str]:
     """Return name, description and source of a recipe for the record of a training, without the
     folder of its file. `name` is as given."""
     source = recipe.source
-    if source.endswith(".toml"):  # of a file that names none: the path as given
+    if source.endswith(".toml"):  # the file names no source, so this is its path as given
         source = PurePath(source).name
     return {"name": PurePath(name).name, "about": recipe.about, "source": source}
 

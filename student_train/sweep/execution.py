@@ -168,7 +168,7 @@ class Execution:
     def at_once(self, workers: Workers) -> None:
         """Execute all runs in workers, as many in parallel as `Workers.places` returns."""
         running, queue = dict[int, Run](), list[Run]()
-        died = defaultdict[int, list[int]](list)  # by run: the number of validations at each death
+        died = defaultdict[int, list[int]](list)  # by run: its number of validations at each death
         try:
             while True:
                 self._fill(workers, running, queue)
@@ -195,7 +195,7 @@ class Execution:
         """Start runs until as many are active as `Workers.places` allows. If it allows none, one
         run waits in `queue`."""
         places = workers.places()
-        # At least 1: else `at_once` would take a cluster without places for the end.
+        # At least 1: otherwise `at_once` would end when a cluster has no places.
         while len(running) < max(1, places):
             repeated = bool(queue)
             run = queue.pop(0) if repeated else self.source.next()

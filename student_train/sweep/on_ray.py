@@ -150,7 +150,8 @@ class RayWorkers:
             ready, _ = self._ray.wait(list(self._running), timeout=POLL)
         self._stop.check()
         if ready:
-            # Once more, because `_sent` drops reports of workers whose end has been returned.
+            # Fetched again, because after this call `_sent` drops the reports of workers that have
+            # ended.
             events += self._sent()
         return [*events, *map(self._ended, ready)]
 
@@ -184,7 +185,7 @@ class RayWorkers:
         # Validations are still answered: a worker that waits for an answer could not save.
         with suppress(self._ray.exceptions.RayError):
             for task in self._running:
-                # It reaches a worker as Ctrl-C does.
+                # Ray interrupts the worker as Ctrl-C does.
                 self._ray.cancel(task)
             end = time.monotonic() + SAVING
             while self._running and time.monotonic() < end:

@@ -29,14 +29,15 @@ class Processes:
         return self._jobs
 
     def start(self, number: int, work: Work) -> None:
-        # By slot, not by run number, so that students that run at once are on different GPUs.
+        # GPUs are chosen by slot, not by run number, so that parallel students are on different
+        # GPUs.
         slot = min(set(range(self._jobs)) - {slot for slot, *_ in self._running.values()})
         context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads
         parent_end, child_end = context.Pipe()
         gpu = slot % self._gpus if self._gpus else None
         child = context.Process(target=in_child, args=(work, gpu, child_end))
         child.start()
-        child_end.close()  # else `recv` would never see the end of the child
+        child_end.close()  # otherwise `recv` would wait forever after the child's end
         self._running[number] = slot, parent_end, child
 
     def events(self) -> list[Event]:

@@ -147,8 +147,8 @@ SHAPE = {
 def read_runs(folder: Path) -> dict[str, Any] | None:
     """Read runs.json, or return None. Raises UserError if it is damaged."""
     remedy = "remove it: the students in the folder are not affected"
-    # Also outside `read_record`, which reports an unreadable folder as damage: the remedy would be
-    # wrong.
+    # `exists` is called here, too: `read_record` would report an unreadable folder as a damaged
+    # file, with the wrong remedy.
     return read_record(folder / RUNS, SHAPE, remedy) if (folder / RUNS).exists() else None
 
 

@@ -139,7 +139,8 @@ class Trials(Study):
         """Return the next trial, or None if there are enough or the next one is running already."""
         if self.postponed:
             return None if self._under_way(self.postponed[0]) else self.postponed.pop(0)
-        # Also if --trials is smaller than before: rewriting runs.json would drop the other trials.
+        # All earlier trials count, also if --trials is now smaller: runs.json is written again and
+        # would lose the others.
         count = max(self.count, len(self.runs.earlier))
         while (number := len(self.study.trials)) < count:
             run = self._drawn(number)
@@ -169,8 +170,8 @@ class Trials(Study):
         run = self.make(self._point(trial.params))
         run.params = trial.params
         self.trials[run.number] = trial
-        # A finished trial is read again, a failed one tried again. With other fixed options it is
-        # another student, by the hash in its name.
+        # The results of a finished trial are read; a failed trial is run again. If the fixed
+        # options have changed, the hash in the folder's name shows that it is another student.
         same = before and before["folder"].rpartition("-")[2] == run.folder.name.rpartition("-")[2]
         if same:
             self.repeat(run, before)

@@ -173,8 +173,8 @@ def held_out(
 VARYING = "states_varying"
 STATES = ("hidden", "embedding")  # features of losses that compare states
 CONSTANT = 0.02  # of compared states: healthy students have .16 to .79, collapsed .000 to .006
-# For the last layer, whose states have a large common part in some models: the mean cosine of a
-# GPT-2's is .99 (Ethayarajh 2019, figure 1), so that it has .01.
+# For states of the last layer, which have a large common part in some models: their mean cosine is
+# .99 in a GPT-2 (Ethayarajh 2019, figure 1), so that only .01 varies.
 CONSTANT_LAST = 0.002
 
 

@@ -24,9 +24,9 @@ from teachonce.student_train.train.next_predictions import NextTokens
 if TYPE_CHECKING:
     from teachonce.student_train.train.distiller import Distiller
 
-# Features that average layers up to the last, and the first of these layers; 0 is the embeddings.
+# Features that average the layers from this number to the last; layer 0 is the embeddings.
 MEANS = {"mean": 1, "mean0": 0}
-VECTORS = "vectors"  # key of text vectors among `Sides.states`, and of the steps to them
+VECTORS = "vectors"  # key of text vectors in `Sides.states`, and of their modules
 
 
 class Sides:
@@ -46,8 +46,8 @@ class Sides:
         without_teacher = any(term.loss.without_teacher for term in terms)
         causal = any(term.loss.of_next for term in terms)
         vectors = batch.vectors is not None
-        # Left out if nothing reads it: under `reduce` alone the student reads only its second
-        # input.
+        # This pass is left out if nothing reads it: under `reduce` alone the student reads only its
+        # second input.
         if (
             without_teacher
             or causal
@@ -61,7 +61,7 @@ class Sides:
             head, pieces = distiller.logits, distiller.vocabulary
             self._next = NextTokens(head, pieces, native.last, batch, self.terms)
         self._masked = None
-        # Only of the tokens with a label: with 120,000 pieces the head costs as much as the
+        # Logits of the tokens with a label alone: with 120,000 pieces the head costs as much as the
         # encoder.
         if without_teacher and not causal:
             self._masked = distiller.logits(native.last[batch.masked])

@@ -57,9 +57,9 @@ from teachonce.training.ranks import ALONE, Ranks
 
 BETAS = (0.9, 0.98)  # as DistilBERT was trained (Sanh et al. 2019)
 CHECKPOINTS = "checkpoints"  # in the folder of a training
-UNSAVED = 600.0  # seconds between checkpoints, at most, without --checkpoint-every
-WORSE = 2.0  # times the loss before the first step; first batches differ by less
-# Its attention fills masked scores with the smallest number of another precision.
+UNSAVED = 600.0  # most seconds between checkpoints if --checkpoint-every is not given
+WORSE = 2.0  # factor of the loss before the first step; first batches differ by less
+# The attention of these kinds fills masked scores with the smallest number of another precision.
 FLOAT32_ONLY = ("deberta",)
 
 
@@ -344,7 +344,7 @@ class _StudentTraining(Training):
         return loss, parts
 
     def after(self, losses: Losses, progress: Any) -> None:
-        progress.total = self.steps  # smaller after a stage that ended early
+        progress.total = self.steps  # fewer steps after a stage that ended early
         speed, _ = self._pace()  # the bar itself shows the remaining time
         if self.step == self.first + 1:
             self.first_loss = losses["loss"]
@@ -363,7 +363,7 @@ class _StudentTraining(Training):
 
     def _pace(self) -> tuple[str, str]:
         seconds = time.perf_counter() - self.started
-        steps = self.step - self.first_step  # of this process, as the tokens and the time
+        steps = self.step - self.first_step  # of this process, like tokens and seconds
         read, remaining = self.tokens - self.tokens_before, self.steps - self.step
         return pace(read, seconds, steps, remaining, "student tokens")
 
@@ -383,8 +383,8 @@ class _StudentTraining(Training):
 
     def validate(self) -> None:
         """Compute the held-out losses, pass them to the schedule, and store the best weights."""
-        # One process validates for all: their schedules and best weights must not differ in the
-        # last bits.
+        # One process validates for all processes, whose schedules and best weights must not differ
+        # in the last bits.
         results = [training.validate() for training in self.trainings] if self.ranks.is_main else []
         results = self.ranks.broadcast(results)
         figures = dict(results[0])
@@ -410,7 +410,8 @@ class _StudentTraining(Training):
         self.record(figures)
         self.validation, self.judged_at, self.judged_in_stage = figures, self.step, True
         release_memory()
-        # Last, as a sweep's callback may raise to stop: the figures are logged by then.
+        # Called last, when the figures are logged: a sweep's callback may raise to stop the
+        # training.
         if self.callbacks.on_validation:
             self.callbacks.on_validation(self.step, figures)
 
@@ -444,7 +445,8 @@ class _StudentTraining(Training):
             "settings": self.settings,
             "stage": self.number,
             "first": self.first,
-            # Of this step only: a resumed training takes it for the validation of its own step.
+            # Only if it is of this step: a resumed training takes it for the validation of this
+            # step.
             "validation": self.validation if self.judged_at == self.step else None,
             "best": self.best,
             "schedule": vars(self.schedule),
@@ -468,8 +470,8 @@ class _StudentTraining(Training):
                     " settings, or another out"
                 )
             with fitting(out / CHECKPOINTS):
-                # First the stage: its optimizer has the groups of weights of the saved state. Its
-                # first step is saved, as the stage before it may have ended early.
+                # The stage is entered first: its optimizer has the groups of weights of the saved
+                # state. Its first step is read, because the stage before it may have ended early.
                 self.enter(int(state["stage"]), int(state["first"]))
                 self.restore(state)
                 self.best = state["best"]

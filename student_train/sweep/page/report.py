@@ -45,13 +45,13 @@ TEMPLATES = Path(__file__).parent
 PAGE = "index.html"
 WEIGHTS, CARD = "model.safetensors", "README.md"
 TEXT_ALONE = {"mlm": "MLM only", "next": "next alone"}
-"""The losses that need no teacher, and the name of a line for the best student of each."""
+"""The losses that need no teacher, and how charts name the best student trained with each alone."""
 MOST_CARD = 1 << 20  # bytes of a card; a larger file is refused
 WHAT = "--page"
 SMALLER = 0.75
 """A student below this share of the best student's size is recommended as a smaller one."""
 OF_TEACHER = ("valid_agreement", "valid_spearman")
-"""Figures that compare a student with the teacher, whose own value is 1."""
+"""Figures that compare a student with the teacher. The teacher itself has the value 1."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class StudentFiles:
     state: str
     problem: str
     figures: dict[str, float] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)  # over its setting's seeds, if several
+    means: dict[str, float] = field(default_factory=dict)  # means over several seeds
     losses: Set[str] = frozenset()
     bytes: int | None = None
     curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
