@@ -103,7 +103,7 @@ def main(**values: Any) -> None:
     trains_mlm = work is _mlm and not options.as_is
     if options.kind != "table":
         if trains_mlm:
-            check_torchrun()  # the Trainer reads its variables
+            check_torchrun()  # the Trainer reads torchrun's variables
         else:
             check_one_process(f"--task {options.task}" + " --as-is" * options.as_is)
         _quiet_transformers()
@@ -145,15 +145,15 @@ def _check_out(options: DownstreamOptions) -> None:
 def _say(options: DownstreamOptions, model: str = "") -> Callable[[str], None]:
     """Return the function that prints progress: to stderr if --json uses stdout.
 
-    model: is named in each line if there are several.
+    model: the model that is scored; each line begins with its name if there are several models.
     """
     prefix = f"{model}: " if model and len(options.model) > 1 else ""
     return lambda line: click.echo(prefix + line, err=options.json)
 
 
 def _quiet_transformers() -> None:
-    """Silence warnings about new heads, which are expected here, and progress bars of loading
-    weights."""
+    """Silence the progress bars of loading weights, and warnings about new heads, which are
+    expected here."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -205,18 +205,18 @@ def _fine_tune(options: DownstreamOptions) -> list[Result] | Result:
 
 @contextmanager
 def _made_early(out: Path) -> Iterator[None]:
-    """Make a folder for the work of the `with` block, in which no other process works; remove it if
-    it stays empty. Raises UserError if another one does."""
+    """Make the folder `out` and hold its lease during the `with` block; afterwards remove the
+    folder if it is empty. Raises UserError if another process writes to the folder."""
     # Before the work: a folder that cannot be made is an error now, not after hours.
     out.mkdir(parents=True, exist_ok=True)
     with closing(Lease(out)):
         check_new_folder(
             out, resumable=False
-        )  # again: a run may have ended while this one loaded torch
+        )  # again: another process may have filled the folder while this one loaded torch
         try:
             yield
         finally:
-            with suppress(OSError):  # the folder has files: the work wrote them
+            with suppress(OSError):  # fails if the block has written files into it
                 out.rmdir()
 
 
@@ -261,7 +261,8 @@ def _task(options: DownstreamOptions) -> Any:
     kinds: tuple[Any, ...] = (*tagging, *texts)
     (kind,) = (kind for kind in kinds if kind.name == options.task)
     given = {**options.given(), "columns": options.columns()}
-    # Options of other tasks were refused by their scope; the rest are settings of the training.
+    # `DownstreamOptions` has refused options of other tasks. The given options that the class does
+    # not accept are settings of the training.
     taken = inspect.signature(kind).parameters
     return kind(**{name: given[name] for name in taken if name in given})
 

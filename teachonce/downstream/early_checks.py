@@ -74,7 +74,8 @@ GROUPS = {
 
 
 def parameters() -> list[click.Parameter]:
-    """Return the parameters of the command: the options of `DownstreamOptions`, and RUN."""
+    """Return the parameters of the command: the options of `DownstreamOptions`, and the argument
+    RUN."""
     options: list[click.Parameter] = []
     for name in OPTIONS:
         if name != "runs":
@@ -87,8 +88,8 @@ def parameters() -> list[click.Parameter]:
 
 
 def _help(name: str) -> str:
-    """Return the help of an option: its tasks (unless all trainings accept it), default and
-    range."""
+    """Return the help of an option with its default and range, after the names of the tasks that
+    accept it; no task is named if every training accepts the option."""
     about = OPTIONS[name]
     tasks = [task for task in TASKS if task in about.scope]
     if set(FINE_TUNED) <= set(tasks):
@@ -172,9 +173,9 @@ NO_DECODER = "give a decoder (...ForCausalLM), or score a masked LM with `--task
 
 
 def _check_model(options: DownstreamOptions, name: str) -> None:
-    """Raise UserError for a missing model, and for a static one if the task needs more than vectors
-    of texts. For `--as-is`, raise it also if the model's config.json does not declare the head that
-    the task needs."""
+    """Raise UserError if the model `name` is missing, or is a static model and the task needs more
+    than vectors of texts. With `--as-is`, also raise it if the model's config.json does not declare
+    the head that the task needs."""
     model = resolve_vectors(name)
     config, remedy = config_of(model), ""
     if (
@@ -206,9 +207,9 @@ def read_options(values: Mapping[str, Any]) -> DownstreamOptions:
 
 
 def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) -> None:
-    """Check a task as `check_inputs` does, and its files: the columns of tables, the first text of
-    others, the queries of a collection. Raises UserError, also for a --test file that is given
-    twice."""
+    """Check a task as `check_inputs` does, and check its files: the columns of a table, the queries
+    of a collection, the first text of any other file. Raises UserError, also for a --test file that
+    is given twice."""
     splits_to_test(options.test)
     check_inputs(options, models)
     for path in filter(None, (*options.train, options.dev, *options.test)):
@@ -222,8 +223,8 @@ def check_task(options: DownstreamOptions, models: Sequence[str] | None = None) 
 
 
 def check_tables(tasks: Mapping[str, Any], models: Mapping[str, str]) -> None:
-    """Raise UserError, with table and key, if `downstream` would refuse a table [tasks.NAME] or a
-    model of the table [models] of a sweep."""
+    """Check the tables [tasks.NAME] and [models] of a sweep, as name -> content. Raises UserError,
+    which names table and key, if `downstream` would refuse a task or a model."""
     every = {name: _check_task(name, table) for name, table in tasks.items()}
     for options in every.values():
         for name, model in models.items():
@@ -275,8 +276,8 @@ def _check_key(where: str, key: str, value: Any) -> None:
 
 
 def _as_keys(problem: str, table: Mapping[str, Any]) -> str:
-    """Replace the options in a message by the keys of the table, and add the key that names a
-    file."""
+    """Replace each option in a message (`--max-length`) by its key in the table. If the message
+    begins with a value of the table, such as a file, put the key of this value in front."""
     for key, value in table.items():
         values = value if isinstance(value, list) else [value]
         if any(isinstance(v, str) and re.match(re.escape(v) + "[:,]", problem) for v in values):

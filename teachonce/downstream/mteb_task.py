@@ -29,11 +29,11 @@ def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, 
     embedder = Embedder(model, max_length)
     split = TEST if TEST in benchmark.eval_splits else benchmark.eval_splits[0]
     try:
-        # By default mteb returns what it has stored for a model of this name, which may have been
-        # trained again since.
+        # By default mteb returns the scores that it has stored for a model of this name; the model
+        # may have been trained again since.
         results = mteb.evaluate(embedder.model, benchmark, cache=None, show_progress_bar=False)
         scores = results.task_results[0].scores[split]
-    except Exception as error:  # of the hub, of data sets, of the task's own code
+    except Exception as error:  # any error of the hub, of data sets, of the task's own code
         if out_of_memory(error):
             raise
         raise UserError(
@@ -51,6 +51,6 @@ def score_benchmark(task: str, model: str, max_length: int | None) -> dict[str, 
     settings = {"as_is": True, "max_length": max_length, "mteb": mteb.__version__, "split": split}
     run = {TEST: {"primary": figure, "main_score": figure}}
     data = benchmark.dataset
-    plain = isinstance(data, dict) and split in data  # else one table for each language
+    plain = isinstance(data, dict) and split in data  # else each language has a table
     rows = len(data[split]) if plain else 0
     return result_of(about, model, {TEST: f"{name} {split}"}, settings, {TEST: rows}, [run])

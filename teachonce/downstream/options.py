@@ -1,9 +1,9 @@
 """The options of `downstream`: the values and the default of each, and the tasks that accept it.
 
 `DownstreamOptions` has every option of the command line. The settings of a kind of task
-(`settings.py`) are made from it, and add defaults. The command, its --help (`early_checks.py`) and
-the checks are derived from these fields, so that Python refuses the same values as the command
-line.
+(`settings.py`) are made from these options, and add defaults. The command, its --help
+(`early_checks.py`) and the checks are derived from these fields, so that Python refuses the same
+values as the command line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MTEB, LM_EVAL = "mteb", "lm-eval"
 TASK_LIBRARIES = {MTEB: "mteb", LM_EVAL: "lm_eval"}
 """The tasks `mteb:NAME` and `lm-eval:NAME`, and the module that has the tasks of these names."""
 LM = "lm"
-OF_TEXTS = ("mlm", LM, "speed")  # read texts without labels, from .txt files and from tables
+OF_TEXTS = ("mlm", LM, "speed")  # tasks that read texts without labels, from .txt files or tables
 UNTRAINED = (LM, *SEARCHES, *TASK_LIBRARIES)
 """Tasks that score models without training."""
 TASKS = (*TRAINED, *UNTRAINED, "speed", "table")
@@ -59,7 +59,7 @@ SHORTEST = 8
 """The smallest --max-length, in tokens."""
 LARGEST_SEED = 2**32 - 1
 """`set_seed` of transformers passes the seed to NumPy, whose seeds have 32 bits."""
-TEST = "test"  # the name of a split; with several test files, the mean over them
+TEST = "test"  # name of the split of one test file, or of the mean over several
 OPTION = f"--model {SCRATCH}"
 CONTRADICTING = (
     ("steps", "epochs"),
@@ -73,8 +73,8 @@ CONTRADICTING = (
 
 @dataclass(frozen=True)
 class TaskOption(Option):
-    """Describes an option whose `scope` contains the tasks that accept it, and AS_IS if it applies
-    to scoring without training.
+    """Describes an option of `downstream`. Its `scope` contains the tasks that accept it, and AS_IS
+    if it applies to scoring without training.
 
     needed: the tasks (or AS_IS) that require it.
     several: the tasks (or AS_IS) that accept more than one value of it.
@@ -366,11 +366,12 @@ class DownstreamOptions:
 
     @property
     def kind(self) -> str:
-        """Return the task without the name after it: `mteb` for `mteb:NAME`."""
+        """Return the task without `:NAME`: `mteb` for `mteb:NAME`."""
         return self.task.partition(":")[0]
 
     def given(self) -> dict[str, Any]:
-        """Return the options that were given, without the task. 0 is a value: `--stride 0`."""
+        """Return the values of the options that were given, except the task, by name. 0 counts as
+        given (`--stride 0`)."""
         return {
             name: value
             for name in OPTIONS
@@ -381,8 +382,8 @@ class DownstreamOptions:
         }
 
     def settings(self, kind: type[Settings], **overrides: Any) -> Settings:
-        """Make settings of a `kind` from the given options and its defaults; `overrides` replace
-        both."""
+        """Make settings of the class `kind` from the given options, else from the defaults of
+        `kind`; `overrides` replace both."""
         fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
         given = {name: value for name, value in self.given().items() if name in fields}
         return kind(**{**given, **overrides})
@@ -393,8 +394,8 @@ class DownstreamOptions:
         return {name.removesuffix(COLUMN): column for name, column in names.items()}
 
     def _check_scope(self) -> None:
-        """Raise UserError for options that the task does not accept, for missing ones, and for
-        repeated ones."""
+        """Raise UserError for options that the task does not accept, for required options that are
+        missing, and for repeated options of which the task accepts only one value."""
         given, scope, task = self.given(), {self.kind}, f"--task {self.task}"
         if self.as_is and self.kind in OPTIONS["as_is"].scope:
             scope, task = {self.kind, AS_IS}, f"{task} --as-is"

@@ -10,7 +10,8 @@ RESET = Path("/proc/self/clear_refs")
 
 
 def status_bytes(name: str) -> int:
-    """Return `VmRSS`, its peak `VmHWM` or another field in bytes. Raises OSError without /proc."""
+    """Return a field of /proc/self/status in bytes, such as `VmRSS` or its peak `VmHWM`. Raises
+    OSError if /proc or the field is missing."""
     match = re.search(rf"^{name}:\s*(\d+) kB$", STATUS.read_text(), re.M)
     if not match:
         raise OSError(f"{STATUS} has no {name}")
@@ -18,5 +19,5 @@ def status_bytes(name: str) -> int:
 
 
 def reset_peak() -> None:
-    """Set `VmHWM` to the memory of now. Raises OSError without /proc."""
-    RESET.write_text("5")  # proc(5)
+    """Reset the peak `VmHWM` to the current `VmRSS`. Raises OSError if /proc is missing."""
+    RESET.write_text("5")  # 5 resets VmHWM, see proc(5)

@@ -30,15 +30,16 @@ class ReplacingPrinter(TrainerCallback):
 
 
 class TrainingProgress(ReplacingPrinter):
-    """Prints steps and epochs before the first step; step, training loss, `measures`, speed and
-    time left at every evaluation.
+    """Prints steps and epochs before the first step. At every evaluation, prints the step, the
+    training loss, `measures`, the speed and the time left.
 
-    In between, a pipe gets a line of the steps twice a minute, and a terminal a bar.
+    Between evaluations, a terminal shows a bar; to a pipe, a line with step, speed and time left is
+    printed twice a minute.
 
     say: prints a line.
-    measures: names of the Trainer's metrics, by their headings.
+    measures: keys of the Trainer's metrics, by the headings under which they are printed.
     prefix: the start of each line, such as "seed 0, ".
-    unit: the name of an example.
+    unit: the word for an example, such as "text" or "block".
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class TrainingProgress(ReplacingPrinter):
         if train_dataloader is not None:
             self.say(f"{self.prefix}{self._work(args, state, train_dataloader)}")
         self.started = self.printed = time.perf_counter()
-        # The totals of a resumed training include what came before its checkpoint, and the printed
-        # speed is of this run alone.
+        # The printed speed is of this run only, but the totals of a resumed training include the
+        # tokens and steps before its checkpoint.
         self.before = int(state.num_input_tokens_seen)
         self.first = self.evaluated = int(state.global_step)
         self.bar = tqdm(
@@ -74,7 +75,7 @@ class TrainingProgress(ReplacingPrinter):
         )
 
     def _work(self, args: Any, state: Any, batches: Any) -> str:
-        """Describe the number of texts, steps and epochs of a training."""
+        """Describe the numbers of steps, epochs and texts of a training."""
         accumulate, unit = args.gradient_accumulation_steps, self.unit
         epochs = state.max_steps / max(1, math.ceil(len(batches) / accumulate))
         steps = counted(state.max_steps, "step")
@@ -116,7 +117,7 @@ class TrainingProgress(ReplacingPrinter):
     def _mean_loss(self) -> float:
         """Return the mean training loss over the steps since the last evaluation."""
         first, total = self.evaluated, 0.0
-        for step, loss in self.losses.items():  # each the mean over the steps since the one before
+        for step, loss in self.losses.items():  # a mean over the steps since the previous one
             total += loss * (step - self.evaluated)
             self.evaluated = step
         self.losses.clear()
@@ -128,7 +129,7 @@ class TrainingProgress(ReplacingPrinter):
 
 
 class Scoring(ReplacingPrinter):
-    """Shows a bar over the batches of an evaluation; `name` names it."""
+    """Shows a bar, with the label `name`, over the batches of an evaluation."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -56,7 +56,7 @@ def result_of(
     """Make the content of scores.json from the runs of a task.
 
     about: the task's name, measures, primary and scale.
-    files, settings: paths become text.
+    files, settings: paths in them are converted to text.
 
     `deviation` is the sample standard deviation over the runs, 0 for a single run. With several
     test files, the mean over them is added to `examples` and to each run, and `file_deviation` is
@@ -76,7 +76,7 @@ def result_of(
 
 
 def of_models(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make the content of scores.json for models scored without training; each is one run."""
+    """Make the content of scores.json for models scored without training; each model is one run."""
     if len(results) == 1:
         return results[0]
     models = [result["model"] for result in results]
@@ -113,8 +113,8 @@ def seed_table(result: dict[str, Any]) -> Table:
     percent.
 
     A single seed has no standard deviation. If several models were scored without training, each
-    has its own rows; rows of the mean follow only for models of one architecture and size
-    (`_alike`).
+    has its own rows; rows with the mean over the models follow only if all have one architecture
+    and size (`_alike`).
     """
     as_is, models = result["settings"].get("as_is"), _each_model(result)
     runs = len(result["seeds"])
@@ -139,8 +139,8 @@ def seed_table(result: dict[str, Any]) -> Table:
 
 
 def _alike(models: Sequence[str]) -> bool:
-    """Return whether models have the same architecture and sizes, as seeds of one setting have;
-    False if one has no config.json."""
+    """Return whether models have the same architecture and sizes, as students of one setting and
+    several seeds do. Returns False if a model has no config.json."""
     sizes = []
     for model in models:
         file = resolve_vectors(model).folder() / "config.json"
@@ -153,7 +153,8 @@ def _alike(models: Sequence[str]) -> bool:
 def _cells(
     result: dict[str, Any], scores: dict[str, float], deviation: dict[str, float] | None = None
 ) -> list[str]:
-    """Return a cell for each measure of a split, with the standard deviation if there is one."""
+    """Return a cell for each measure of a split, with the standard deviation if `deviation` is
+    given."""
     scale, decimals = result["scale"], result.get("decimals", 2)
     return [
         f"{scale * scores[name]:.{decimals}f}"
@@ -171,9 +172,10 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
 
     Returns `{"task": "table", "rows": [...]}`. A row is a task, a model, a file and a run (the name
     of its --out folder, or its path if names repeat), with the scores on test or, without a test,
-    on dev; `split` names which. With several test files there is a row for each, and one for their
-    mean. `speed` has the model's figures from a run of speed; if several runs measured it, there is
-    a row for each. Models with a speed and no score come last.
+    on dev; `split` is the name of the split. With several test files there is a row for each file,
+    and one for the mean over the files. `speed` has the model's figures from a run of speed; if
+    several runs measured the model, there is a row for each run. Models with a speed and no score
+    come last.
 
     Raises UserError for a run that is not finished.
     """
@@ -206,8 +208,8 @@ def combine_runs(runs: Sequence[Path]) -> dict[str, Any]:
 
 
 def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the results of several models that were not trained here, one each; [] for one model:
-    its runs are of several seeds."""
+    """Split the result of several models that were scored without training into one result per
+    model. Returns [] for the result of one model."""
     runs = result["seeds"]
     if not result.get("settings", {}).get("as_is") or len(runs) < 2:
         return []
@@ -224,8 +226,9 @@ def _each_model(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _means(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the result of one model over its seeds. For several models that were not trained here,
-    return their mean, or [] if they are not alike (`_alike`)."""
+    """Return the result of one model, whose scores are means over seeds, as a list. For several
+    models scored without training, return the result with their mean, or [] unless they are
+    `_alike`."""
     if not _each_model(result):
         return [result]
     return [{**result, "model": "mean", "saved": []}] if _alike(result["saved"]) else []
@@ -252,7 +255,7 @@ def _score_rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _sweep_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each student of a sweep, the best first. Raises UserError if none is
+    """Yield a row for each student of a sweep, the best first. Raises UserError if no student is
     finished."""
     try:
         students = ranked(json.loads((folder / SWEEP).read_text("utf-8")))
@@ -365,7 +368,7 @@ def _measured(speed: dict[str, Any]) -> str:
 def _speed_cells(speed: dict[str, Any]) -> dict[str, str]:
     """Return the figures of a speed measurement as text, by heading."""
     ratios = speed.get("ratio", {})
-    # Sizes in different dtypes do not compare: the same weights take half the bytes in fp16.
+    # Sizes in different dtypes cannot be compared: the same weights take half the bytes in fp16.
     dtype = speed.get("disk_dtype", "")
     cells = {
         "parameters": _figure(speed, ratios, "parameters", lambda n: f"{n / 1e6:.2f} M"),

@@ -15,13 +15,13 @@ from teachonce.support.options import KEY, parse_values
 
 
 def _from_option(name: str, default: Any = None) -> Any:
-    """Return a field with the checks of an option of `DownstreamOptions`, and a default."""
+    """Return a dataclass field with the checks of the option `name` of `DownstreamOptions`."""
     return dataclasses.field(default=default, metadata={KEY: OPTIONS[name]})
 
 
 def check_new_folder(out: Path, resumable: bool = True) -> None:
     """Raise UserError if `out` exists, unless it is a folder that is empty, or has only temporary
-    files of a process that was killed."""
+    files of a process that was killed. `resumable`: whether the error suggests --resume."""
     taken = files.is_taken(out)
     if taken and out.is_dir():
         taken = not all(path.name.startswith(files.UNFINISHED) for path in out.iterdir())
@@ -42,7 +42,7 @@ def seeds_from(first: int, count: int) -> range:
 
 
 class _Checked:
-    """Refuses, with UserError, a value of a setting that the command line refuses."""
+    """Checks its fields. Raises UserError for a value that the command line would refuse."""
 
     def __post_init__(self) -> None:
         parse_values(self)
@@ -78,8 +78,8 @@ class FineTuneSettings(_Checked):
     steps: number of optimizer steps, instead of `epochs`; the last epoch may be shorter than the
         others.
     accumulate: gradient accumulation: batches per step; the gradient is the mean over them.
-    lr: None: 1 with adadelta, else `fine_tune.default_lr`.
-    warmup: share of the steps in which the rate rises; after them it falls linearly to 0.
+    lr: learning rate; None for 1 with adadelta, else for `fine_tune.default_lr`.
+    warmup: share of the steps in which the learning rate rises; it then falls linearly to 0.
     max_length: tokens; None for the task's default. Larger values are reduced to the model's limit.
     limit: train on the first `limit` examples; None for all.
     """
@@ -105,7 +105,8 @@ class LmSettings(_Checked):
     max_length: tokens of a window; None for the model's limit, at most 1,024.
     stride: tokens that consecutive windows share; None for half a window.
     store: compare with the teacher of this store; None for no comparison.
-    text_column: the column of texts in tables; None for `text`, else the only column of texts.
+    text_column: the column of texts in tables; None for the column `text`, or else for the only
+        column that has texts.
     """
 
     max_length: int | None = _from_option("max_length")
@@ -119,8 +120,8 @@ class LmSettings(_Checked):
 class SpeedSettings(_Checked):
     """Holds all settings of a speed measurement.
 
-    texts: sentences that are timed one by one, the first 20 of them; without texts, sentences of 32
-    random tokens are timed.
+    texts: sentences; the first 20 are timed one by one. If it is empty, sentences of 32 random
+    tokens are timed.
     """
 
     batch_size: int = _from_option("batch_size", 16)
@@ -149,8 +150,8 @@ class SearchSettings(_Checked):
     max_length: int | None = _from_option("max_length")
 
     def setup(self) -> str:
-        """Describe, for tables, which documents are ranked and which model embeds them; "" by
-        default."""
+        """Describe, for printed tables, the model that embeds the documents, or the source of the
+        candidates; "" if neither is set."""
         if self.documents_by:
             return f"documents by {self.documents_by}"
         first = self.candidates_by or self.candidates

@@ -40,8 +40,8 @@ Say = Callable[[str], object]
 
 
 class MeasuredModel:
-    """Holds a model to measure, in float32, and its inputs: an encoder without its head, a decoder
-    with its output layer, which computes the logits of the last token alone."""
+    """Holds a model to measure, in float32, and its inputs. An encoder has no head; a decoder has
+    its output layer, which computes the logits of the last token only."""
 
     def __init__(self, name: str) -> None:
         model = resolve_model(name)
@@ -50,7 +50,7 @@ class MeasuredModel:
         # A decoder with modules gives text vectors, for which its output layer is not used.
         causal = declared_head(config.architectures or ()) == "causal"
         predicts = causal and not has_modules(model)
-        # In float32 whatever the file has, so that the times of models compare.
+        # In float32 whatever the file has, so that the times of models can be compared.
         head, options = "causal" if predicts else "none", {"dtype": torch.float32}
         self.network: Any = load_with_head(model, config, head, options)[0]
         # Some families have no such argument: they compute the logits of all tokens.
@@ -114,12 +114,12 @@ def measure_speed(
     `batch_memory_bytes` of a batch, and `sentence_ms`, `sentence_ms_quartiles` and
     `sentence_memory_bytes` of single sentences.
 
-    `ratio` is each figure of the teacher divided by the model's; if the dtypes on disk differ,
-    `disk_bytes` are compared as in float32. All models run batches of the same length, the smallest
-    of their limits. Times are medians over the runs, with the lower and upper quartile, because a
-    single slow moment of the machine distorts a mean; the time of a sentence is the mean over the
-    sentences. Memory is the size of the weights plus the peak of a forward pass over the batch, or
-    over the sentence that needs most; None if the system does not report it.
+    `ratio` has each figure of the teacher divided by the model's figure; if the dtypes on disk
+    differ, `disk_bytes` are compared as in float32. All models run batches of the same length, the
+    smallest of their limits. Times are medians over the runs, with the lower and upper quartile,
+    because a single slow moment of the machine distorts a mean; the time of a sentence is the mean
+    over the sentences. Memory is the size of the weights plus the peak of a forward pass over the
+    batch, or over the sentence that needs most; None if the system does not report it.
 
     Raises UserError for a model that cannot be loaded.
     """
@@ -214,7 +214,8 @@ def _quartiles(times: Sequence[float]) -> list[float]:
 
 
 def _weights(file: Path) -> Iterator[tuple[str, int]]:
-    """Yield dtype and count of numbers of each weight in a safetensors file; no number is read."""
+    """Yield the dtype and the number of elements of each weight in a safetensors file, without
+    reading the weights."""
     with safe_open(file, "pt") as weights:
         for name in weights.keys():  # noqa: SIM118  # no mapping
             part = weights.get_slice(name)
@@ -230,7 +231,8 @@ def _count(file: Path) -> int:
 
 
 def _stored_dtype(files: Sequence[Path]) -> str:
-    """Return the dtype that most bytes of the weights have; "" if the files are not safetensors."""
+    """Return the dtype in which most bytes of the weights are stored; "" if the files are not
+    safetensors."""
     sizes: Counter[str] = Counter()
     for file in files:
         if file.suffix == ".safetensors":
@@ -245,7 +247,7 @@ def _in_float32(row: dict[str, Any]) -> float:
 
 
 def _ratios(row: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
-    """Divide each figure of the teacher by the figure of the same name in a row."""
+    """Divide each figure of the teacher by the same figure of a model (`row`)."""
     ratios: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):

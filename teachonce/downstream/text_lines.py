@@ -31,11 +31,11 @@ def read_lines(path: Path, column: str | None = None) -> list[str]:
 
     Corpus files, as of teacher-dump, are tables of texts, and files of words and tags.
 
-    column: the column of the texts if the file is a table; None for `text`, else the only column of
-        texts.
+    column: the column of the texts if the file is a table; None for the column `text`, or else for
+        the only column that has texts.
 
     Raises UserError if the file is missing, empty or not UTF-8, for a text with a lone surrogate,
-    and for a table without the column, or with several text columns and none of the name
+    and for a table that lacks the column, or that has several columns of texts and none is called
     `text`.
     """
     return list(iterate_lines(path, column))

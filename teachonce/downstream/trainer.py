@@ -36,7 +36,8 @@ NO_TRACKERS = TrackerSettings()
 
 
 def folder_of(out: Path, seed: int, seeds: int) -> Path:
-    """Return the folder of one of `seeds` trainings."""
+    """Return the folder of the training with `seed`: `out` for a single training, else its
+    subfolder."""
     return out if seeds == 1 else out / f"seed-{seed}"
 
 
@@ -101,12 +102,12 @@ class TrackedRun(TrainerCallback):
 class WarmupTrainer(Trainer):
     """Ends the warm-up before the last step.
 
-    In transformers, the first step of a warm-up has a rate of 0: a training of one step, whose
-    warm-up is that step, would train nothing.
+    In transformers, the first step of a warm-up has a learning rate of 0. So a training of one
+    step, which would be its warm-up, would train nothing.
     """
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule; see the class."""
+        """Make the learning rate schedule; the class describes its warm-up."""
         warmup = self.args.get_warmup_steps(num_training_steps)
         self.args.warmup_steps = min(warmup, num_training_steps - 1)
         return super().create_scheduler(num_training_steps, optimizer)

@@ -32,13 +32,13 @@ def score_harness_task(
     folders: where to look for definitions of tasks (YAML), in addition to the harness's own. The
         harness fetches the data of a task from the hub, unless its definition names local files.
 
-    Returns the same dictionary as `fine_tune.score_as_is`; its examples are documents. Figures are
-    as the harness gives them: accuracies are shares.
+    Returns the same dictionary as `fine_tune.score_as_is`; its examples are documents. Figures have
+    the harness's scale: accuracies are shares.
 
     Raises UserError if the harness is missing, has no such task, or cannot score it.
     """
     harness: Any = library("lm_eval", "lm-eval", f"--task {task}")
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default of a task
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default value
     tasks, name = _tasks(folders, task), task.partition(":")[2]
     if name in {*tasks.all_tags}:
         parts = ", ".join(sorted(tasks.task_index[name]["task"]))
@@ -69,10 +69,10 @@ def score_harness_task(
             model=read,
             tasks=[name],
             task_manager=tasks,
-            bootstrap_iters=0,  # its deviation is over documents, ours over seeds
+            bootstrap_iters=0,  # no standard errors: they are over documents, ours are over seeds
             log_samples=False,
         )
-    except Exception as error:  # of the hub, of data sets, of a task's definition
+    except Exception as error:  # any error of the hub, of data sets, of a task's definition
         if out_of_memory(error):
             raise
         raise UserError(
@@ -96,8 +96,8 @@ def score_harness_task(
 
 
 def _harness_model(task: str) -> Any:
-    """Return the harness's class of models of transformers, with whole texts read as by
-    `score_lm`."""
+    """Return a subclass of the harness's `HFLM`, the class of transformers models. It reads whole
+    texts as `score_lm` does, with a single start token."""
     hflm: Any = library("lm_eval.models.huggingface", "lm-eval", f"--task {task}").HFLM
 
     class WholeTexts(hflm):  # type: ignore[misc]
@@ -116,7 +116,8 @@ def _harness_model(task: str) -> Any:
 
 
 def _tasks(folders: Sequence[Path], task: str) -> Any:
-    """Return the harness's list of tasks, with those that are defined in `folders`."""
+    """Return the harness's `TaskManager`, which lists its own tasks and the tasks that are defined
+    in `folders`."""
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
@@ -127,7 +128,7 @@ def _tasks(folders: Sequence[Path], task: str) -> Any:
 
 
 def _heading(measure: str, higher_is_better: Mapping[str, bool]) -> str:
-    """Return the heading of a measure. It ends with an arrow if the smallest is the best."""
+    """Return the heading of a measure. It ends with an arrow if smaller values are better."""
     if measure in HEADINGS:
         return HEADINGS[measure]
     larger = higher_is_better.get(measure.partition(" ")[0])
@@ -135,7 +136,8 @@ def _heading(measure: str, higher_is_better: Mapping[str, bool]) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measures of a task by name; a filter of answers, unless it is none, is added."""
+    """Return the figures of a task, without standard errors, by the name of the measure. If the
+    harness filtered the answers, the name ends with the name of the filter."""
     figures = {}
     for key, value in result.items():
         # Keys are `measure,filter`; those without a comma, such as `alias`, are not measures.

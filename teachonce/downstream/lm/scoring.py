@@ -125,7 +125,7 @@ def load_decoder(model: str, precision: str = "fp32") -> tuple[Any, Any]:
 
 
 def _window(settings: LmSettings, config: Any, tokenizer: Any) -> tuple[int, int]:
-    """Return the size of windows and the number of tokens that consecutive windows share."""
+    """Return the number of tokens of a window, and the number that consecutive windows share."""
     size = settings.max_length or min(LONGEST, input_limit(config, tokenizer))
     size = checked_length(size, config, tokenizer)
     shared = size // 2 if settings.stride is None else settings.stride
@@ -147,11 +147,11 @@ def _start(tokenizer: Any) -> str:
 def text_figures(
     predict: Predict, documents: Documents, size: int, shared: int, pieces: int, name: str
 ) -> dict[str, float]:
-    """Return the figures of ABOUT for documents, which `predict` reads in windows of `size` tokens
-    that share `shared`.
+    """Return the scores of documents: bits per byte, loss in nats per token, and perplexity.
+    `predict` reads windows of `size` tokens; consecutive windows share `shared` tokens.
 
-    pieces: the size of the vocabulary. name: of the text, for messages. Raises UserError if there
-        is nothing to predict, or if a prediction is not finite.
+    pieces: the size of the vocabulary. name: the name of the text, for messages. Raises UserError
+        if there is nothing to predict, or if a prediction is not finite.
     """
     if not documents.bytes:
         raise UserError(

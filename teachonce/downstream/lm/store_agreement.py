@@ -23,7 +23,7 @@ from teachonce.support.errors import UserError
 POSITIONS = 50_000
 """Number of predictions to compare: batches of the store are read in random order until it is
 reached."""
-STUDENT = "llama:64x1x1"  # any decoder: only its kind is read, and no model is made
+STUDENT = "llama:64x1x1"  # any decoder: `StudentBatches` reads only its kind, and no model is made
 MEASURES = {"agreement with the store": "agreement", "KL, nats": "kl"}
 
 
@@ -33,9 +33,10 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
 
     agreement: the share of positions at which the decoder's best next token is the first token of
         its own encoding of the teacher's best token.
-    kl: KL(teacher || decoder) in nats, over the stored tokens and the rest as one outcome.
+    kl: KL(teacher || decoder) in nats, over the stored tokens and one outcome for all other tokens.
 
-    Raises UserError for a store without next-token logits or with draws from them, and StoreError.
+    Raises UserError for a store that has no next-token logits, or only random draws from them, and
+    StoreError for a damaged store.
     """
     store = open_store(path)
     logits = store.features.logits
@@ -80,11 +81,11 @@ def store_agreement(network: Any, tokenizer: Any, path: Path) -> dict[str, float
 
 def _starting_alike(tokenizer: Any, store: FeatureStore) -> Any:
     """Return a tokenizer that puts its start token in front of each text, if the store's teacher
-    had one there (`teacher-dump --bos`)."""
+    had a start token there (`teacher-dump --bos`)."""
     start = start_token(tokenizer)
     if start is None or prepended_token(store.tokenizer()) is None:
         return tokenizer
-    # The caller's tokenizer stays as it is: it adds the start token of documents itself.
+    # A copy: `score_lm` uses the caller's tokenizer, and adds the start token to documents itself.
     tokenizer = copy.deepcopy(tokenizer)
     prepend_token(tokenizer, str(start), tokenizer.name_or_path)
     return tokenizer
@@ -92,7 +93,7 @@ def _starting_alike(tokenizer: Any, store: FeatureStore) -> Any:
 
 def _compared(network: Any, batch: StudentBatch) -> tuple[Tensor, NextTargets]:
     """Return the decoder's logits [G,V] at the compared positions of a batch, and the teacher's
-    side."""
+    predictions there."""
     present = batch.inputs.present
     output = network(input_ids=batch.inputs.ids, attention_mask=present.long(), use_cache=False)
     aligned = batch.distillation

@@ -17,7 +17,7 @@ from teachonce.student_train.data.student_tokens import tokenize
 from teachonce.student_train.data.vocabularies import read_vocabulary
 from teachonce.support.arrays import Array
 
-AT_ONCE = 1000  # documents
+AT_ONCE = 1000  # documents that are tokenized together
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Documents:
 
     @property
     def predicted(self) -> int:
-        """Count the tokens that have a token before them: they are predicted."""
+        """Count the predicted tokens: all tokens but the first of each document."""
         return sum(len(ids) - 1 for ids in self.ids)
 
 
 def start_token(tokenizer: Any) -> int | None:
-    """Return the token in front of each document: the token that the tokenizer adds to a text, its
-    bos, or its eos; None if it has none of them."""
+    """Return the id of the token to put in front of each document: the token that the tokenizer
+    puts in front of a text, else its bos, else its eos; None if it has none of the three."""
     prepended = prepended_token(tokenizer.backend_tokenizer)
     candidates = (prepended, tokenizer.bos_token_id, tokenizer.eos_token_id)
     return next((token for token in candidates if token is not None), None)
@@ -65,11 +65,12 @@ def read_documents(tokenizer: Any, texts: Sequence[str]) -> Documents:
 
 
 def _with_start(tokens: Tokens, start: int | None) -> Tokens:
-    """Replace the special tokens around each text by `start` in front of it."""
+    """Remove the special tokens around each text, and put the token `start`, unless it is None, in
+    front of the text."""
     # Tokens that a tokenizer adds after a text are not part of it, and would be scored.
     ordinary = ~np.asarray(tokens.special)
     sequence = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))[ordinary]
-    # `minlength`: a text without a token at the end of the list has a length, too.
+    # `minlength`: else texts without tokens at the end of the list would have no length.
     lengths = np.bincount(sequence, minlength=len(tokens.start) - 1)
     begin = np.append(0, np.cumsum(lengths))
     ids, offsets = tokens.ids[ordinary], tokens.offsets[ordinary]
@@ -87,9 +88,9 @@ def _with_start(tokens: Tokens, start: int | None) -> Tokens:
 
 @dataclass(frozen=True)
 class ScoredWindow:
-    """Holds the tokens [begin, end) of a document. Tokens from `scored` on are predicted here.
+    """Describes a window: the tokens [begin, end) of the document `number`.
 
-    number: the document's.
+    scored: the first token whose prediction counts in this window.
     """
 
     number: int
@@ -102,8 +103,8 @@ def sliding_windows(lengths: Sequence[int], size: int, shared: int) -> Iterator[
     """Cut documents of `lengths` tokens into windows of at most `size` tokens.
 
     Consecutive windows share `shared` tokens, 1 to size - 1: each predicted token has at least this
-    number of tokens before it, or all that the document has. Every token but the first of a
-    document is predicted in exactly one window.
+    number of tokens before it in its window, or all tokens that precede it in the document. Every
+    token but the first of a document is predicted in exactly one window.
     """
     for number, length in enumerate(lengths):
         begin, scored = 0, 1

@@ -1,4 +1,5 @@
-"""A transformers Trainer for masked LMs: the head at masked positions only, repeatable masks."""
+"""A transformers Trainer for masked LMs: it computes the head at masked positions only, and its
+masks are repeatable."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from teachonce.training.ranks import ALONE, Ranks
 
 
 class BatchMasking(DataCollatorForLanguageModeling):
-    """Masks tokens 80/10/10 (Devlin et al. 2019) as a pure function of seed and the batch's ids."""
+    """Masks tokens 80/10/10 (Devlin et al. 2019). The masks depend only on the seed and on the
+    token ids of the batch."""
 
     def __init__(self, tokenizer: Any, mask_prob: float, seed: int) -> None:
         super().__init__(tokenizer=tokenizer, mlm_probability=mask_prob)
@@ -61,8 +63,8 @@ class BlockDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Yields blocks [n, S] in masked batches. A batch has the same masks each time it is read, so
-    that all validations of a run predict the same tokens."""
+    """Provides blocks [n, S] as a dataset of masked batches. A batch has the same masks each time
+    it is read, so that all validations of a run predict the same tokens."""
 
     def __init__(self, collator: BatchMasking, rows: Array, batch_size: int) -> None:
         self.collator, self.rows, self.batch_size = collator, rows, batch_size
@@ -79,13 +81,13 @@ class MaskedBatches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 class MlmTrainer(WarmupTrainer):
     """Computes the head at masked positions only, and validates on fixed masks.
 
-    The loss is the mean over the labelled tokens of all `ranks` together.
+    The loss is the mean over the labelled tokens of all processes (`ranks`) together.
     """
 
     def __init__(self, *, fixed_dev: MaskedBatches, ranks: Ranks = ALONE, **kwargs: Any) -> None:
         super().__init__(eval_dataset=fixed_dev, **kwargs)
         self.fixed_dev, self.ranks = fixed_dev, ranks
-        self._validated: list[tuple[float, int]] = []  # sum and number of tokens of each batch
+        self._validated: list[tuple[float, int]] = []  # loss sum and label count of each batch
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the dev batches, whose masks are fixed."""
@@ -93,8 +95,8 @@ class MlmTrainer(WarmupTrainer):
         return DataLoader(self.fixed_dev, batch_size=None, generator=torch.Generator())
 
     def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
-        """Validate; the loss is the mean over all labelled tokens. Raises UserError if there is
-        none."""
+        """Validate; the loss is the mean over all labelled tokens. Raises UserError if no token is
+        labelled."""
         self._validated.clear()
         output = super().evaluation_loop(*arguments, **named)
         count = sum(tokens for _, tokens in self._validated)
@@ -102,7 +104,7 @@ class MlmTrainer(WarmupTrainer):
             raise UserError(
                 "the held-out text is so short that no token is masked; add text to it (--dev)"
             )
-        # The Trainer takes the mean of batches, in which the last, shorter one counts as much.
+        # The Trainer averages over batches: a shorter last batch would count as much as the others.
         metrics: Any = output.metrics
         (name,) = (key for key in metrics if key.endswith("_loss"))
         metrics[name] = sum(total for total, _ in self._validated) / count
@@ -125,7 +127,7 @@ class MlmTrainer(WarmupTrainer):
         In training, the sum over this process's tokens is divided by the count over all processes.
         """
         # Six sevenths of the positions have no label, and with a large vocabulary the head costs
-        # more than the encoder: so the head sees the labelled positions alone.
+        # more than the encoder: so the head is computed at labelled positions only.
         labels = inputs["labels"].view(-1)
         scored = labels.ne(-100).nonzero().squeeze(1)
         body = self.accelerator.unwrap_model(model).base_model
@@ -138,7 +140,8 @@ class MlmTrainer(WarmupTrainer):
             handle.remove()
         total = torch.nn.functional.cross_entropy(logits.float(), labels[scored], reduction="sum")
         count = len(scored)
-        # Every process validates on all batches, so that counts are summed in training alone.
+        # Every process validates on all batches, so counts are summed over processes in training
+        # only.
         if model.training:
             count = int(self.ranks.summed({"": count})[""])
         else:
@@ -155,8 +158,8 @@ def _select(output: Any, positions: torch.Tensor) -> Any:
 
 
 class StepsOfThisRun(TrainerCallback):
-    """Validates and saves at the intervals of this run; the checkpoint that it resumes may have
-    others."""
+    """Makes a resumed run validate and save at its own intervals, not at the intervals that its
+    checkpoint has recorded."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         state.compute_steps(args, state.max_steps)

@@ -54,7 +54,7 @@ from teachonce.training.wordpiece import fewer_pieces, vocabulary_size
 SETTINGS_FILE, CHECKPOINTS, METRICS = "settings.json", "checkpoint-*", "metrics.json"
 STATE = "trainer_state.json"
 EVAL_SEED = 0
-EVAL_MASK_PROB = 0.15  # independent of --mask-prob, so that the losses of trainings compare
+EVAL_MASK_PROB = 0.15  # independent of --mask-prob, so that losses can be compared
 EVAL_TOKENS = 32_768
 MOST_STEPS = 500  # largest default number of steps between validations and checkpoints
 MAX_LOSS = 100.0  # nats per token; the loss of a network with undamaged weights is far below
@@ -66,7 +66,7 @@ def train_mlm(
     ranks: Ranks = ALONE,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train, save an ordinary transformers folder and return the figures (also in `metrics.json`).
+    """Train a masked LM, save it as a transformers folder and return the figures of `metrics.json`.
 
     ranks: the processes that share each batch; the first of them writes.
     callbacks: further callbacks of the Trainer.
@@ -97,7 +97,7 @@ def train_mlm(
     rows = blocks(tokenizer, train, length, "training text")
     if settings.model.startswith(SCRATCH):
         start_from_frequencies(model, rows)
-    # The Trainer's number: with several GPUs in one process it is a batch for each.
+    # As the Trainer computes it from `batch_size`.
     batch = _arguments(settings, every=1).train_batch_size
     if len(rows) < batch:
         raise UserError(
@@ -146,7 +146,7 @@ def _run(
     ranks: Ranks,
     callbacks: Sequence[TrainerCallback],
 ) -> dict[str, Any]:
-    rows, dev_rows = blocks_of  # of training and of validation
+    rows, dev_rows = blocks_of  # blocks of training and of validation
     every = _every(settings, len(rows))
     trainer = MlmTrainer(
         model=model,
@@ -225,7 +225,8 @@ def _every(settings: MlmSettings, blocks: int) -> int:
 
 
 def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> TrainingArguments:
-    # The first process makes and masks each batch, as a single one does, and shares it out.
+    # The first process makes and masks each batch, as a single process does, and sends each process
+    # a share.
     shares = {"split_batches": True, "dispatch_batches": True} if ranks.size > 1 else None
     arguments = TrainingArguments(
         accelerator_config=shares,
@@ -241,14 +242,14 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
         weight_decay=0.01,
         lr_scheduler_type="linear",
         bf16=settings.precision == "bf16",
-        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
+        use_cpu=not torch.cuda.is_available(),  # else no bf16 on a CPU
         seed=settings.seed,
         eval_strategy="steps",
         eval_steps=every,
         logging_steps=every,
         save_steps=every,
         save_total_limit=1,
-        disable_tqdm=True,  # `TrainingProgress` does it
+        disable_tqdm=True,  # `TrainingProgress` prints
         include_num_input_tokens_seen=COUNTED,
         # So that each step has `batch_size` blocks, as the figure `tokens` takes for granted.
         dataloader_drop_last=True,
@@ -262,7 +263,7 @@ def _arguments(settings: MlmSettings, every: int, ranks: Ranks = ALONE) -> Train
 def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, Any]:
     if settings.model.startswith(SCRATCH):
         size = settings.model.removeprefix(SCRATCH)
-        parse_student(size, OPTION)  # before a vocabulary is trained for it
+        parse_student(size, OPTION)  # refuses a wrong size before a vocabulary is trained
         if settings.resume and (settings.out / "tokenizer.json").exists():
             tokenizer = load_tokenizer(ResolvedModel(str(settings.out), str(settings.out)))
         else:
@@ -272,7 +273,7 @@ def _load(settings: MlmSettings, lines: Sequence[str], say: Any) -> tuple[Any, A
                 say(note)
         return make_student(size, tokenizer, settings.max_length, OPTION), tokenizer
     resolved = resolve_model(settings.model)
-    # For its refusals: `load_network` reads the config itself.
+    # Called for its UserErrors; `load_network` loads the config again.
     load_config(resolved)
     tokenizer = masking_tokenizer(resolved)
     if note := note_on_pieces(tokenizer, lines):
@@ -326,7 +327,7 @@ def recorded_settings(settings: MlmSettings) -> dict[str, Any]:
     """Return the settings that determine the result, as JSON."""
     # Through JSON, to equal what a file holds: paths become strings, and tuples lists.
     now = json.loads(json.dumps({**vars(settings), "lr": _lr(settings)}, default=str))
-    # Validations change no weight: a resumed training may have others.
+    # Validations change no weight: a resumed training may validate at another interval.
     ruled_out = ("resume", "out", "evaluate_every")
     return {name: value for name, value in now.items() if name not in ruled_out}
 

@@ -39,7 +39,7 @@ def hold_out(lines: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def blocks(tokenizer: Any, lines: Sequence[str], length: int, name: str) -> Array:
-    """Make blocks of token ids [n, length]: lines, separated by sep, between cls and sep.
+    """Make blocks of token ids [n, length]: cls, tokens of lines with a sep after each line, sep.
 
     Tokens that do not fill a last block are dropped. Raises UserError if no block is filled.
     """
@@ -54,8 +54,12 @@ def line_tokens(tokenizer: Any, lines: Sequence[str], name: str) -> Array:
 
 @dataclass(frozen=True)
 class Spelling:
-    """Counts how a tokenizer spells a text: its tokens and non-blank characters without unknown
-    tokens, and the characters of the unknown tokens."""
+    """Holds counts of a tokenized text.
+
+    tokens: its tokens, without unknown tokens.
+    characters: the non-blank characters in these tokens.
+    unknown: the non-blank characters in unknown tokens.
+    """
 
     tokens: int
     characters: int
@@ -63,7 +67,7 @@ class Spelling:
 
     @property
     def unknown_share(self) -> float:
-        """Return the share of the text's characters that are in unknown tokens."""
+        """Return the share of the text's non-blank characters that are in unknown tokens."""
         return self.unknown / max(1, self.characters + self.unknown)
 
 
@@ -72,13 +76,13 @@ def spelling(tokenizer: Any, flat: Array, lines: Sequence[str]) -> Spelling:
     has_unknown = bool(np.any(flat == tokenizer.unk_token_id))
     missing, unknown = _unknown(tokenizer, lines) if has_unknown else (0, 0)
     characters = sum(_characters(line) for line in lines)
-    # Less the sep that `line_tokens` puts after each line: it is not part of the text.
+    # `- len(lines)`: the sep that `line_tokens` puts after each line is not part of the text.
     return Spelling(len(flat) - len(lines) - missing, characters - unknown, unknown)
 
 
 def _unknown(tokenizer: Any, lines: Sequence[str]) -> tuple[int, int]:
-    """Count the unknown tokens of lines, and their characters."""
-    # Without the sep of `line_tokens`, which may be the unknown token, too.
+    """Count the unknown tokens of lines, and the non-blank characters in these tokens."""
+    # Lines are tokenized again without sep, because sep and the unknown token may have the same id.
     tokens = characters = 0
     for begin in range(0, len(lines), AT_ONCE):
         batch = list(lines[begin : begin + AT_ONCE])
@@ -98,8 +102,8 @@ def _characters(text: str) -> int:
 
 
 def cut(tokenizer: Any, flat: Array, length: int, name: str) -> Array:
-    """Cut the token ids of `line_tokens` into blocks, int32 [n, length]. Raises UserError if there
-    are too few for one block; `name` names the text in it."""
+    """Cut the token ids of `line_tokens` into blocks, int32 [n, length]. Raises UserError, which
+    names the text by `name`, if there are too few ids for one block."""
     body = length - 2
     count = len(flat) // body
     if count == 0:

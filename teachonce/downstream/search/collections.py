@@ -40,7 +40,7 @@ class Collection:
     def documents(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the text of each document, title first. Only ids stay in memory.
 
-        Raises UserError with file and line, also for a duplicate id.
+        Raises UserError with file and line for a line that cannot be read, and for a duplicate id.
         """
         met = set()
         for where, cells in _rows(self.folder / CORPUS):
@@ -155,7 +155,7 @@ def read_run(path: Path, depth: int) -> dict[str, list[str]]:
                 continue
             try:
                 query, _, document, _, word, _ = cells
-                if math.isnan(score := float(word)):  # has no place in an order
+                if math.isnan(score := float(word)):  # NaN cannot be sorted
                     raise ValueError
                 scored.setdefault(query, []).append((score, document))
             except ValueError:

@@ -76,7 +76,7 @@ def retrieved(
             yield vectors
 
     embedded = queries.vectors(list(collection.queries.values()), "query")
-    # One more, as a document with the name of the query is left out (`without_itself`).
+    # One more, because `without_itself` removes a document that has the id of the query.
     _, indices = nearest(embedded, blocks(), depth + 1)
     ranked = zip(collection.queries, indices.tolist(), strict=True)
     return {

@@ -76,7 +76,8 @@ def score_search(
 
 
 def _measures(task: str, collection: Collection, settings: SearchSettings) -> dict[str, str]:
-    """Return the measures that judgements and teacher permit: their keys in the scores, by heading.
+    """Return the measures that can be computed from the judgements and the teacher's ranking: the
+    keys of the scores, by heading.
 
     Raises UserError if there is neither a judgement nor a teacher.
     """
@@ -101,7 +102,8 @@ def _figures(
 
 
 def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
-    """Make the function that ranks all documents by vectors. The teacher embeds both sides."""
+    """Make the function that ranks all documents by vectors. `settings.documents_by` embeds the
+    documents for all models except the teacher, which embeds them itself."""
 
     def rank(model: str) -> dict[str, list[str]]:
         queries = documents = Embedder(model, settings.max_length)
@@ -110,7 +112,7 @@ def _retrieval(collection: Collection, settings: SearchSettings, say: Say) -> Ra
             check_space(model, str(other))
             documents = Embedder(str(other), settings.max_length)
         ranking = retrieved(collection, queries, documents)
-        # One object if a model embeds both sides: its note is printed once.
+        # `queries` and `documents` may be one object, whose note is printed once.
         for embedder in {id(embedder): embedder for embedder in (queries, documents)}.values():
             if note := embedder.cuts.note():
                 say(f"{embedder.name}: {note}")
@@ -130,7 +132,7 @@ def _rerank(collection: Collection, settings: SearchSettings, say: Say) -> Rank:
         where = f"--candidates-by {settings.candidates_by}"
     if collection.judgements:
         figures = measures.judged(collection.judgements, candidates)
-        cut = f"recall@{min(settings.depth, DEPTH)}"  # there are no candidates below this rank
+        cut = f"recall@{min(settings.depth, DEPTH)}"  # candidates end at this rank
         names = {n.replace(f"recall@{DEPTH}", cut): key for n, key in measures.JUDGED.items()}
         scores = ", ".join(f"{n} {SHARES * figures[key]:.2f}" for n, key in names.items())
         say(f"candidates of {collection.folder.name}, in their own order: {scores}")

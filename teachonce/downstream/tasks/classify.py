@@ -45,7 +45,8 @@ class Classify(LabelTask):
     per_class: number of training examples per class, drawn again for each seed; None for all.
     unseen_labels: see `LabelTask`.
 
-    `pairs` is whether the model is trained on pairs; None if a model to be scored has no record.
+    `pairs`: whether the model was trained on pairs; None if the config of a model that is scored
+        without training does not record it.
     """
 
     name = "classify"
@@ -165,7 +166,7 @@ class Classify(LabelTask):
         self, tokenizer: Any, examples: Sequence[Labelled], limit: int
     ) -> list[dict[str, Any]]:
         numbers = {label: number for number, label in enumerate(self.labels)}
-        # A label that is counted as an error has no number, and no part in the loss.
+        # A label that `unseen_labels` counts as an error has no number, and is ignored by the loss.
         labels = [numbers.get(example.label, IGNORED) for example in examples]
         return input_rows(self, tokenizer, [e.texts for e in examples], labels, limit)
 
@@ -178,7 +179,7 @@ class Classify(LabelTask):
         self, examples: Sequence[Labelled], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
         """Compute accuracy, macro and weighted F1 and Matthews' correlation with scikit-learn; for
-        two classes also the F1 of the last."""
+        two classes also the F1 of the last class."""
         from sklearn.metrics import accuracy_score, f1_score
 
         gold, predicted = self.gold(examples), self.predicted(examples, rows, predictions)

@@ -31,7 +31,7 @@ class Row(dict[str, Any]):
     def cell(self, role: str, columns: Mapping[str, str], hint: str = "") -> Any:
         """Return the cell of the column `columns[role]`, or of the column `role` by default.
 
-        hint: what the error adds to the remedy. Raises UserError if there is no such column.
+        hint: text that the error adds to its remedy. Raises UserError if there is no such column.
         """
         name = columns.get(role, role)
         if not has_cell(self, name):
@@ -41,8 +41,8 @@ class Row(dict[str, Any]):
         return cell_of(self, name)
 
     def text(self, role: str, columns: Mapping[str, str]) -> str:
-        """Return the text in the cell of `role`. Raises UserError if it is not text, or blank, and
-        for a lone surrogate."""
+        """Return the text in the cell of `role`. Raises UserError if the cell is blank, is not
+        text, or has a lone surrogate."""
         value = self.cell(role, columns)
         if not isinstance(value, str) or not value.strip():
             got = "nothing" if value is None or value == "" else f"{value!r:.60}"
@@ -58,8 +58,8 @@ PAIR = ("text_a", "text_b")
 
 
 def text_roles(row: Row, columns: Mapping[str, str], hint: str = "") -> tuple[str, ...]:
-    """Return the roles of a row's texts: PAIR if `columns` names a column of pairs, or if the row
-    has such a column and no `text`.
+    """Return the roles of a row's texts: `text_a` and `text_b` if `columns` names one of these, or
+    if the row has such a column and none of the role `text`; else `text`.
 
     hint: see `Row.cell`. Raises UserError if there is no column of texts.
     """
@@ -72,8 +72,8 @@ def text_roles(row: Row, columns: Mapping[str, str], hint: str = "") -> tuple[st
 
 
 def check_columns(path: Path, task: str, columns: Mapping[str, str]) -> None:
-    """Raise UserError if the first row of a table lacks a column of the task, without importing
-    torch. Files in other layouts are not checked."""
+    """Raise UserError if the first row of a table lacks a column of the task. Files in other
+    layouts are not checked. Imports no torch."""
     if task not in ("classify", "pair", "sts", "qa") or (task == "qa" and is_squad(path)):
         return
     first = next(iterate_rows(path))

@@ -28,7 +28,8 @@ def say_uncomputable(
 def say_shared(
     task: Task, files: Mapping[str, Path], splits: Mapping[str, Sequence[Any]], say: Say
 ) -> None:
-    """Print how many examples of a scored file are training examples, too, if a tenth or more."""
+    """Print, for each scored file, how many of its examples are also training examples, if they are
+    a tenth of the file or more."""
     trained = {tuple(task.texts([example])) for example in splits["train"]}
     for name, examples in splits.items():
         if name == "train":
@@ -49,10 +50,10 @@ def warn_if_constant(
     say: Say,
     prefix: str = "",
 ) -> dict[str, str]:
-    """Print a warning if all predictions are equal, but not all gold answers. Return
-    {"warning": text}, or {} without a warning.
+    """Print a warning if all predictions are equal, but not all gold answers. Returns {"warning":
+    text} after a warning, else {}.
 
-    splits: the scored ones. answers: the different predictions for all of them.
+    splits: the scored splits. answers: the set of predicted answers over all of them.
     """
     gold = {answer for examples in splits.values() for answer in task.gold(examples)}
     if not len(answers) == 1 < len(gold):

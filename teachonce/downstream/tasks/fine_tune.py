@@ -72,9 +72,9 @@ def fine_tune(
     {split: number}, "seeds": [{"seed", "lr", "best_epoch", "dev", "test"}], "mean": {split: score},
     "deviation": ...}`. A score has a figure for each measure of the task; `primary` is the figure
     that chooses the epoch. Tables print figures times `scale`. With several test files, `test` is
-    the mean over them. The deviation is the sample standard deviation over the seeds, 0 for a
-    single seed. A seed whose predictions are all equal, unlike the gold answers, has a `warning`;
-    one whose model is saved may have a `note` for its users.
+    the mean over them. `deviation` is the sample standard deviation over the seeds, 0 for a single
+    seed. A seed whose predictions are all equal, unlike the gold answers, has a `warning`; a seed
+    whose model is saved may have a `note` for the users of the model.
 
     Raises UserError for a wrong model or file, and if the predictions become NaN or infinite.
     """
@@ -118,7 +118,9 @@ def score_as_is(
     max_length: int | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """Score a model that has its head on `files` (from `splits_to_test`) without training it.
+    """Score a model, which has a head for the task, without training it.
+
+    files: from `splits_to_test`.
 
     Labels of model and file are matched by name. Texts are truncated to `max_length` tokens, by
     default the task's. Returns the same dictionary as `fine_tune`, for one run without a seed. Its
@@ -175,7 +177,7 @@ def _outputs_of_head(
 def _scored(
     task: Task, splits: Mapping[str, Sequence[Any]], outputs: Iterable[Outputs], blame: str
 ) -> tuple[dict[str, dict[str, float]], set[Any]]:
-    """Return the scores of each split, and the different answers for all of them."""
+    """Return the scores of each split, and the set of predicted answers over all splits."""
     scores, answers = {}, set[Any]()
     for name, rows, predictions in outputs:
         scores[name] = _score(task, splits[name], rows, predictions, blame)
@@ -211,7 +213,7 @@ def _one_seed(
     tracked: TrackedRun,
 ) -> dict[str, Any]:
     seed = settings.seed
-    # Before the head is drawn.
+    # `load_fresh` draws random weights for the head.
     set_seed(seed)
     tokenizer, model = task.load_fresh(source)
     lr = settings.lr or (ADADELTA_LR if settings.optimizer == "adadelta" else default_lr(model))
@@ -245,8 +247,8 @@ def _one_seed(
         trainer.add_callback(tracked)
         trainer.train()
         curve = [row["eval_primary"] for row in trainer.state.log_history if "eval_primary" in row]
-        # `argmax` takes the first of equal epochs, as the Trainer does: only a better one replaces
-        # it.
+        # Of epochs with equal scores, `argmax` returns the first, and the Trainer retains the
+        # first.
         result: dict[str, Any] = {"seed": seed, "lr": lr, "best_epoch": 1 + int(np.argmax(curve))}
         trainer.compute_metrics = None  # `predict` would score every split as if it were dev
         scored = {name: split for name, split in splits.items() if name != "train"}
@@ -290,7 +292,8 @@ def default_lr(model: Any) -> float:
 def _encoded(
     task: Task, split: str, by: tuple[Any, int], examples: Sequence[Any], say: Say
 ) -> list[dict[str, Any]]:
-    """Make model inputs with `by`, a tokenizer and a maximum length, and print the task's notes."""
+    """Make the model inputs of a split, and print the task's notes. `by`: tokenizer and maximum
+    length."""
     rows = task.encode(by[0], examples, by[1])
     for line in task.take_notes():
         say(f"{split}: {line}")
@@ -329,7 +332,7 @@ def _scoring(folder: str) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "per_device_eval_batch_size": 64,
-        "disable_tqdm": True,  # `TrainingProgress` does it
+        "disable_tqdm": True,  # `TrainingProgress` prints instead
         # Without a GPU torch ignores it, and warns.
         "dataloader_pin_memory": torch.cuda.is_available(),
         "report_to": "none",
@@ -361,7 +364,7 @@ def _arguments(folder: str, settings: FineTuneSettings, lr: float) -> TrainingAr
         warmup_steps=settings.warmup,
         weight_decay=WEIGHT_DECAY,
         bf16=settings.precision == "bf16",
-        use_cpu=not torch.cuda.is_available(),  # without it the Trainer refuses bf16 on a CPU
+        use_cpu=not torch.cuda.is_available(),  # else the Trainer refuses bf16 on a CPU
         seed=settings.seed,
         # Batches are drawn at random. Grouped by length they took 0.7 to 0.8 of the time, but one
         # of three seeds was worse (benchmarks/RESULTS.md).

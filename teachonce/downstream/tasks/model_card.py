@@ -20,8 +20,8 @@ CARD = "README.md"
 
 
 def write_card(result: dict[str, Any], folder: Path) -> None:
-    """Write the model card of the first seed's model: base model, task, scores and settings. Of
-    paths, only the last name is included.
+    """Write the model card of the first seed's model: base model, task, scores and settings. A path
+    is shortened to its last component.
 
     `result` is the dictionary that `fine_tune` returns.
     """
@@ -81,6 +81,6 @@ def _uses(task: str) -> str:
 
 
 def _short(split: str) -> str:
-    """Return the name of a split; for `test PATH` without the folders of the path."""
+    """Return the name of a split; in `test PATH`, shorten the path to its last component."""
     prefix, blank, path = split.partition(" ")
     return f"{prefix} {Path(path).name}" if blank else prefix

@@ -36,8 +36,8 @@ class GoldAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """Holds a question, its context and its correct answers. `answers` is empty if the context has
-    none."""
+    """Holds a question, its context and its correct answers. `answers` is empty if the context does
+    not answer the question."""
 
     question: str
     context: str
@@ -48,10 +48,10 @@ def read_questions(path: Path, columns: Mapping[str, str]) -> list[Question]:
     """Read the questions of a file, at least one.
 
     A .json file has SQuAD's layout, 1.1 or 2.0, or is an array of rows. Other files have one
-    question per row: columns `question`, `context` and `answer` (in .jsonl also `answers`:
-    {"text": ..., "answer_start": ...} of values or of lists, or a list of texts or of such tables).
-    Without `answer_start`, the first occurrence of the text is the answer. An empty answer, list
-    or table means that the context has none.
+    question per row: columns `question`, `context` and `answer`. In .jsonl, `answers` may replace
+    `answer`: a table {"text": ..., "answer_start": ...}, whose values may be lists, or a list of
+    texts or of such tables. Without `answer_start`, the first occurrence of the text is the answer.
+    An empty answer, list or table means that the context does not answer the question.
 
     Raises UserError with file and line for any other content, and if an answer is not in its
     context.
@@ -159,8 +159,8 @@ class QA(Task):
 
     A long context is split into windows. Each window repeats the last `stride` tokens of the
     previous window, by default a third of a window. A question is truncated to half a window. If
-    training has questions without an answer, the model may predict none: it does if every window
-    scores the cls token above all spans (Devlin et al. 2019, section 4.3).
+    training has questions without an answer, the model may predict that there is no answer: it does
+    so if every window scores the cls token above all spans (Devlin et al. 2019, section 4.3).
 
     columns: names of columns by role (`question`, ...), if they differ from the role.
     """
@@ -201,15 +201,15 @@ class QA(Task):
     ) -> list[dict[str, Any]]:
         """Make the windows of every question.
 
-        `start_positions` and `end_positions` are the tokens of the first answer, or cls if the
-        window does not contain all of it. `score` needs `example` (the question's number), `cls`
-        (its position) and `spans`, int [S, 2]: the characters of each token, -1 outside the
-        context. Raises UserError if windows are too short.
+        `start_positions` and `end_positions` are the first and last token of the first gold answer,
+        or the cls token if the window does not contain the whole answer. `score` needs `example`
+        (the question's number), `cls` (its position) and `spans`, int [S, 2]: the characters of
+        each token, -1 outside the context. Raises UserError if windows are too short.
         """
         half = limit // 2
         stride = limit // 3 if self.stride is None else self.stride
-        # A question leaves the context about half a window, and tokenizers requires a smaller
-        # stride than that.
+        # About half a window is left for the context, and tokenizers requires a smaller stride than
+        # this.
         if limit < SHORTEST or stride >= half:
             raise UserError(
                 f"--task qa with windows of {limit} tokens and a stride of {stride}: expected "
@@ -225,7 +225,8 @@ class QA(Task):
     def score(
         self, examples: Sequence[Question], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Compute the mean exact match and word F1, each question against its best gold answer."""
+        """Compute the mean exact match and word F1; each prediction is compared with all gold
+        answers of its question, and the best match counts."""
         starts, ends = predictions[:2]
         windows: dict[int, list[Any]] = defaultdict(list)
         for row, start, end in zip(rows, starts, ends, strict=True):

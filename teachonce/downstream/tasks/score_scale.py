@@ -17,8 +17,8 @@ IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
 
 def unstandardise(network: Any, mean: float, deviation: float) -> bool:
-    """Make the scores of a head d * score + m, and record the mean m and the standard
-    deviation d in the config.
+    """Change the last layer of a head so that it returns d * score + m, where d is `deviation` and
+    m is `mean`. Record both in the config.
 
     CrossEncoder then gives these scores, too, without its sigmoid. Returns False and changes no
     weight if the head's last layer has no bias.
@@ -34,8 +34,8 @@ def unstandardise(network: Any, mean: float, deviation: float) -> bool:
 def standardise(network: Any, config: Any) -> None:
     """Undo `unstandardise` in a network that was loaded from a folder with `config`."""
     mean, deviation = (getattr(config, name, math.nan) for name in (MEAN, DEVIATION))
-    # An encoder or a masked LM that was trained from such a network has these fields without the
-    # head.
+    # An encoder or a masked LM that was trained from such a network has these fields in its config,
+    # but not the head.
     if declared_kind({"architectures": config.architectures}) != "classification":
         return
     # config.json is untrusted.
@@ -45,7 +45,7 @@ def standardise(network: Any, config: Any) -> None:
 
 
 def remove_scale(config: Any) -> None:
-    """Remove what `unstandardise` recorded, because a new head has no such scale and activation."""
+    """Remove the scale and the activation from a config, because they belong to an earlier head."""
     if getattr(config, "sentence_transformers", None) == IDENTITY:
         del config.sentence_transformers
     for name in (MEAN, DEVIATION):

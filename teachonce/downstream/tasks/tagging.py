@@ -38,7 +38,8 @@ from teachonce.training.label_measures import macro_entity_f1, macro_f1, matthew
 
 @dataclass(frozen=True)
 class Sentence:
-    """Holds words and one tag for each, at least one word, from the `lines` of `file`."""
+    """Holds the words of a sentence, at least one, and a tag for each. `lines` are the numbers of
+    the lines of `file` that have the words; () if they are unknown."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -189,7 +190,7 @@ class Tagging(LabelTask):
 
     def head(self) -> dict[str, Any]:
         """Return the head's config, with `later_label` (see `TaskSpec`)."""
-        # also if it is None: the checkpoint's config may have another
+        # also if it is None: the checkpoint's config may have a label
         return super().head() | {"later_label": self.later}
 
     def texts(self, examples: Sequence[Sentence]) -> list[str]:
@@ -333,7 +334,8 @@ class Entities(Tagging):
     def score(
         self, examples: Sequence[Sentence], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> dict[str, float]:
-        """Compute F1 over all entities, its mean over the gold types, and the accuracy."""
+        """Compute the F1 over all entities, the mean F1 over the entity types in the gold tags, and
+        the accuracy of tags."""
         from seqeval.metrics import f1_score
 
         gold, predicted = self.tags_of_words(examples, rows, predictions)
@@ -353,7 +355,7 @@ def _check_iob(splits: Mapping[str, Sequence[Sentence]]) -> None:
 
 
 def continued(tags: Sequence[str]) -> str:
-    """Return the tag that continues the last of `tags`: I-X after B-X or I-X, else "O"."""
+    """Return the tag that continues the entity of the last tag: I-X after B-X or I-X, else "O"."""
     before = tags[-1] if tags else OUTSIDE
     return f"{OTHER}{before[2:]}" if before.startswith((FIRST, OTHER)) else OUTSIDE
 

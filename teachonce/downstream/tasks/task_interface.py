@@ -83,7 +83,7 @@ class Task(ABC):
         """Load tokenizer and network with a new head. Raises as `load_with_fresh_head` does."""
         tokenizer, network = load_with_fresh_head(model, self.model_class, self.head())
         remove_scale(network.config)
-        vars(network.config).pop(PAIRS, None)  # of an earlier head, as the scale is
+        vars(network.config).pop(PAIRS, None)  # recorded for an earlier head
         return tokenizer, network
 
     def load_own(self, model: ResolvedModel) -> tuple[Any, Any, TaskSpec]:
@@ -95,7 +95,8 @@ class Task(ABC):
     ) -> Mapping[str, Any] | None:
         """Predict the examples of each split with the modules in the model's folder.
 
-        Returns None, the default, if the folder has none; `load_own` then loads the head.
+        Returns None, the default, if the folder has no such modules; `load_own` then loads the
+        head.
         """
         return None
 
@@ -110,7 +111,7 @@ class Task(ABC):
 
     @abstractmethod
     def texts(self, examples: Sequence[Any]) -> list[str]:
-        """Return texts of the examples, with which `note_on_pieces` checks the tokenizer."""
+        """Return the texts of the examples. `note_on_pieces` checks the tokenizer with them."""
 
     @abstractmethod
     def encode(self, tokenizer: Any, examples: Sequence[Any], limit: int) -> list[dict[str, Any]]:
@@ -126,13 +127,14 @@ class Task(ABC):
         """Compute each of `measures` from the Trainer's predictions for the rows."""
 
     def gold(self, examples: Sequence[Any]) -> Sequence[Any]:
-        """Return the gold answers of all texts, words or pairs; () if they are not compared."""
+        """Return the gold answers of all texts, words or pairs; () if predictions are not compared
+        with them."""
         return ()
 
     def predicted(
         self, examples: Sequence[Any], rows: Sequence[dict[str, Any]], predictions: Any
     ) -> Sequence[Any]:
-        """Return the predicted answers of all texts, words or pairs, as `gold` does."""
+        """Return the predicted answers of all texts, words or pairs, in the order of `gold`."""
         return ()
 
     def uncomputable(self, gold: Set[Any]) -> str:
@@ -177,7 +179,8 @@ class LabelTask(Task):
         return "Matthews" if len(gold) == 1 else ""
 
     def gold_labels(self) -> Sequence[str]:
-        """Return the labels that an example may have: a tagger also predicts `later_label`."""
+        """Return the labels that an example may have. `labels` may have one more, a tagger's
+        `later_label`."""
         return self.labels
 
     def prepare(self, splits: Mapping[str, Sequence[Any]]) -> None:
@@ -194,7 +197,7 @@ class LabelTask(Task):
         self._check(splits, "is unknown to the model", "name it as the model does")
 
     def _check_numbers(self, splits: Mapping[str, Sequence[Any]]) -> None:
-        counted = not {"0", "0.0"}.isdisjoint(self.labels)  # pandas writes 0.0 where some lack
+        counted = not {"0", "0.0"}.isdisjoint(self.labels)  # pandas: 0.0 if some labels are missing
         none = {str(IGNORED), *([NO_LABEL] if counted else [])}
         for example, number, label in self._gold(splits):
             if label.removesuffix(".0") in none:
@@ -207,7 +210,7 @@ class LabelTask(Task):
         if self.unseen_labels == "count":
             return
         labels = self.gold_labels()
-        allowed = set(labels)  # of thousands of labels, a list would take minutes
+        allowed = set(labels)  # a set: with thousands of labels, a list would take minutes
         for example, number, label in self._gold(splits):
             if label not in allowed:
                 raise UserError(
@@ -227,13 +230,13 @@ class LabelTask(Task):
             "num_labels": len(self.labels),
             "id2label": dict(enumerate(self.labels)),
             "label2id": {label: number for number, label in enumerate(self.labels)},
-            "problem_type": None,  # the checkpoint's may be of other outputs
+            "problem_type": None,  # the checkpoint's may not fit the labels
         }
 
 
 def encode_cut(task: Task, tokenizer: Any, texts: Sequence[Sequence[str]], limit: int) -> Any:
-    """Encode texts or pairs, truncated to `limit` tokens; add a note with the number of truncated
-    ones to `task`.
+    """Encode texts or pairs, truncated to `limit` tokens. Add a note to `task` with the number of
+    truncated texts or pairs.
 
     texts: the first text of each example and, for pairs, the second text of each.
     """
@@ -254,7 +257,7 @@ def input_rows(
     limit: int,
 ) -> list[dict[str, Any]]:
     """Make the input of each text or pair. Inputs that are too long are truncated at the end of the
-    longer text; a note of `task` has their number."""
+    longer text; a note of `task` counts them."""
     encoded = encode_cut(task, tokenizer, list(zip(*texts, strict=True)), limit)
     columns = {**encoded, "labels": labels}
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

@@ -16,13 +16,13 @@ OVERLAP = 3
 
 @dataclass(frozen=True, slots=True)
 class WordWindow:
-    """Describes a window of a text.
+    """Describes a window of a text: the token ids `ids`, and the words that they spell.
 
     words: the numbers of its words.
     own: the words whose tags are taken from this window; the other words have more context in an
         adjacent window.
     pieces: for each of `words`, the positions of its tokens in `ids`.
-    cut: whether its only word has more tokens than fit, and is truncated.
+    cut: whether the window has one word, which is truncated because it has too many tokens.
     """
 
     words: range
@@ -92,7 +92,7 @@ def _stop(sizes: Sequence[int], begin: int, room: int) -> int:
 
 
 def run_starts(pieces: Sequence[range]) -> list[int]:
-    """Return the start of each run, -1 for an empty run."""
+    """Return the start of each range of tokens, -1 for an empty range."""
     return [run.start if run else -1 for run in pieces]
 
 
@@ -101,7 +101,8 @@ def word_pieces(
 ) -> tuple[list[int], list[range]]:
     """Return the token ids of a text, and the positions of each word's pieces.
 
-    Words after `max_length` tokens have no pieces; None for no limit.
+    max_length: truncates the text to this number of tokens; words after it have no pieces. None for
+        no limit.
     """
     # By offsets and not by `is_split_into_words`: with it, byte-level tokenizers tokenize a word as
     # if no space preceded it.
