@@ -19,7 +19,7 @@ from teachonce.support.parsing import whole_number
 if TYPE_CHECKING:
     from teachonce.teacher_dump.corpus.documents import Corpus
 
-MOST = 32  # sequences of a page: a browser is slow with more
+MOST = 32  # most sequences on a page: a browser is slow with more
 
 
 def read_numbers(words: Sequence[str]) -> list[int]:
@@ -54,7 +54,7 @@ def read_layers(words: str | None) -> tuple[int, ...]:
 
 
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-SHOWN = 40  # characters of a bad line in a message: the file may hold texts instead
+SHOWN = 40  # characters of a wrong line that the error shows: it may be a long text
 
 
 def read_document_list(file: Path) -> DocumentsToForget:
@@ -114,8 +114,8 @@ def documents_to_forget(
         # A store has hashes of windows, so the texts are cut with its own, untrusted, tokenizer.
         hashes = within_bounds(
             store.teacher_file("tokenizer.json"),
-            # Not the sizes of files: patterns and data sets of the hub name none, and files may be
-            # packed.
+            # Texts are measured, not files: a pattern or a data set of the hub names no file, and a
+            # file may be compressed.
             sum(len(document.text.encode("utf-8", "surrogatepass")) for document in corpus),
             store.path,
             lambda: _digests(store, corpus),
@@ -144,7 +144,7 @@ def _digests(store: FeatureStore, corpus: Corpus) -> list[tuple[int, str]]:
 def _digests_in_process(
     path: str, options: dict[str, Any] | None, texts: list[str], text_column: str | None
 ) -> list[tuple[int, str]]:
-    """Call `_digests` in another process, which opens store and corpus itself."""
+    """Open store and corpus, and call `_digests`; runs in another process."""
     from teachonce.teacher_dump.corpus.documents import Corpus
 
     with closing(open_store(path, allow_partial=True, storage_options=options)) as store:

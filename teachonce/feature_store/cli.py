@@ -48,7 +48,7 @@ def main() -> None:
 def command(
     *lines: str, cls: type[click.Command] | None = None
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Add a command whose --help ends in these examples; `feature-store` comes before each."""
+    """Add a command. Its --help ends in examples: `lines`, each after `feature-store`."""
     return main.command(cls=cls, epilog=examples(*(f"feature-store {line}" for line in lines)))
 
 
@@ -255,7 +255,8 @@ def merge(sources: tuple[str, ...], target: str, recode: bool) -> Iterator[Outpu
     from teachonce.store.tools.merge import check_sources
     from teachonce.store.tools.merge import merge as join
 
-    # Only on the command line, where it is a slip; from Python it is allowed.
+    # Sources with equal values are refused only here: on the command line they are probably a
+    # mistake.
     notes = check_sources(sources)
     join(sources, target, recode, progress=part_bars)
     for line in notes:
@@ -401,7 +402,7 @@ def page(
 
     store = open_store(path, allow_partial=allow_partial)
     numbers = list(dict.fromkeys(check_number(store, number) for number in numbers))
-    # Recorded first: `forget` lists the page even if this process is killed while it writes.
+    # Recorded before it is written: `forget` lists the page even if this process is killed.
     record_copy(store.source.address, store.manifest, "page", out)
     write_store_page(
         store, numbers, StudentVocabulary(vocab, store) if vocab is not None else None, out

@@ -12,17 +12,17 @@ from teachonce.align import Tokens
 from teachonce.feature_store.spread_sample import spread_sample
 from teachonce.feature_store.student_vocabulary import StudentVocabulary
 
-SAMPLE_TOKENS = 2**17  # of the teacher, in the sample that is measured
+SAMPLE_TOKENS = 2**17  # tokens of the teacher in the measured sample
 SIZES = 5  # most frequent sizes of runs, each with a column in the printed table
 BATCH_TOKENS = 2**15
 
 
 def coverage(student: StudentVocabulary) -> dict[str, Any]:
-    """Measure how a student's vocabulary fits a store, over a sample.
+    """Measure how a student's vocabulary fits a store, on a sample of its sequences.
 
-    Returns facts on the `vocabulary`, and the `coverage` by each alignment. Shares count ordinary
-    tokens, because special tokens are in no run. Sizes of runs are `T:S`, the numbers of the
-    teacher's and of the student's tokens.
+    Returns facts on the `vocabulary`, and the `coverage`: shares and runs of each alignment. Shares
+    count ordinary tokens, because special tokens are in no run. A size of runs is `T:S`: T tokens
+    of the teacher are paired with S tokens of the student.
     """
     store, sample = student.store, spread_sample(student.store, SAMPLE_TOKENS)
     teacher, tallies = 0, dict[str, Counter[Any]]()
@@ -65,7 +65,7 @@ def _vocabulary(student: StudentVocabulary) -> dict[str, Any]:
 
 
 def _facts(tally: Counter[Any], teacher: int) -> dict[str, Any]:
-    # Pairs count runs; the two other keys, which are texts, count tokens.
+    # Keys (T, S) count pairs of runs; the keys `tokens` and `unknown` count tokens.
     runs = {size: count for size, count in tally.most_common() if isinstance(size, tuple)}
     paired = [sum(size[side] * count for size, count in runs.items()) for side in (0, 1)]
     student = tally["tokens"]

@@ -16,7 +16,7 @@ BLOCK_TOKENS = 4096
 
 @dataclass(frozen=True)
 class SpreadSample:
-    """Holds a sample: `blocks`, int64 [n, 2], are runs begin..end of sequences.
+    """Holds a sample: `blocks`, int64 [n, 2], are ranges begin..end of consecutive sequences.
 
     sequences: the number of sequences in the blocks. all: the number in the store.
     """

@@ -54,7 +54,7 @@ class StudentVocabulary:
         if self.separator is not None:
             check_pair_form(self.tokenizer, vocab, store)
         self.max_length = default_max_length(store.features.max_length)
-        # A copy, because the next two lines would change `tokenizer` as well.
+        # A copy, because padding and truncation of `tokenizer` must not change.
         self.backend = copy.deepcopy(self.tokenizer.backend_tokenizer)
         self.backend.no_padding()
         self.backend.enable_truncation(self.max_length)
@@ -66,7 +66,8 @@ class StudentVocabulary:
 
     @property
     def note(self) -> str:
-        """Describe how the vocabulary differs from a training's; "" if it does not."""
+        """Describe how the vocabulary differs from the vocabulary that a training would build; ""
+        if it does not."""
         notes = [fewer_pieces(self.vocab, len(self.tokenizer))]
         if not self.made_of.whole and is_made_of_text(self.vocab):
             notes.append(
@@ -128,7 +129,11 @@ DTYPES = {
 
 
 def tokenized_as_json(settings: str, texts: list[str], separator: str | None) -> dict[str, Any]:
-    """Tokenize texts and return the arrays as lists, which a process can send as JSON."""
+    """Tokenize texts with the tokenizer.json `settings`, and return the arrays of `Tokens` as
+    lists, which a process can send as JSON.
+
+    separator: text between the two texts of a pair; None if texts are not pairs.
+    """
     tokens = tokenize(Tokenizer.from_str(settings), texts, separator)
     return {name: np.asarray(getattr(tokens, name)).tolist() for name in DTYPES}
 

@@ -26,8 +26,8 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bin:
-    """Holds the residuals of `elements` ids, with `bits` bits each and one scale of dtype
-    `scale`."""
+    """Describes how the residuals of `elements` consecutive ids are stored: with `bits` bits each,
+    and multiplied by one number of dtype `scale`."""
 
     scale: str
     bits: int
@@ -36,7 +36,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Compression:
-    """Holds the settings of a capture, with the names of its `compression_config.yaml`.
+    """Holds the settings of a capture. Fields have the names of its `compression_config.yaml`.
 
     d: size of the vocabulary. k: ids stored for a token. exact_k: ids with exact values.
     """
@@ -54,7 +54,7 @@ class Compression:
 
     @property
     def widths(self) -> list[int]:
-        """Return the size in bytes of one token's values in each of the two columns:
+        """Return the number of bytes that a token has in each of the two columns:
         log-probabilities, ids."""
         bins = sum(BYTES[b.scale] + -(-b.bits * b.elements // 8) for b in self.residual_bins)
         terms = len(self.polynomial_terms) * BYTES[self.term_dtype]
@@ -79,8 +79,8 @@ class LegacyCompression:
 
     @property
     def widths(self) -> list[int]:
-        """Return the numbers of a token in the three columns: words of ids, exact values,
-        coefficients."""
+        """Return the count of numbers that a token has in each of the three columns: 64-bit words
+        with ids, exact values, coefficients."""
         tail = self.polynomial_degree + 1 + self.with_sqrt_term if self.k > self.exact_k else 0
         return [-(-self.k // (64 // index_bits(self.d))), self.exact_k, tail]
 
@@ -142,7 +142,7 @@ def _compression(settings: Mapping[str, Any]) -> Compression:
         delta_encoding=_flag(settings, "delta_encoding", True),
         normalize_t=_flag(settings, "normalize_t", False),
     )
-    # What DistillKit refuses itself (`check_valid`), and a k beyond the vocabulary.
+    # Refused: what DistillKit refuses (`check_valid`), and a k that is larger than the vocabulary.
     tail = compression.k - compression.exact_k
     if compression.k > compression.d:
         raise ValueError("k is larger than d, the size of the vocabulary")
@@ -216,7 +216,7 @@ def _floats(data: Array, kind: str) -> Doubles:
     """Read little-endian bytes uint8 [T,n*size] of dtype `kind` as numbers float64 [T,n]."""
     if not data.shape[1]:
         return np.zeros(data.shape)
-    # `view` requires it, and the caller cuts columns out of the rows.
+    # `view` requires contiguous rows, and the caller has cut columns out of them.
     raw = np.ascontiguousarray(data)
     if kind == "bfloat16":  # NumPy has no such dtype; its bits are the upper half of a float32
         upper = raw.view("<u2").astype(np.uint32) << 16
@@ -225,7 +225,8 @@ def _floats(data: Array, kind: str) -> Doubles:
 
 
 def curve(settings: Compression) -> Doubles:
-    """Return the terms of the fitted curve at each position of the tail [k - exact_k, terms]."""
+    """Return the terms of the fitted curve at each position of the tail: float64 [k - exact_k,
+    terms]."""
     tail = settings.k - settings.exact_k
     points = np.linspace(0, 1, tail) if settings.normalize_t else np.arange(tail, dtype=float)
     special = {"sqrt": np.sqrt, "exp": np.exp}
@@ -254,7 +255,7 @@ def logprobs_of(data: Array, settings: Compression) -> Floats:
     for bin_ in settings.residual_bins:
         scale = _floats(take(BYTES[bin_.scale]), bin_.scale)
         codes = unpacked_ids(take(-(-bin_.bits * bin_.elements // 8)), bin_.bits, bin_.elements)
-        # One bit is a sign; more bits are an offset binary number.
+        # A code of one bit means -1 or 1; a code of n bits is a number plus 2^(n - 1).
         centred = codes * 2 - 1 if bin_.bits == 1 else codes - (1 << (bin_.bits - 1))
         tail[:, first : first + bin_.elements] += centred * scale
         first += bin_.elements
@@ -285,7 +286,7 @@ def exact_settings(vocabulary: int, k: int) -> dict[str, Any]:
         "polynomial_terms": None,
         "term_dtype": "float32",
         "residual_bins": [],
-        # Sums of differences would round; so each value is stored by itself.
+        # Each value is stored by itself, because sums of differences would round it.
         "delta_encoding": False,
         "error_diffusion": False,
         "normalize_t": False,

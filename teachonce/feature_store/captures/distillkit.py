@@ -79,11 +79,12 @@ class DistillKit(TableCapture):
             k, vocabulary = first_width(self._table, PLAIN[0]), 0
         else:
             k, vocabulary = self._compression.k, self._compression.d
-            # Part of the identity: the same files give other numbers under other settings.
+            # Part of the store's identity: with other settings, the same files decode to other
+            # numbers.
             digest = hashlib.sha256(repr(self._compression).encode()).hexdigest()
             self.settings = {"compression": digest}
-        # The larger one: top-k ids are below `d` of the compression, and the ids of the text below
-        # the tokenizer's vocabulary.
+        # Top-k ids are below `d` of the compression, and ids of the text are below the tokenizer's
+        # vocabulary: the larger size holds both.
         self.contents = CaptureContents(topk=k, vocabulary=max(vocabulary, teacher.vocabulary))
 
     def _settings(self, options: ImportOptions) -> Compression | LegacyCompression:

@@ -31,7 +31,7 @@ from teachonce.support.console import counted, readable
 from teachonce.support.errors import UserError
 
 ROWS_A_FILE = 4096  # rows in a Parquet file of a DistillKit capture
-LARGEST = 2**31 - 1  # bytes of a row in DistillKit's schema, whose lists have 32-bit offsets
+LARGEST = 2**31 - 1  # most bytes of a row: lists in DistillKit's schema have 32-bit offsets
 Columns = Sequence[str] | None
 
 
@@ -46,7 +46,7 @@ class CaptureExport:
     note: str = ""
 
     def line(self) -> str:
-        """Return the result as one line."""
+        """Describe the result in one line."""
         note = f"; {self.note}" if self.note else ""
         return f"{self.target}: {counted(self.rows, 'row')}, {readable(self.bytes)}{note}"
 
@@ -71,8 +71,8 @@ def export_store(
                 write = partial(_sentences_and_labels, store, _vectors_of(store))
             else:
                 write = partial(_distillkit, store, _top_logits_of(store))
-            # After the refusals above: `forget` lists the copies of a store's texts. `to_parquet`
-            # records its copy itself.
+            # Record the copy, which has texts of the store, for `forget`; only now, as the export
+            # may be refused above. `to_parquet` records its copy itself.
             derived_copies.record_copy(store.source.address, store.manifest, "table", target)
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def _distillkit(store: FeatureStore, spec: LogitsSpec, new: Path) -> str:
                     _bytes_of_tokens(packed_ids(ids, bits)),
                 ]
                 file.write_batch(pyarrow.record_batch(cells, schema=schema))
-    deque(sequences, 0)  # the end of the stream reports damage that was found last
+    deque(sequences, 0)  # read to the end, which reports damage that was found last
     return "a row for each sequence, with log-probabilities for every id"
 
 

@@ -110,7 +110,7 @@ def import_capture(
         teacher = open_teacher(options.model if options.tokenizer is None else options.tokenizer)
         capture = capture_format.open(options, teacher)
         files = capture.files()
-        # Before the first read: the versions are compared again after the last one.
+        # Taken before the first read, and compared after the last read.
         versions = file_versions(files)
         source = identity(capture_format.name, options.source, files, progress)
         samples, longest, normalised = _survey(capture, options, stop)
@@ -160,7 +160,8 @@ def _survey(capture: Capture, options: ImportOptions, stop: Stop) -> tuple[int, 
 
     Returns the number of samples, the tokens of the longest one, and whether all vectors have
     length 1. Raises UserError for a capture without samples, for ids beyond the vocabulary, for a
-    sample that is too long, for logits that are not of the next token, and as `Capture.samples`.
+    sample that is too long, for logits that are not of the next token, and as `Capture.samples`
+    does.
     """
     samples, longest, normalised = 0, 1, capture.contents.vector is not None
     vocabulary = capture.contents.vocabulary
@@ -205,7 +206,7 @@ def _check_rows(sample: Sample, contents: CaptureContents, shift: ShiftCheck | N
     rows, vocabulary = sample.rows(), contents.vocabulary or 1
     if rows.topk is None or sample.ids is None:
         return
-    # A tally that is discarded: the second pass counts these rows for the summary.
+    # This tally is discarded, because the second pass counts the same rows for the summary.
     best, logprobs, rest = best_first(
         *rows.topk, contents.topk, sample.where, Counter(), vocabulary
     )
@@ -314,7 +315,7 @@ def _write(
             if number in writer.published:
                 check_published(writer, number, [stretch.window for stretch in part])
                 for stretch in part if features.logits else ():
-                    # Only counted: the summary describes the whole capture.
+                    # Already published, but counted: the summary describes the whole capture.
                     _logits(stretch, stretch.sample.rows(), features, tally)
             else:
                 with stop.deferred():  # a part is written completely or not at all
@@ -373,8 +374,8 @@ def _write_part(
 def _logits(
     stretch: Stretch, rows: Rows, features: Features, tally: Counter[str]
 ) -> dict[str, Array]:
-    """Return the logits of a stretch of tokens for `PartWriter.put_logits`, and count the next
-    tokens that are among the ids."""
+    """Return the logits of a stretch of tokens for `PartWriter.put_logits`, and count in `tally`
+    the next tokens that are among the top-k ids."""
     assert rows.topk is not None and features.logits is not None
     size, vocabulary = features.logits.size, features.vocabulary
     span = slice(stretch.begin, stretch.begin + len(stretch.ids))
@@ -388,6 +389,6 @@ def _logits(
     # Log-probabilities are logits whose log-partition is 0; the teacher's is unknown.
     logits = {"ids": best, "logprobs": logprobs, "rest": rest, "log_partition": np.zeros(len(best))}
     if features.logits.observed and rows.observed is not None:
-        # Rounding may leave it above 0, within the slack of `check_observed`.
+        # Rounding may put a log-probability above 0; `check_observed` has bounded by how much.
         logits["observed"] = np.minimum(rows.observed[span], 0)
     return logits

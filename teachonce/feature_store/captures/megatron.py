@@ -35,7 +35,7 @@ META = "_meta.json"
 PAYLOAD = re.compile(r"(\d+)\.pt\.zst")
 # Megatron-LM writes -1000 for ids outside the nucleus (top-p), other releases -10,000.
 EMPTY = -999.0
-ARCHIVE_END = bytes(512)  # an empty header; tarfile accepts an archive without it
+ARCHIVE_END = bytes(512)  # an empty header; tarfile accepts an archive without this end marker
 
 
 DIMS = ("tokens", "sequences", "top-k ids")
@@ -150,7 +150,7 @@ class Megatron:
                     f" {self._tokens.shape[1]:,}; give the tokens of this run"
                 )
             ids = np.asarray(self._tokens[first + row, :length], np.int64)
-            # Only the first text may be the rest of one that began in the sequence before.
+            # Only the first text may be the rest of a text that began in the previous sequence.
             for begin, end in _texts(ids, self._end):
                 rows = partial(batch.rows, row, slice(begin, end))
                 yield Sample(where, rows, ids[begin:end], continues=begin == 0)
@@ -187,8 +187,8 @@ class Megatron:
                         )
                     batches = _microbatches(unzstd(data, where), where)
                     for number, batch in enumerate(batches):
-                        # Fewer are not an error: with a nucleus (top-p), Megatron-LM stores as many
-                        # as the largest nucleus of the microbatch has.
+                        # Fewer ids are no error: with a nucleus (top-p), Megatron-LM stores the
+                        # number of ids of the largest nucleus in the microbatch.
                         if (size := batch.values.shape[2]) > self._most:
                             raise UserError(
                                 f"{where}, microbatch {number}: has {size:,} ids for a token, and"
@@ -255,7 +255,7 @@ def merge_context_ranks(parts: list[Microbatch]) -> Microbatch:
     chunks r and 2C-1-r of 2C."""
     if len(parts) == 1:
         return parts[0]
-    # A nucleus may leave one rank fewer ids than another: its last places are marked empty.
+    # With a nucleus, ranks may have different numbers of ids: missing ids are padded as empty.
     most = max(part.values.shape[2] for part in parts)
     values: list[Any] = [None] * (2 * len(parts))
     ids = list(values)

@@ -1,5 +1,5 @@
-"""Checks that captured logits belong to the tokens after them, and logits and states to the given
-model.
+"""Checks that captured logits predict the tokens after them, and that captured logits and states
+are those of the given model.
 
 An inference engine may return the rows of other tokens than the requested ones: shifted by one
 position, or cached for another prompt. Such rows also look like log-probabilities.
@@ -20,9 +20,10 @@ from teachonce.support.console import counted
 from teachonce.support.errors import UserError
 
 SAMPLES = 32  # texts that run through --model
-TIMES = 10.0  # a row may be an outlier if it is at most that many times the median row
-# Rows are refused as shifted if, over at least ROWS rows, another place fits better by more than
-# NATS on average and by SIGMAS standard errors. Few rows may fit another place by chance.
+TIMES = 10.0  # largest accepted ratio of a row's difference to the median row's, above `outlier`
+# At least ROWS rows are refused as shifted if they predict another token (see `ShiftCheck`) better
+# than the next one, by more than NATS on average and by more than SIGMAS standard errors. Fewer
+# rows may do so by chance.
 ROWS, SIGMAS, NATS = 100, 6.0, 1.0
 OTHER_TOKENS = (
     "the rows belong to other tokens, because they are shifted by one position, or cached from"
@@ -49,25 +50,31 @@ def check_observed(
 
 
 class ShiftCheck:
-    """Checks whether the rows of a capture are shifted: they must predict the next token better
-    than the token itself and the token after the next."""
+    """Checks whether the rows of a capture are shifted. Rows must not predict the token itself, or
+    the token after the next, much better than the next token."""
 
     def __init__(self) -> None:
-        self._sums = np.zeros((2, 2))  # of differences and of their squares, for both places
+        self._sums = np.zeros((2, 2))  # for both other tokens: differences, their squares
         self._count = 0
 
     def add(self, ids: Array, best: Array, logprobs: Floats, rest: Floats, vocabulary: int) -> None:
-        """Add the rows of a sample of tokens `ids` [T]: best ids and log-probabilities [T,K], and
-        the log of the remaining probability [T]."""
+        """Add the rows of a sample.
+
+        ids: its tokens [T].
+        best, logprobs: the best ids of the next token and their log-probabilities [T,K].
+        rest: the log of the remaining probability [T].
+        vocabulary: number of ids.
+        """
         if len(ids) < 3:
             return
         # A log-probability may be -inf; the differences below must stay finite.
         lowest = -np.log(1e4 * vocabulary)
-        # The capture does not show how the rest is distributed: all ids outside get equal shares.
+        # The capture does not show how the remaining probability is distributed: all ids outside
+        # the top K get equal shares.
         outside = np.maximum(rest - np.log(max(1, vocabulary - best.shape[1])), lowest)[:-2]
         scores = []
-        # The next token comes first: the token itself and the one after the next are compared with
-        # it. The last two rows are left out, because they lack one of the three.
+        # The next token comes first: the token itself and the token after the next are compared
+        # with it. The last two rows have no token after the next, and are left out.
         for shift in (1, 0, 2):
             tokens = ids[shift : len(ids) - 2 + shift]
             inside, bound = logprob_bounds(tokens, best[:-2], logprobs[:-2])
@@ -169,7 +176,7 @@ def _load(model: str, contents: CaptureContents) -> Any:
 
 def _ids(sample: Sample, teacher: Any, model: str) -> Array:
     """Return the token ids of a sample [T], truncated to the longest input of the teacher. Raises
-    UserError for an id, among these or the best ones, that is beyond the teacher's vocabulary."""
+    UserError if one of them, or of their top-k ids, is beyond the teacher's vocabulary."""
     assert sample.ids is not None
     ids = sample.ids[: teacher.max_length() or len(sample.ids)]
     largest = int(ids.max())
@@ -185,7 +192,7 @@ def _ids(sample: Sample, teacher: Any, model: str) -> Array:
 
 
 def _of_states(sample: Sample, ids: Array, teacher: Any) -> Floats:
-    """Return for each token |captured - teacher's| / |teacher's| (Euclidean lengths), of the state
+    """Return for each token |captured - teacher| / |teacher|, in Euclidean norms, for the layer
     that differs most: [T]."""
     live = teacher.run(ids[None], np.ones((1, len(ids)), bool)).hidden
     errors = []
@@ -197,8 +204,8 @@ def _of_states(sample: Sample, ids: Array, teacher: Any) -> Floats:
 
 
 def _of_logits(sample: Sample, ids: Array, teacher: Any) -> Floats:
-    """Return for each row the mean difference of its log-probabilities from the teacher's, weighted
-    by the captured probability [T]."""
+    """Return for each row the mean absolute difference between captured and teacher's
+    log-probabilities, weighted by the captured probabilities: [T]."""
     import torch
 
     topk = sample.rows().topk
@@ -225,8 +232,8 @@ class RowComparison:
     """Compares captured rows with the rows of a model.
 
     plural, unit, reason: for messages.
-    usual, outlier: the largest difference of the median row, and of any row.
-    rows: from a sample, its token ids and the teacher to the differences [T].
+    usual: the largest accepted difference of the median row. outlier: that of any row.
+    rows: `rows(sample, ids, teacher)` returns the difference of each row [T].
     """
 
     plural: str
@@ -237,12 +244,13 @@ class RowComparison:
     rows: Callable[[Sample, Array, Any], Floats]
 
 
-# SmolLM2-135M in bfloat16 differs from float32 by .028 nats on average and .16 at most; with 3 % of
-# noise on its weights by .18. The mean of 64 rows after the prefix of another text is .94, of the
-# rows of another text 7.4.
+# Measured on SmolLM2-135M against float32: bfloat16 differs by .028 nats on average and .16 at
+# most, 3 % of noise on the weights by .18. 64 rows after the prefix of another text differ by .94
+# on average, rows of another text by 7.4.
 SHIFTED = "the rows are shifted"
 LOGITS = RowComparison("log-probabilities", "nats", 0.15, 0.4, SHIFTED, _of_logits)
-# Of its layers 2, 15, 27 and 30 by .013 (median) and .14 at most; with 3 % of noise by .1. The
-# median after the prefix of another text is .3, of the states of the token before .9.
+# Measured as above, on layers 2, 15, 27 and 30: bfloat16 differs by .013 (median) and .14 at most,
+# 3 % of noise by .1. States after the prefix of another text differ by .3 (median), states of the
+# previous token by .9.
 LAYERS = f"the states are of other layers (--layers), or {SHIFTED}"
 STATES = RowComparison("states", "of their length", 0.05, 0.2, LAYERS, _of_states)

@@ -67,7 +67,7 @@ class CaptureContents:
 
 
 class Capture(Protocol):
-    """Reads a capture, several times if required."""
+    """Reads a capture; `samples` may be called several times."""
 
     @property
     def contents(self) -> CaptureContents: ...
@@ -133,7 +133,7 @@ def best_first(
         )
     if repeated := repeated_id(best, values):
         raise UserError(f"{where}, token {repeated.row}: an id occurs twice: {DAMAGED}")
-    # An empty place may have any id, also one that no piece has.
+    # An empty entry may have any id, also an id outside the vocabulary.
     outside = ((ids < 0) | (ids >= vocabulary)) & ~np.isneginf(logprobs)
     if outside.any():
         row, column = np.argwhere(outside)[0].tolist()

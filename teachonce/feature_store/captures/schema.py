@@ -31,7 +31,7 @@ class NumberKind:
 
 
 INFINITE = float("inf")
-# A larger state breaks a law of stores: its square is infinite in float32 (FORMAT.md, 6).
+# A store must not hold a larger state, whose square is infinite in float32 (FORMAT.md, 6).
 SQUARE = float(np.finfo(np.float32).max) ** 0.5
 KINDS = {
     # The vocabulary of a store has at most 2^31 ids (FORMAT.md, 5).
@@ -47,7 +47,7 @@ KINDS = {
     "doubles": NumberKind("finite numbers", "f", -INFINITE, INFINITE, np.float64),
     "logs": NumberKind("log-probabilities", "f", -INFINITE, INFINITE, np.float32),
 }
-"""In `logs`, -inf marks an empty place."""
+"""In `logs`, -inf marks an empty entry."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Numbers:
             self._refuse(bad, f"is not among {kind.description}", where)
 
     def _infinite(self, values: Array) -> Array:
-        if self.kind == "logs":  # -inf marks an empty place
+        if self.kind == "logs":  # -inf marks an empty entry
             return np.asarray(np.isnan(values) | np.isposinf(values))
         return ~np.isfinite(values)
 
@@ -138,7 +138,7 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
     if value.is_complex():
         raise UserError(f"{where}: {field.name} is complex, expected {field.expected}; {OTHER}")
     try:
-        # NumPy lacks bfloat16 and the types of 8 bits.
+        # NumPy lacks bfloat16 and the float types of 8 bits.
         narrow = value.is_floating_point() and value.element_size() < 4
         narrow &= value.dtype != torch.float16
         return np.asarray((value.float() if narrow else value).detach().numpy())
@@ -149,9 +149,10 @@ def _of_tensor(value: Any, field: Numbers, where: str) -> Array:
 
 
 def checked(fields: Iterable[Numbers], values: Mapping[str, Any], where: str) -> dict[str, Array]:
-    """Return the arrays of a file or row by name. Optional ones may be missing.
+    """Return the arrays of a file or row by name. Optional fields may be missing.
 
-    Raises UserError for numbers that do not fit the fields, and for sizes that differ.
+    Raises UserError for numbers that do not fit the fields, and if dimensions of one name differ in
+    size.
     """
     arrays, sizes = dict[str, Array](), dict[str, tuple[int, str]]()
     for field in fields:

@@ -40,7 +40,8 @@ class TableFiles:
         return self.schemas[0]
 
     def rows(self, columns: list[str]) -> Iterator[tuple[str, Cells]]:
-        """Yield the location of each row, for messages, and its cells as Arrow scalars.
+        """Yield for each row its file and number, as text for messages, and its cells as Arrow
+        scalars.
 
         Raises UserError for a file that Arrow cannot read.
         """

@@ -21,14 +21,14 @@ from teachonce.support.errors import UserError
 from teachonce.teacher_dump.windows.window import Window, make_window, storable
 
 BATCH = 64  # samples that are tokenized together
-# Each try tokenizes the rest of the sample, so the tries of a sample are limited.
-TRIED = 64  # tokens in a row at which no stretch starts; then the rest of the sample is left out
-BACK = 8  # tokens by which a stretch is shortened at most, to find an end that fits
-SHORTEST = 2  # tokens of a stretch
-ENOUGH = 0.5  # share of the tokens of the first samples that must be in long stretches
-LONG = 32  # tokens of a long stretch; at most 3/4 of the sample
-COMPARED = 256  # first tokens of a sample's rest that are compared before more of them are
-EXAMINED = 1024  # first tokens that are examined of a sample that does not fit as a whole
+# Each search for a stretch tokenizes text again, so the searches in a sample are limited.
+TRIED = 64  # after this number of tokens without a stretch, the rest of a sample is left out
+BACK = 8  # most tokens by which a stretch is shortened to find an end that fits
+SHORTEST = 2  # fewest tokens of a stretch
+ENOUGH = 0.5  # least share of the tokens of the first samples in long stretches
+LONG = 32  # fewest tokens of a long stretch, or 3/4 of a shorter sample
+COMPARED = 256  # tokens in the first comparison; each further one has four times more
+EXAMINED = 1024  # of a sample that does not fit as a whole, this many tokens are examined
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +73,13 @@ class RoundTripTokenizer:
         return self._decoded([self._bare(row) for row in ids], decoder)
 
     def texts_before(self, ids: list[int], begins: Iterable[int]) -> Iterator[str]:
-        """Yield, for each token number in `begins`, the text from the preceding number (at first 0)
-        up to it. The numbers ascend."""
+        """Yield, for each token number in `begins`, the text of the tokens before it, from the
+        previous number (at first 0) on. The numbers ascend."""
         bare, last = self._bare(ids), 0
         outer = len(self.before) if len(bare) < len(ids) else 0
         for begin in begins:
-            # A few tokens more, not the whole sample for each: the text of a token depends on the
-            # one before it, as at the start of a text or of a word.
+            # Decode a few tokens more, not the whole sample each time: the text of a token depends
+            # on the token before it, as at the start of a text or of a word.
             first, end = max(0, last - BACK), max(0, begin - outer)
             shorter, longer = self._decoded([bare[first:last], bare[first:end]], self.decoders[-1])
             yield longer[len(shorter) :]
@@ -111,7 +111,8 @@ class RoundTripTokenizer:
         return matches
 
     def stretches(self, ids: list[int]) -> Iterator[tuple[int, str, Any]]:
-        """Yield the stretches of a sample whose own text gives their ids: begin, text, encoding."""
+        """Yield begin, text and encoding of each stretch of a sample; its text gives exactly its
+        ids."""
         begin = tried = 0
         while begin <= len(ids) - SHORTEST and tried < TRIED:
             end, match = self._longest(ids, begin)
@@ -122,10 +123,10 @@ class RoundTripTokenizer:
                 begin, tried = end, 0
 
     def _longest(self, ids: list[int], begin: int) -> tuple[int, tuple[str, Any] | None]:
-        """Find the end of the longest stretch from `begin`, with its text and encoding; `begin` and
-        None if no text gives at least SHORTEST of the ids."""
+        """Return the end of the longest stretch from `begin`, with its text and encoding. Returns
+        `begin` and None if no stretch of at least SHORTEST tokens can be reproduced."""
         rest, size = len(ids) - begin, COMPARED
-        # In growing pieces: a long sample of many stretches would be tokenized whole for each.
+        # In growing pieces: else each stretch of a long sample would tokenize the whole rest.
         while True:
             piece = ids[begin : begin + size]  # not the whole rest, which may have a million tokens
             (text,) = self.texts([piece], self.decoders[-1])
@@ -141,7 +142,7 @@ class RoundTripTokenizer:
             if alike < size - BACK:
                 break
             size *= 4
-        # A text that ends earlier may give other last tokens, so shorter stretches are tried too.
+        # The last tokens may change if the text ends there, so shorter stretches are tried, too.
         for size in range(alike, max(alike - BACK, SHORTEST - 1), -1):
             (match,) = self.round_trips([piece[:size]])
             if match is not None:
@@ -150,8 +151,8 @@ class RoundTripTokenizer:
 
 
 def _continues_word(before: str, sample: str, position: int, text: str) -> bool:
-    """Return whether a stretch with this text, at a `position` in the text of its sample after the
-    text `before`, begins inside a word."""
+    """Return whether a stretch with the text `text` begins inside a word of its sample: at
+    character `position` of the text `sample`, after the text `before`."""
     joined = sample.startswith(before + text[:1], position - len(before))
     return joined and before[-1:].isalnum() and text[:1].isalnum()
 
@@ -195,8 +196,8 @@ def _offsets_alone(processor: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> RoundTripTokenizer:
-    """Return the tokenizer with or without its special tokens around a text, as the first samples
-    have them.
+    """Return the tokenizer with or without its special tokens around a text, depending on whether
+    the first samples have them.
 
     Some tools capture with special tokens, others without. Raises UserError if neither form gives
     the ids of the capture.
@@ -222,7 +223,8 @@ def choose_tokenizer(tokenizer: Any, samples: Iterable[Sample], name: str) -> Ro
 
 
 def _fitting_tokens(tokenizer: RoundTripTokenizer, ids: list[int]) -> tuple[int, int]:
-    """Count the tokens of a sample that are in long stretches, and the tokens examined."""
+    """Count the tokens of a sample that are in long stretches, and the tokens that were
+    examined."""
     (match,) = tokenizer.round_trips([ids])
     if match is not None:
         return len(ids), len(ids)

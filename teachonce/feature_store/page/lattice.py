@@ -61,8 +61,8 @@ def clusters(text: str, sides: Sequence[Tokens]) -> list[Cluster]:
     groups = [_groups(text, tokens) for tokens in sides]
     spans = _spans(text, [group for side in groups for group in side if group.begin < group.end])
     ends = [end for _, end in spans]
-    # By begin, whether there is text, and end. 0 before 1: [CLS] comes before the word that begins
-    # at the same character.
+    # Sorted by begin, then whether there is text, then end: [CLS], without text, comes before the
+    # word that begins at the same character.
     inside = defaultdict[tuple[int, int, int], list[list[_Group]]](lambda: [[] for _ in sides])
     for side, side_groups in enumerate(groups):
         for group in side_groups:
@@ -140,7 +140,7 @@ def _spans(text: str, groups: Iterable[_Group]) -> list[Span]:
 
 
 def _without_text(groups: Sequence[_Group]) -> tuple[Cell, ...]:
-    """Return the cell of the tokens without text of one side, if there are any."""
+    """Return one cell with the tokens of a side that have no text; () if the side has none."""
     tokens = tuple(token for group in groups for token in group.tokens)
     return (Cell(0, 1, tokens),) if tokens else ()
 

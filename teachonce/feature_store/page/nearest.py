@@ -11,8 +11,9 @@ from teachonce.feature_store.spread_sample import SpreadSample, spread_sample
 from teachonce.store import Batch, FeatureStore
 from teachonce.support.arrays import Array, Floats
 
-COUNT = 8  # neighbours of a sequence
-# Fewer tokens with states: a state is decoded for each token, a vector once for each text.
+COUNT = 8  # most neighbours of a sequence
+# The sample is smaller for states, because a state is decoded for each token, but a vector once for
+# each text.
 EMBEDDINGS, STATES = 2**20, 2**18
 """Tokens of the sample: with stored vectors, and with vectors that are computed from states."""
 BATCH_TOKENS = 2**15
@@ -20,7 +21,7 @@ BATCH_TOKENS = 2**15
 
 @dataclass(frozen=True)
 class Nearest:
-    """Lists the nearest sequences of some sequences.
+    """Holds the nearest neighbours of the requested sequences.
 
     about: which vectors were compared, as text. among: the sample that was searched.
     neighbours: for each sequence its nearest sequences and their cosines, the nearest first.
@@ -32,10 +33,10 @@ class Nearest:
 
 
 def nearest_sequences(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
-    """Find the nearest sequences of each given one.
+    """Find the nearest neighbours of the sequences `numbers`.
 
-    Compares the teacher's vectors of whole texts or, if the store has none, the means of a hidden
-    state. In a large store, only a sample is searched.
+    Compares the teacher's vectors of whole texts or, if the store has no vectors, the mean hidden
+    states. In a large store, only a sample is searched.
     """
     if store.features.embedding:
         kind, state, size = "embedding", "", EMBEDDINGS
@@ -57,7 +58,8 @@ def nearest_sequences(store: FeatureStore, numbers: Sequence[int]) -> Nearest:
     rows = [(batch.index.copy(), _vectors(batch, state)) for batch in batches]
     indices = np.concatenate([index for index, _ in rows])
     vectors = np.concatenate([part for _, part in rows])
-    # Read by themselves: in a large store, the given sequences may be outside the sample.
+    # The requested sequences are read again, because in a large store they may be outside the
+    # sample.
     queries = next(store.gather([list(numbers)], features=(kind,)))
     cosines = _vectors(queries, state) @ vectors.T
     neighbours = {
@@ -78,8 +80,8 @@ def _vectors(batch: Batch, state: str) -> Floats:
         # Normalised by channel: a few channels of large variance would decide every cosine.
         values = batch.hidden[state].normalised()
         values[batch.special] = 0
-        # Each sequence has a token: reduceat would give an empty one the row of the next.
-        # The sum has the direction of the mean, and the length is divided out below.
+        # No sequence is empty: for an empty one, reduceat would return the first row of the next
+        # sequence. The sum has the direction of the mean, and the length is divided out below.
         vectors = np.add.reduceat(values, batch.start[:-1], axis=0)
     else:
         assert batch.embedding is not None

@@ -25,7 +25,7 @@ from teachonce.support.redaction import publishable
 
 TEMPLATES = Path(__file__).parent
 WHAT = "feature-store page"
-# Each is a byte before compression (`sequence._packed`), so together 8 MB.
+# An entry is a byte before compression (`sequence._packed`), so all maps have at most 8 MB.
 MOST_ENTRIES = 2**23
 """Entries of all attention maps of a page. With more, the page shows no map."""
 LONGEST = 400  # characters of a neighbour's text

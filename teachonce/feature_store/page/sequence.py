@@ -35,10 +35,10 @@ that the vocabulary cannot spell, and its text."""
 class SequenceSection:
     """Holds the section of the page about one sequence.
 
-    students: the student's tokens, by OWN or the name of an alignment. lattices: the clusters of
-        the text with these tokens, by the same keys. runs: (teacher begin, end, student begin, end)
-        in tokens, by alignment. masks: (view, characters, word, replacement). data: the data for
-        the page's script.
+    students: the student's tokens, under the key OWN; an alignment with other tokens has its own
+        key. lattices: the clusters of the text with these tokens, under the same keys. runs:
+        (teacher begin, end, student begin, end) in tokens, by alignment. masks: (view, characters,
+        word, replacement). data: the data for the page's script.
     """
 
     number: int
@@ -121,7 +121,7 @@ def sequence_section(
             for name in (record.features.attention if maps else ())
         },
     }
-    # With one view the headline names none: the section shows all of them.
+    # `views: 1`, so that the headline names no view: the section shows all views.
     line = headline({**views[0], "views": 1})
     return SequenceSection(
         number, line, record.texts, record.text, drawn, students, lattices, runs, views, masks, data
@@ -159,7 +159,7 @@ def _masks(record: Record) -> list[tuple[int, str, str, str]]:
 
 
 def _packed(probabilities: Array) -> str:
-    # A byte for the square root: it resolves small shares better than a byte for the share.
+    # A byte stores the square root of a share, which resolves small shares better.
     codes = np.rint(255 * np.sqrt(np.clip(probabilities, 0, 1))).astype(np.uint8)
     # zlib's format is the `deflate` of DecompressionStream, by which the script reads it.
     return base64.b64encode(zlib.compress(codes.tobytes(), 9)).decode()
